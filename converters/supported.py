@@ -75,7 +75,7 @@ class Coverage:
 
 def _classes(spec: Architecture) -> tuple[str, ...]:
     """The classes it may read: its own, and those it shares with another by what their weights hold."""
-    shared = [name for dialect in spec.dialects.values() for name in dialect.classes]
+    shared = [name for dialect in spec.dialects for name in dialect.classes]
     return tuple(dict.fromkeys([*spec.hf_classes, *shared]))
 
 

@@ -83,9 +83,9 @@ def understand(
     architecture, dialect = _architecture_of(whole)
     if mtp and checkpoint.container != "gguf":
         architecture = _predicting(architecture, dialect)
-    if architecture.dialects[dialect].tiled:
-        checkpoint = untiled(checkpoint, architecture.dialects[dialect])
-    if "reranker" in architecture.dialects and dialect == "hf":
+    if architecture.dialect(dialect).tiled:
+        checkpoint = untiled(checkpoint, architecture.dialect(dialect))
+    if dialect == "hf" and any(each.name == "reranker" for each in architecture.dialects):
         from ggferry.converters.reranking.recognize import explained, recognized  # few models need it
 
         found, notes = recognized(checkpoint, architecture, hparams, rerank, vocab_only)
@@ -117,9 +117,9 @@ def _predicting(architecture: Architecture, dialect: str) -> Architecture:
             "--mtp: blocks that predict further tokens are not carried for this architecture", found=architecture.name,
             expected=", ".join(able),
         )  # fmt: skip
-    speech = architecture.dialects[dialect]
+    speech = architecture.dialect(dialect)
     carrying = replace(speech, given={**speech.given, "mtp": True})
-    return replace(architecture, dialects={**architecture.dialects, dialect: carrying})
+    return architecture.with_dialect(carrying)
 
 
 def _plain(checkpoint: Checkpoint) -> Checkpoint:
@@ -168,14 +168,14 @@ def _by_layout(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tup
         return spec, _legacy_dialect(checkpoint, spec)
     owners = [spec for spec in known.values() if checkpoint.layout in {layout.name for layout in spec.headers}]
     found = [(spec, _legacy_dialect(checkpoint, spec)) for spec in owners]
-    plain = [(spec, name) for spec, name in found if not spec.dialects[name].tiled]
-    tiled = [(spec, name) for spec, name in found if is_tiled(checkpoint, spec.dialects[name])]
+    plain = [(spec, name) for spec, name in found if not spec.dialect(name).tiled]
+    tiled = [(spec, name) for spec, name in found if is_tiled(checkpoint, spec.dialect(name))]
     return (tiled or plain)[0]
 
 
 def _legacy_dialect(checkpoint: Checkpoint, spec: Architecture) -> str:
     """Return the GGML-era dialect that fits the file's header layout and the shapes of its tensors."""
-    for dialect in spec.dialects.values():
+    for dialect in spec.dialects:
         if dialect.source == "ggml" and (not dialect.layouts or checkpoint.layout in dialect.layouts):
             ref = checkpoint.tensors.get(dialect.shaped[0]) if dialect.shaped else None
             if not dialect.shaped or (ref is not None and _has_shape(checkpoint, ref.shape, dialect.shaped[1:])):
@@ -205,11 +205,11 @@ def _marked(checkpoint: Checkpoint, spec: Architecture, bare: bool = False) -> s
 
     `bare` says that the names lack their first part, as in a checkpoint of a base model alone.
     """
-    for name, dialect in spec.dialects.items():
+    for dialect in spec.dialects:
         marks = (mark.partition(".")[2] if bare else mark for mark in dialect.marks)
         marked = all(_is_there(checkpoint, mark) for mark in marks)
         if (dialect.marks or dialect.shapes) and marked and _fits(checkpoint, dialect.shapes):
-            return name
+            return dialect.name
     return None
 
 
@@ -259,7 +259,7 @@ def _by_class(checkpoint: Checkpoint) -> tuple[Architecture, str]:
         spoken = _spoken(name, checkpoint, known, by_class)
         if spoken is not None:
             return spoken
-        halves = [one for spec in known.values() for one in spec.dialects.values() if one.types and name in one.classes]
+        halves = [one for spec in known.values() for one in spec.dialects if one.types and name in one.classes]
         if halves:
             raise UnsupportedError(
                 f"the text half of a {name}", path=checkpoint.path, found=text_type(checkpoint.metadata, halves[0]),
@@ -278,7 +278,7 @@ def _spoken(
     spoken = [
         (spec, dialect)
         for spec in known.values()
-        for dialect in spec.dialects.values()
+        for dialect in spec.dialects
         if name in dialect.classes
         and (not dialect.types or text_type(checkpoint.metadata, dialect) in dialect.types)
         and (checkpoint.tensors or dialect.types or _listed(name, spec, dialect, by_class))
@@ -334,7 +334,7 @@ def _projector_of(checkpoint: Checkpoint) -> tuple[Architecture, str] | None:
 
 def _has_half(checkpoint: Checkpoint, architecture: Architecture, dialect: str) -> bool:
     """Return whether some tensor is not of the text model: a class may be kept where that half was left out."""
-    return any(not is_dropped(name, architecture.dialects[dialect]) for name in checkpoint.tensors)
+    return any(not is_dropped(name, architecture.dialect(dialect)) for name in checkpoint.tensors)
 
 
 def text_type(config: Mapping[str, Any], dialect: Dialect) -> str:

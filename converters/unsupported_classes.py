@@ -98,13 +98,13 @@ def _nearest(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> list[
             dialect.name,
         )
         for spec in known.values()
-        for dialect in spec.dialects.values()
+        for dialect in spec.dialects
         if dialect.source == "hf"
     ]
     most, _, _, family, spoken = max(found)
     if 2 * most < len(names) or not names:
         return []
-    spec, dialect = known[family], known[family].dialects[spoken]
+    spec, dialect = known[family], known[family].dialect(spoken)
     apart = sorted(names - _patterns(spec, dialect))
     unread = _unread(checkpoint, spec, dialect)
     said = [f"{most} of {len(names)} kinds of tensors are {spec.name}'s"]

@@ -332,7 +332,7 @@ class Struct:
                 if member.name in members:
                     raise BadWord("a field twice", member.name)
             except BadWord as error:
-                place = caller(2).of(line)
+                place = caller().of(line)
                 raise TableError(f"{self.name}: {error.problem}", path=place, found=error.word) from None
             members[member.name] = member
         object.__setattr__(self, "members", tuple(members.values()))

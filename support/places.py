@@ -2,40 +2,63 @@
 
 from __future__ import annotations
 
-import glob
-import linecache
-import os
 import sys
-from dataclasses import replace
+from dataclasses import field
+from typing import NamedTuple
 
 from ggferry.support.records import dataclass
 
+_MAKERS = {__name__, "ggferry.support.records", "dataclasses"}
+"""Modules whose functions make a record for the one who writes it."""
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a table is written.
+
+class Place(NamedTuple):
+    """Where a table, or a record of one, is written.
 
     Attributes:
-        file: File of the statement that made it.
-        line: Line of that statement.
-        lines: The files that may hold its text, each with the line from which to search.
+        file: The file.
+        line: The line on which the call begins that made it.
+        row: Its text, where it is a line of a text that this call was given.
     """
 
     file: str
     line: int
-    lines: tuple[tuple[str, int], ...]
+    row: str = ""
+
+    def at(self, row: str) -> Place:
+        """Return the place of a line of the text that the call was given."""
+        return self._replace(row=row)
 
     def of(self, text: str) -> str:
-        """Return 'FILE:LINE' of `text`, or of the statement if no line holds the text as it is."""
-        for file, start in self.lines:
-            for number in _holding(file, text, start):
-                return f"{file}:{number}"
-        return f"{self.file}:{self.line}"
+        """Return 'FILE:LINE' of `text` within the call that was made here, or of the call if it does not hold it."""
+        return f"{self.file}:{self._line_of((self.row or text).strip())}"
 
-    def with_shared(self) -> Place:
-        """Return a place that also searches the modules in the same folder that several tables share ('_NAME.py')."""
-        shared = sorted(glob.glob(os.path.join(glob.escape(os.path.dirname(self.file)), "_*.py")))
-        return replace(self, lines=(*self.lines, *((file, 1) for file in shared)))
+    def _line_of(self, text: str) -> int:
+        import ast
+
+        try:
+            with open(self.file, encoding="utf-8") as file:
+                source = file.read()
+            calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+        except (OSError, ValueError, SyntaxError):
+            return self.line
+        end = max((node.end_lineno or 0 for node in calls if node.lineno == self.line), default=self.line)
+        lines = enumerate(source.splitlines()[self.line - 1 : end], self.line)
+        return next((number for number, line in lines if text in line), self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A record of a table.
+
+    Attributes:
+        place: Where it is written. A copy (`dataclasses.replace`) has the place where it is changed.
+    """
+
+    place: Place = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", caller())
 
 
 class BadWord(ValueError):
@@ -49,17 +72,9 @@ class BadWord(ValueError):
 def caller(depth: int = 1) -> Place:
     """Return the place of whoever called the asking function, or `depth` calls above it.
 
-    It includes the statement of a module that led there.
+    Functions that make records for others (`dataclasses.replace`) are passed over.
     """
     frame = sys._getframe(depth + 1)
-    near = (frame.f_code.co_filename, frame.f_lineno)
-    while frame.f_code.co_name != "<module>" and frame.f_back is not None:
+    while frame.f_globals.get("__name__") in _MAKERS and frame.f_back is not None:
         frame = frame.f_back
-    above = (frame.f_code.co_filename, frame.f_lineno)
-    return Place(*above, tuple(dict.fromkeys((near, above))))
-
-
-def _holding(file: str, text: str, start: int) -> list[int]:
-    """Return the numbers of the lines that hold `text`, those from `start` on first."""
-    found = [number for number, line in enumerate(linecache.getlines(file), 1) if text.strip() in line]
-    return [number for number in found if number >= start] + [number for number in found if number < start]
+    return Place(frame.f_code.co_filename, frame.f_lineno)

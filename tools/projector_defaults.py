@@ -32,8 +32,8 @@ TYPES = ("clip_vision_model", "pixtral", "siglip_vision_model")
 def spoken() -> Iterator[tuple[str, Architecture, Dialect]]:
     """Yield each class of our tables that transformers has, with its table and dialect."""
     for spec in projectors().values():
-        listed = {name for dialect in spec.dialects.values() for name in dialect.classes}
-        for dialect in spec.dialects.values():
+        listed = {name for dialect in spec.dialects for name in dialect.classes}
+        for dialect in spec.dialects:
             if dialect.source != "gguf":
                 own = dialect.classes or tuple(name for name in spec.hf_classes if name not in listed)
                 yield from ((name, spec, dialect) for name in own if hasattr(transformers, name))

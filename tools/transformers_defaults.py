@@ -46,7 +46,7 @@ def read_keys() -> set[str]:
 
 def parts() -> set[str]:
     """Return the members that describe the text model of a larger one, as our tables know them."""
-    dialects = (dialect for spec in architectures().values() for dialect in spec.dialects.values())
+    dialects = (dialect for spec in architectures().values() for dialect in spec.dialects)
     return {dialect.within for dialect in dialects if dialect.within}
 
 

@@ -34,7 +34,7 @@ def places() -> set[str]:
     tables = architectures().values()
     fields = (param.fields.get("hf", "") for spec in tables for param in spec.hparams)
     found = {place.partition(".*")[0] for text in fields for place in text.split("|")}
-    entries = (entry for spec in tables for dialect in spec.dialects.values() for entry in dialect.harmless)
+    entries = (entry for spec in tables for dialect in spec.dialects for entry in dialect.harmless)
     found |= {key for entry in entries if entry.follows for key in entry.keys.split()}
     found |= {"bos_token_id", "eos_token_id", "pad_token_id"}
     return found | {place.rpartition(".")[2] for place in found if place.startswith("rope_")}
@@ -44,7 +44,7 @@ def classes() -> dict[str, set[str]]:
     """Return the classes of our tables by the model types under which transformers lists them."""
     tables = architectures().values()
     known = {name for spec in tables for name in spec.hf_classes}
-    known |= {name for spec in tables for dialect in spec.dialects.values() for name in dialect.classes}
+    known |= {name for spec in tables for dialect in spec.dialects for name in dialect.classes}
     found: dict[str, set[str]] = defaultdict(set)
     for name in dir(modeling_auto):
         if name.startswith("MODEL") and name.endswith("MAPPING_NAMES"):

@@ -199,7 +199,7 @@ def bind_adapter(checkpoint: Checkpoint, found: Found, base: Base, *, permute: b
     """
     if permute and checkpoint.container != "ggla":
         raise UsageError("--ggla-permute is for ggla files", path=checkpoint.path, found=checkpoint.container)
-    if found.dialect not in base.architecture.dialects:
+    if not any(each.name == found.dialect for each in base.architecture.dialects):
         raise UnsupportedError(
             "the base's architecture has no such adapters", path=checkpoint.path, found=base.architecture.name
         )
@@ -211,7 +211,7 @@ def bind_adapter(checkpoint: Checkpoint, found: Found, base: Base, *, permute: b
     scaled = tuple(_scaled(pair, alpha) for pair in pairs)
     nodes = tuple(node for pair in scaled for node in (pair.a, pair.b))
     graph = ModelGraph(
-        base.architecture, base.architecture.dialects[found.dialect], checkpoint,
+        base.architecture, base.architecture.dialect(found.dialect), checkpoint,
         {"adapter.lora.alpha": Param(alpha, _origins([pair.lows[0].origin for pair in pairs])), **used},
         nodes, checkpoint.dropped, (*found.notes, *(loss.note for loss in losses(checkpoint.dropped))),
         {node.name: node for node in nodes},
@@ -221,7 +221,7 @@ def bind_adapter(checkpoint: Checkpoint, found: Found, base: Base, *, permute: b
 
 def _slots(checkpoint: Checkpoint, found: Found, base: Base) -> list[Slot]:
     """Return the roles of the weights that the pairs change, in the order of the architecture's table."""
-    architecture, dialect = base.architecture, base.architecture.dialects[found.dialect]
+    architecture, dialect = base.architecture, base.architecture.dialect(found.dialect)
     weights = replace(
         checkpoint, tensors={name: replace(low.b, name=name) for name, low in found.pairs.items()}, dropped=()
     )

@@ -17,10 +17,10 @@ HPARAMS = (
     HParam("biased", None, BOOL, {"hf": "use_bias"}, words={False: False}, required=False),
     HParam("qkv_biased", None, BOOL, {"hf": "use_qkv_bias"}, words={False: False}, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 DROPS = (
     routed.NEXT_TOKENS, Drop("model.mtp*", routed.NEXT_TOKENS.reason), *common.DROPS,
-)  # fmt: skip
+)
 HARMLESS = (
     routed.NEXT_COUNT,
     Harmless("router_dtype use_rmsnorm", "how it is computed, not what"),
@@ -31,7 +31,7 @@ HARMLESS = (
     Harmless("rotary_dim", "the fraction says it", follows="n_rot"),
     Harmless("mtp_* ep_size", "of what predicts further tokens"),
     Harmless("moe_shared_expert_intermediate_size", "the tensors say it"),
-)  # fmt: skip
+)
 
 
 def frame() -> tuple[Role, ...]:

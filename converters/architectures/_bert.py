@@ -40,7 +40,7 @@ SIZES = (
     HParam("padding", None, fields={"hf": "pad_token_id"}, required=False),
     HParam("after_padding", None, common.BOOL, required=False),
     HParam("first_position", None, derive=first_position, required=False),
-)  # fmt: skip
+)
 CAUSAL = HParam("causal", "attention.causal", common.BOOL, absent=True)
 
 EMBEDDING = roles("""

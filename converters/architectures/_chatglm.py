@@ -46,7 +46,7 @@ HPARAMS = (
     HParam("post_norm", None, BOOL, {"hf": "apply_residual_connection_post_layernorm"}, words={False: False},
            required=False),
     common.SILU,
-)  # fmt: skip
+)
 
 NAMES = """
     token_embd.weight           embedding.word_embeddings.weight
@@ -69,4 +69,4 @@ HARMLESS = (
              (0, False)),
     Harmless("tie_word_embeddings", "never", (False,)),
     Harmless("vocab_size", "the tokens there are, and padded_vocab_size the rows", follows="n_vocab"),
-)  # fmt: skip
+)

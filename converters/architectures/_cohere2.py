@@ -11,7 +11,7 @@ from ggferry.converters.schema.derivations import Values
 LOGIT_SCALE = HParam(
     "logit_scale", "logit_scale", common.F32, {"hf": "logit_scale"}, unsayable=0.0,
     defaults=(Default(0.0625, "transformers' default", dialect="hf"),),
-)  # fmt: skip
+)
 # A whole head turns: published configurations say so, transformers has no such key.
 WHOLE = HParam("rope_part", None, common.F32, {"hf": "rotary_pct"}, words={1: 1.0}, required=False)
 HARMLESS = (
@@ -20,7 +20,7 @@ HARMLESS = (
     Harmless("use_gated_activation use_parallel_block", "always", (True,)),
     Harmless("use_parallel_embedding use_embedding_sharing use_qk_norm", "never in this class", (False, True)),
     Harmless("layer_switch", "the list of blocks says it, too"),
-)  # fmt: skip
+)
 
 
 def dense(values: Values) -> int:

@@ -22,7 +22,7 @@ N_HEAD = HParam(
 N_HEAD_KV = HParam(
     "n_head_kv", "attention.head_count_kv", fields={"hf": "num_key_value_heads", "meta": "n_kv_heads"},
     check="0 < n_head_kv and n_head % n_head_kv == 0",
-)  # fmt: skip
+)
 HEAD_DIM = HParam("head_dim", "attention.key_length", fields={"hf": "head_dim"}, implied="n_embd / n_head")
 HEAD_DIM_V = HParam("head_dim_v", "attention.value_length", fields={"hf": "head_dim"}, implied="n_embd / n_head")
 SIZES = (N_VOCAB, N_CTX, N_EMBD, N_LAYER, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM, HEAD_DIM_V)
@@ -30,21 +30,21 @@ SIZES = (N_VOCAB, N_CTX, N_EMBD, N_LAYER, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM, HEA
 RMS_EPS = HParam(
     "eps", "attention.layer_norm_rms_epsilon", F32, {"hf": "rms_norm_eps"},
     defaults=(Default(1e-6, "transformers' default", dialect="hf"),),
-)  # fmt: skip
+)
 LAYER_EPS = HParam(
     "eps", "attention.layer_norm_epsilon", F32, {"hf": "layer_norm_eps|norm_epsilon|norm_eps|layer_norm_epsilon"},
     defaults=(Default(1e-5, "transformers' default", dialect="hf"),),
-)  # fmt: skip
+)
 
 # Source only: decide which tensors there must be, or refuse what the runtime's graph does not do.
 TIED = HParam(
     "tied", None, BOOL, {"hf": "tie_word_embeddings"}, required=False,
     defaults=(Default(False, "transformers' default", dialect="hf"),),
-)  # fmt: skip
+)
 ALWAYS_TIED = HParam(
     "tied", None, BOOL, {"hf": "tie_word_embeddings"}, required=False,
     defaults=(Default(True, "transformers' default", dialect="hf"),),
-)  # fmt: skip
+)
 # transformers' class ties nothing, whatever the configuration says (`_tied_weights_keys` is empty).
 NEVER_TIED = replace(TIED, words={True: False, False: False})
 ATTENTION_BIAS = HParam("attention_bias", None, BOOL, {"hf": "attention_bias"}, required=False)
@@ -57,13 +57,13 @@ GELU_TANH = HParam("activation", None, STRING, {"hf": "hidden_act"}, words=_TANH
 GEMMA_GELU = HParam(
     "activation", None, STRING, {"hf": "hidden_activation|hidden_act"}, words=_TANH | {"gelu": "gelu_tanh"},
     required=False,
-)  # fmt: skip
+)
 
 N_SWA = HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, absent=0, unsayable=0)
 LAYER_WINDOWS = HParam(
     "layer_windows", None, BOOL, {"hf": "layer_types"}, required=False, many="n_layer",
     words={"sliding_attention": True, "full_attention": False},
-)  # fmt: skip
+)
 # Blocks with a window, as they are listed, or all but each `window_period`th; the window itself stands before.
 WINDOW_PERIOD = HParam("window_period", None, fields={"hf": "sliding_window_pattern"}, required=False)
 N_WINDOWS = HParam("n_windows", None, derive=count_windows, required=False)
@@ -72,14 +72,14 @@ WINDOW_LIST = (
     LAYER_WINDOWS, replace(WINDOW_PERIOD, text=True),
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, many="n_layer",
            required=False),
-)  # fmt: skip
+)
 # A window only where a block has one: as they are listed, or from `max_window_layers` on.
 LISTED_WINDOWS = (
     HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
     HParam("first_window", None, fields={"hf": "max_window_layers"}, required=False), LAYER_WINDOWS,
     HParam("n_swa", "attention.sliding_window", derive=window_in_use, absent=0),
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=windowed, many="n_layer", required=False),
-)  # fmt: skip
+)
 # Qwen: a window only where `use_sliding_window` says so, in Qwen3-MoE for every block.
 QWEN_WINDOW = (
     HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
@@ -100,14 +100,14 @@ QWEN_WINDOWS = (
         "swa_layers", "attention.sliding_window_pattern", BOOL, derive="@qwen_window_layers", required=False,
         many="n_layer",
     ),
-)  # fmt: skip
+)
 
 # Experts
 N_EXPERT = HParam("n_expert", "expert_count", fields={"hf": "num_local_experts|num_experts|n_routed_experts"}, absent=0)
 N_EXPERT_USED = HParam(
     "n_expert_used", "expert_used_count", fields={"hf": "num_experts_per_tok"}, absent=0,
     check="n_expert_used <= n_expert and (n_expert == 0 or 0 < n_expert_used)",
-)  # fmt: skip
+)
 
 N_FF_EXP = HParam("n_ff_exp", "expert_feed_forward_length", fields={"hf": "moe_intermediate_size"})
 # Whether a checkpoint keeps gate and up of its experts in one stack (`_tensors.or_joined`).
@@ -132,7 +132,7 @@ UNBIASED = Harmless("attention_bias mlp_bias", "there is none", (False,))
 OWN_OUTPUT = Remark(
     "tied == 1", "the output matrix is the token embedding: llama.cpp expects one of its own in this architecture",
     stops="llama.cpp",
-)  # fmt: skip
+)
 UNTIED = Remark("tied == 0", "an output of its own: llama.cpp expects it to be the embedding", stops="llama.cpp")
 
 

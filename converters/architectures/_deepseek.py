@@ -60,18 +60,18 @@ WIDTHS = (
 QUERIES = HParam(
     "q_rank", "attention.q_lora_rank", fields={"hf": "q_lora_rank"}, null=0, silent=True,
     defaults=(Default(0, "queries come straight from the input"),),
-)  # fmt: skip
+)
 SIZES = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV, QUERIES,
     *WIDTHS, *EPS,
-)  # fmt: skip
+)
 ROTARY = (
     rope.BASE, rope.KIND, rope.STRETCH, rope.ORIGINAL_STATED, rope.MAGNITUDE, rope.MSCALE, rope.MSCALE_ALL,
     rope.TRUNCATE, rope.TYPE, rope.FACTOR, rope.ORIGINAL,
     HParam("yarn_log_mul", "rope.scaling.yarn_log_multiplier", F32, derive="@yarn_log_multiplier", absent=0.0),
     rope.ATTN_FACTOR, rope.BETA_FAST, rope.BETA_SLOW,
     HParam("rope_pairs", None, BOOL, {"hf": "rope_interleave"}, words={True: True}, required=False),
-)  # fmt: skip
+)
 DENSE = (
     HParam("dense_blocks", None, BOOL, {"hf": "mlp_layer_types"}, many="n_layer", required=False,
            words={"dense": True, "sparse": False}),
@@ -79,7 +79,7 @@ DENSE = (
     HParam("n_dense", "leading_dense_block_count", fields={"hf": "first_k_dense_replace"}, derive=dense_blocks,
            defaults=(Default(3, "DeepSeek-V3's default", when=_V3, dialect="hf"),
                      Default(0, "no block is said to be dense"))),
-)  # fmt: skip
+)
 ROUTING = (
     common.N_EXPERT, common.N_EXPERT_USED, replace(common.N_FF_EXP, derive=expert_width),
     HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, null=0),
@@ -99,13 +99,13 @@ ROUTING = (
            unsayable=0.0, defaults=(Default(2.5, "DeepSeek-V3's default", when=_V3, dialect="hf"),)),
     HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=False,
            defaults=(Default(True, "DeepSeek-V3's default", when=_V3, dialect="hf"),)),
-)  # fmt: skip
+)
 GATING = HParam(
     "expert_gating", "expert_gating_func", fields={"hf": "scoring_func"}, words={"softmax": 1, "sigmoid": 2},
     defaults=(Default(2, "DeepSeek-V3 scores experts by sigmoid", when=_V3, dialect="hf"),
               Default(1, "DeepSeek-V2 scores experts by softmax", when="n_expert > 0")),
     required=False,
-)  # fmt: skip
+)
 PLAIN = (common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU)
 
 

@@ -16,7 +16,7 @@ HARMLESS = Harmless(
     "tie_word_embeddings max_window_layers markov_rank enable_confidence_head confidence_head_* has_embed_tokens "
     "loss_* gamma num_anchor_tokens",
     "of tensors, which are taken as they are, or of training",
-)  # fmt: skip
+)
 
 
 def inner(name: str, *places: str) -> dict[str, str]:

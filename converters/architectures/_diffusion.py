@@ -11,12 +11,12 @@ BOOL = ValueType.BOOL
 CAUSAL = HParam(
     "causal", "attention.causal", BOOL, absent=True,
     defaults=(Default(False, "the family fills in masked tokens", dialect="hf"),),
-)  # fmt: skip
+)
 # Whether the logits of a place are of the token behind it, as in the model that Dream came of.
 IN_PLACE = HParam(
     "shift_logits", "diffusion.shift_logits", BOOL, bare=True, required=False,
     defaults=(Default(False, "logits are of the masked token itself", dialect="hf"),),
-)  # fmt: skip
+)
 MASKED = Remark(
     "causal == 0",
     "a diffusion language model: every token sees all others, and programs must fill in masked tokens instead of "

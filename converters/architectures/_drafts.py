@@ -27,14 +27,14 @@ DRAFT_ROWS = (
     HParam("n_draft", None, fields={"hf": "draft_vocab_size"}, required=False, check="n_draft <= n_vocab"),
     HParam("n_mapped", None, required=False),
     HParam("n_told", None, derive=told_rows, required=False, check="n_draft == n_vocab or n_told == n_draft"),
-)  # fmt: skip
+)
 """Rows of the output, and for how many of them `d2t` says which token it is."""
 DROP_T2D = Drop("t2d", "says which of the target's tokens the draft has, as d2t does", follows=True)
 HARMLESS = Harmless(
     f"{TARGET}.* auto_map num_target_layers target_model_type eagle_config.* speculators_* has_no_defaults_at_init "
     "embed_requires_grad transformer_layer_config.* verifier* training_* max_anchors num_anchors",
     "of the model it guesses for, or of how it is used and was trained",
-)  # fmt: skip
+)
 
 
 def eagle_layers(values: Values) -> tuple[int, ...] | None:
@@ -55,7 +55,7 @@ def eagle_layers(values: Values) -> tuple[int, ...] | None:
 
 def frame(
     fc: str = "fc", norm: str = "hidden_norm", *, rows: str, width: str, norm_when: str = ""
-) -> Sequence[Role]:  # fmt: skip
+) -> Sequence[Role]:
     """Return what stands before and behind the blocks of a draft.
 
     `fc`, `norm`: the source's names of the matrix that reads the target's states, `rows` numbers of them, and of the

@@ -25,14 +25,14 @@ MODES = tuple(
         ("mean", "mean_tokens"), ("cls", "cls_token"), ("lasttoken", "lasttoken"), ("max", "max_tokens"),
         ("mean_sqrt_len", "mean_sqrt_len_tokens"), ("weightedmean", "weightedmean_tokens"),
     )
-)  # fmt: skip
+)
 POOLING = (*MODES, HParam("pooling", "pooling_type", derive="@pooling_type", required=False))
 # A decoder without its output gives states: 0 says so, one for each token, where nothing says how texts are pooled.
 DECODER_POOLING = (
     *MODES, HParam("without_output", None, common.BOOL, required=False),
     HParam("pooling", "pooling_type", derive="@pooling_type", required=False,
            defaults=(Default(0, "there is no output: the states are the result", when="without_output == 1"),)),
-)  # fmt: skip
+)
 # The matrices behind the pooling, by their places in modules.json: one or two, without a function behind them.
 DENSE = (
     HParam("modules", None, common.STRING, {"hf": "sentence_transformers_modules"}, required=False,
@@ -51,13 +51,13 @@ DENSE = (
             ("residual", "use_residual", common.BOOL, {False: False}),
         )
     ),
-)  # fmt: skip
+)
 TWO_DENSE = tuple(
     HParam(f"dense_{number}_{side}", f"dense_{number}_feat_{side}",
            fields={"hf": f"sentence_transformers_dense.{number - 2}.{side}_features"}, required=False,
            check=f"dense_{number}_{side} == n_embd" if (number, side) in ((2, "in"), (3, "out")) else "")
     for number in (2, 3) for side in ("in", "out")
-)  # fmt: skip
+)
 
 
 def dense(number: int, rows: str, columns: str, *, bias: bool = False) -> tuple[Role, ...]:
@@ -126,7 +126,7 @@ def reranking(table: Sequence[Role]) -> Roles:
     return Roles(lambda: tuple(replace(role, sources={**role.sources, **sources(role)}) for role in table))
 
 
-def rerankers(dialect: Dialect) -> dict[str, Dialect]:
+def rerankers(dialect: Dialect) -> tuple[Dialect, ...]:
     """Return the dialects of the same model where the states of the last token are asked for "yes" and "no" alone."""
     mine = replace(
         dialect, fields=dialect.source, classes=(), types=(),
@@ -138,9 +138,8 @@ def rerankers(dialect: Dialect) -> dict[str, Dialect]:
             *dialect.harmless,
             Harmless("tie_word_embeddings", "two rows of the output are kept, whichever matrix it is", (False, True)),
         ),
-    )  # fmt: skip
+    )
     own = tuple(drop for drop in dialect.drops if drop is not common.DROP_TIED)
-    return {
-        name: replace(mine, name=name, names=name, drops=mine.drops if tied else own)
-        for tied, name in RERANKERS.items()
-    }
+    return tuple(
+        replace(mine, name=name, names=name, drops=mine.drops if tied else own) for tied, name in RERANKERS.items()
+    )

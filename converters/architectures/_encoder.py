@@ -13,12 +13,12 @@ SIZES = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER,
     HParam("n_head", "attention.head_count", fields={"hf": "num_attention_heads"},
            check="0 < n_head and n_embd % n_head == 0"),
-)  # fmt: skip
+)
 # One key a head, all heads together as wide as the model: GGUF has no keys for anything else here.
 ALL_HEADS = (
     HParam("n_head_kv", None, derive="n_head"), HParam("head_dim", None, derive="n_embd / n_head"),
     HParam("head_dim_v", None, derive="n_embd / n_head"),
-)  # fmt: skip
+)
 WHOLE_HEADS_TURN = HParam("n_rot", "rope.dimension_count", implied="n_embd / n_head", check="n_rot % 2 == 0")
 BOTH_SIDES = HParam("causal", "attention.causal", common.BOOL, absent=True)
 NO_SCALING = HParam("rope_scaling", "rope.scaling.type", common.STRING, absent="")
@@ -29,7 +29,7 @@ NO_BIASES = tuple(
 CLASSIFIER_POOLING = HParam(
     "classifier_pooling", "classifier.pooling_type", fields={"hf": "classifier_pooling"}, absent=0,
     words={"mean": 1, "cls": 2, "late": 0},  # the last pools a classifier's scores: there is no key for that
-)  # fmt: skip
+)
 
 
 def windowed(values: Values) -> tuple[bool, ...]:

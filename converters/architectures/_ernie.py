@@ -17,7 +17,7 @@ from ggferry.converters.schema.roles import varied
 from ggferry.formats.gguf.values import ValueType
 
 BIASED = HParam("biased", None, ValueType.BOOL, {"hf": "use_bias"}, required=False,
-                defaults=(Default(False, "transformers' default", dialect="hf"),))  # fmt: skip
+                defaults=(Default(False, "transformers' default", dialect="hf"),))
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.ALWAYS_TIED, BIASED, common.SILU)
 _BIAS = "biased == 1"
 
@@ -58,7 +58,7 @@ def with_fused(table: Sequence[Role]) -> Sequence[Role]:
         table, "fused", "hf", FUSED,
         queries=Split(0, _QUERIES), keys=Split(_QUERIES, f"{_QUERIES}+{_KEYS}"),
         values=Split(f"{_QUERIES}+{_KEYS}", f"{_QUERIES}+2*{_KEYS}"), gate=Split(0, "n_ff"), up=Split("n_ff", "2*n_ff"),
-    )  # fmt: skip
+    )
 
 
 def unloadable(architecture: str) -> Remark:
@@ -73,22 +73,21 @@ def unloadable(architecture: str) -> Remark:
 RENAMES = (("ernie.", "model."),)
 DROPS = (
     Drop("model.mtp_*", "predicts further tokens for speculative decoding: no part of the decoder"), *common.DROPS,
-)  # fmt: skip
+)
 HARMLESS = (
     Harmless("compression_ratio rope_scaling_factor", "not read where it is one", (1, 1.0)),
     Harmless("use_rmsnorm", "always", (True,)),
     Harmless("fuse_* use_flash_attention recompute* *_parallel* micro_batch_size max_sequence_length num_nextn*"
              " freq_allocation hidden_dropout_prob attention_probs_dropout_prob weight_share_add_bias",
              "how it is trained or computed, not what"),
-)  # fmt: skip
+)
 
 
 def dialects(
     remarks: tuple[Remark, ...], harmless: tuple[Harmless, ...] = (), fused: bool = False
-) -> dict[str, Dialect]:
+) -> tuple[Dialect, ...]:
     """Return what checkpoints speak, the dialect of Baidu's own code among them where it is `fused`."""
-    found = {"hf": Dialect("hf", drops=DROPS, remarks=remarks, harmless=(*HARMLESS, *harmless), renames=RENAMES)}
-    if fused:
-        marks = ("*.self_attn.qkv_proj.weight", "*.mlp.up_gate_proj.weight")
-        found["fused"] = replace(found["hf"], name="fused", fields="hf", marks=marks, conventions=FUSED_CONVENTIONS)
-    return {**found, "gguf": Dialect("gguf")}
+    hf = Dialect("hf", drops=DROPS, remarks=remarks, harmless=(*HARMLESS, *harmless), renames=RENAMES)
+    marks = ("*.self_attn.qkv_proj.weight", "*.mlp.up_gate_proj.weight")
+    own = replace(hf, name="fused", fields="hf", marks=marks, conventions=FUSED_CONVENTIONS)
+    return (hf, own) if fused else (hf,)

@@ -8,4 +8,4 @@ from ggferry.formats.gguf.values import ValueType
 WINDOWS = (
     *common.WINDOW_LIST,
     HParam("rope_layers", None, ValueType.BOOL, derive=turned_where_windowed, many="n_layer", required=False),
-)  # fmt: skip
+)

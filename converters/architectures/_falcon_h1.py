@@ -43,7 +43,7 @@ SCALES = (
            defaults=(Default((1.0,) * 2, _HF, dialect="hf"),)),
     HParam("ffn_gate_scale", None, F32, derive=first, required=False),
     HParam("ffn_down_scale", None, F32, derive=second, required=False),
-)  # fmt: skip
+)
 
 EMBEDDING, HEAD = Scaled((("embedding_scale",),)), Scaled((("logit_scale",),))
 SEEN, OUTPUT = Scaled((("attn_in_scale",),)), Scaled((("attn_out_scale",),))

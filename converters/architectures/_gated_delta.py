@@ -57,11 +57,11 @@ HPARAMS = (
            words={"linear_attention": True, "full_attention": False}, derive=recurrent_layers),
     HParam("interval", "full_attention_interval", derive=interval, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 EXPERTS = (
     common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", fields={"hf": "shared_expert_intermediate_size"}),
-)  # fmt: skip
+)
 
 CHANNELS = "2*n_group*n_state+n_inner"
 
@@ -111,7 +111,7 @@ def shared_expert() -> tuple[Role, ...]:
 RECIPE: Conventions = {
     "rope": "halves", "attn_gate": "query", "ffn_norm": "post_attention_norm", "decay": "rate",
     "expert_norm": True,
-}  # fmt: skip
+}
 CONVENTIONS: Conventions = {"norm_offset": 1.0, "decay": "log"}
 
 NEXT_TOKENS = Drop("*mtp.*", "predicts further tokens for speculative decoding: no part of the decoder")

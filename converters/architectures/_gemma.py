@@ -20,7 +20,7 @@ CONVENTIONS: Conventions = {"norm_offset": 1.0}
 QUERY_SCALAR = HParam(
     "query_scalar", None, F32, {"hf": "query_pre_attn_scalar"}, required=False,
     defaults=(Default(256, "transformers' default", dialect="hf"),),
-)  # fmt: skip
+)
 WINDOW_PERIOD = HParam(
     "window_period", None, fields={"hf": "sliding_window_pattern|_sliding_window_pattern"}, required=False
 )

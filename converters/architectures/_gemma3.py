@@ -41,7 +41,7 @@ HPARAMS = (
            unsayable=0.0),
     gemma.QUERY_SCALAR,
     HParam("attn_scale", "attention.scale", gemma.F32, derive=gemma.query_scale, implied=gemma.gemma3_scale),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(layout=ADD_ONE),

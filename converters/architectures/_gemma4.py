@@ -15,7 +15,7 @@ WINDOWS = (
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=gemma.windows, many="n_layer"),
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"},
            defaults=(Default(512, _HF, dialect="hf"),), check="0 < n_swa"),
-)  # fmt: skip
+)
 HEADS = (
     common.N_HEAD,
     HParam("n_head_kv_swa", None, fields={"hf": "num_key_value_heads"}, required=False),
@@ -31,7 +31,7 @@ HEADS = (
     HParam("value_dim_full", "attention.value_length", derive="head_dim_full", check="value_dim_full == head_dim_full"),
     HParam("value_dim_swa", "attention.value_length_swa", derive="head_dim_swa", check="value_dim_swa == head_dim_swa"),
     HParam("attn_scale", None, F32),
-)  # fmt: skip
+)
 ROPE = (
     *gemma.BASES,
     HParam("rope_kind", None, STRING, {"hf": "rope_parameters.full_attention.rope_type"}, required=False,
@@ -46,4 +46,4 @@ ROPE = (
     HParam("n_rot_swa", "rope.dimension_count_swa", derive="head_dim_swa",
            check="n_rot_swa % 2 == 0 and 0 < n_rot_swa and n_rot_swa <= head_dim_swa"),
     HParam("n_rot", None, derive=gemma.turned_widths, many="n_layer"),
-)  # fmt: skip
+)

@@ -18,7 +18,7 @@ F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
 N_EMBD_PER_LAYER = HParam(
     "n_embd_per_layer", "embedding_length_per_layer_input", fields={"hf": "hidden_size_per_layer_input"}, null=0,
     defaults=(Default(256, "transformers' default", dialect="hf"),),
-)  # fmt: skip
+)
 BASES = (
     HParam("rope_base", "rope.freq_base", F32, {"hf": "rope_parameters.full_attention.rope_theta|rope_theta"},
            defaults=(Default(1e6, "transformers' default", dialect="hf"),), check="rope_base > 1"),
@@ -27,7 +27,7 @@ BASES = (
            defaults=(Default(10000.0, "transformers' default", dialect="hf"),), check="rope_base_swa > 1"),
     HParam("rope_kind_swa", None, ValueType.STRING, {"hf": "rope_parameters.sliding_attention.rope_type"},
            words={"default": "default"}, required=False),
-)  # fmt: skip
+)
 SOFTCAP = HParam(
     "final_softcap", "final_logit_softcapping", F32, {"hf": "final_logit_softcapping"}, absent=0.0, unsayable=0.0
 )
@@ -35,7 +35,7 @@ SOFTCAP = HParam(
 SOFTCAP_STATED = HParam(
     "final_softcap", "final_logit_softcapping", F32, {"hf": "final_logit_softcapping"}, null=0.0,
     defaults=(Default(0.0, "transformers' default", dialect="hf"), Default(30.0, "what readers take", dialect="gguf")),
-)  # fmt: skip
+)
 DROPS = (
     *half.unseen("*vision_tower.*", "*vision_embedder.*", "*embed_vision.*", "*multi_modal_projector.*"),
     *half.unheard("*audio_tower.*", "*embed_audio.*"),
@@ -45,7 +45,7 @@ HARMLESS = (
     Harmless("vision_soft_tokens_per_image audio_soft_tokens_per_image", "of the halves that see and hear"),
     Harmless("vocab_size_per_layer_input", "the tensor says it"),
     Harmless("vocab_size_per_layer_input", "as many as there are tokens", follows="n_vocab"),
-)  # fmt: skip
+)
 BY_BLOCK = Harmless("per_layer_config.*", "what blocks without a window have of their own: their tensors show it")
 CLIP = Harmless("altup_coef_clip", "used in training only")
 
@@ -59,7 +59,7 @@ def block_embeddings(when: str = "") -> Roles:
         per_layer_proj_norm.weight f32 : n_embd_per_layer                 | hf model.per_layer_projection_norm.weight
         """,
         when=when, all=Extended("n_vocab"),
-    )  # fmt: skip
+    )
 
 
 def block_input(when: str = "") -> tuple[Role, ...]:

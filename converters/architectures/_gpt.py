@@ -46,7 +46,7 @@ SIZES = (common.N_VOCAB, N_CTX, N_EMBD, N_LAYER, N_FF, N_HEAD, HEAD_DIM, EPS)
 MULTI_QUERY = HParam(
     "multi_query", None, BOOL, {"hf": "multi_query"}, required=False,
     defaults=(Default(True, "transformers' default", dialect="hf"),),
-)  # fmt: skip
+)
 
 # GELU by the error function, or by tanh: llama.cpp computes the latter whatever the model was trained with.
 _GELU = dict.fromkeys(("gelu", "gelu_python"), "gelu")
@@ -56,7 +56,7 @@ _GELU_TANH = dict.fromkeys(
 GELU_TANH = HParam(
     "activation", "feed_forward_activation", STRING, {"hf": "activation_function|hidden_act|activation"},
     words=_GELU | _GELU_TANH, absent="gelu_tanh", check="activation == 'gelu' or activation == 'gelu_tanh'",
-)  # fmt: skip
+)
 GELU = replace(GELU_TANH, absent="gelu")
 ERF = Remark(
     "activation == 'gelu'", "GELU by the error function: llama.cpp computes its tanh approximation, which costs 1e-3"
@@ -67,7 +67,7 @@ SCALED = HParam("scaled", None, BOOL, {"hf": "scale_attn_weights"}, required=Fal
 ATTN_SCALE = HParam(
     "attn_scale", "attention.scale", F32, required=False,
     defaults=(Default(1.0, "scale_attn_weights is false", when="scaled == 0"),),
-)  # fmt: skip
+)
 UNSCALED = Remark(
     "attn_scale > 0",
     "attention.scale={attn_scale}: written, but llama.cpp scales this architecture's scores by 1/√(width of a head)",

@@ -33,7 +33,7 @@ OTHERWISE = (
     HParam("embedding_width", None, fields={"hf": "word_embed_proj_dim"}, required=False,
            check="embedding_width == n_embd"),
     HParam("norm_weights", None, gpt.BOOL, {"hf": "layer_norm_elementwise_affine"}, words={True: True}, required=False),
-)  # fmt: skip
+)
 OPT = """
 token_embd.weight          model.decoder.embed_tokens.weight
 position_embd.weight       model.decoder.embed_positions.weight @used
@@ -59,7 +59,7 @@ OPT_NAMES = (("model.decoder.layers.", "layers."), ("decoder.layers.", "layers."
 BIOGPT_NAMES = (
     ("biogpt.layers.", "layers."), ("biogpt.layer_norm.", "model.decoder.final_layer_norm."),
     ("biogpt.", "model.decoder."), ("output_projection.", "lm_head."),
-)  # fmt: skip
+)
 RUGPT_NAMES = (
     ("model.layers.{n}.input_layernorm.", "layers.{n}.self_attn_layer_norm."),
     ("model.layers.{n}.post_attention_layernorm.", "layers.{n}.final_layer_norm."),

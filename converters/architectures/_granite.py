@@ -20,16 +20,16 @@ SCALES = (
     HParam("embedding_scale", "embedding_scale", F32, {"hf": "embedding_multiplier"}, absent=1.0, unsayable=0.0),
     HParam("residual_scale", "residual_scale", F32, {"hf": "residual_multiplier"}, absent=1.0, unsayable=0.0),
     HParam("logit_scale", "logit_scale", F32, {"hf": "logits_scaling"}, defaults=_ONE, unsayable=0.0),
-)  # fmt: skip
+)
 # What llama.cpp takes for a switch of rotary positions in this family.
 ROTATES = HParam(
     "rope_layers", "rope.scaling.finetuned", ValueType.BOOL, {"hf": "position_embedding_type"},
     words={"rope": True, "nope": False}, absent=True,
-)  # fmt: skip
+)
 ATTENDS = HParam(
     "attends", None, BOOL, {"hf": "layer_types"}, many="n_layer", required=False,
     words={"attention": True, "full_attention": True},
-)  # fmt: skip
+)
 NOT_MAMBA = Harmless("mamba_* time_step_limit", "no block is a state space")
 
 

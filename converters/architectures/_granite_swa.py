@@ -31,10 +31,10 @@ TURNED = (
     HParam("base_stated", None, F32, rope.BASE.fields, required=False),
     HParam("rope_base", "rope.freq_base", F32, derive=base, check="rope_base > 1"),
     HParam("rope_layers", "attention.rope_pattern", BOOL, derive=turned, implied="each n >= 0", many="n_layer"),
-)  # fmt: skip
+)
 WINDOWS = (
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, check="0 < n_swa",
            defaults=(Default(128, "transformers' default", dialect="hf"),)),
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types"}, many="n_layer",
            words={"sliding_attention": True, "full_attention": False}, derive="each n % 4 != 0"),
-)  # fmt: skip
+)

@@ -70,13 +70,13 @@ ROPE = (
     HParam("kind_stated", None, STRING, rope.KIND.fields, words=rope.KIND.words, required=False),
     HParam("rope_kind", None, STRING, derive=kind, required=False),
     *rope.SCALING,
-)  # fmt: skip
+)
 HPARAMS = (
     common.N_VOCAB,
     HParam("ctx_stated", None, fields=common.N_CTX.fields, required=False),
     HParam("n_ctx", "context_length", derive=context),
     *common.SIZES[2:], common.RMS_EPS, *ROPE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 
 def attention() -> tuple[Role, ...]:
@@ -104,12 +104,12 @@ HARMLESS = (
     Harmless("attention_head_dim", "repeats head_dim", follows="head_dim"),
     Harmless("org_vocab_size", "the tensors say it"),
     Harmless("rope_scaling.beta_* rope_scaling.mscale*", "of yarn, or 1 where an alpha takes its place"),
-)  # fmt: skip
+)
 
 
-def dialects(*harmless: Harmless) -> dict[str, Dialect]:
+def dialects(*harmless: Harmless) -> tuple[Dialect, ...]:
     """Return what checkpoints speak."""
     spoken = Dialect(
         "hf", drops=common.DROPS, remarks=(*rope.REMARKS, LONGER), harmless=(*HARMLESS, *harmless)
-    )  # fmt: skip
-    return {"hf": spoken, "gguf": Dialect("gguf")}
+    )
+    return (spoken,)

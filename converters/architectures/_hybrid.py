@@ -62,13 +62,13 @@ def stated(name: str, place: str, default: int) -> HParam:
 HEADS_KV_STATED = HParam(
     "heads_kv", None, fields={"hf": "num_key_value_heads"}, required=False,
     check="0 < heads_kv and n_head % heads_kv == 0",
-)  # fmt: skip
+)
 HEADS_KV = HParam("n_head_kv", "attention.head_count_kv", INT32, derive=heads_kv, many="n_layer", or_one=True)
 KINDS = {"mamba": False, "linear_attention": False, "conv": False, "attention": True, "full_attention": True}
 ATTENDS = HParam(
     "attends", None, BOOL, {"hf": "layer_types|layers_block_type"}, many="n_layer", words=KINDS, required=False,
     derive=attending,
-)  # fmt: skip
+)
 ATTENDS_STATED = (
     HParam("n_attending", None, derive=listed, required=False),
     HParam(
@@ -94,7 +94,7 @@ MAMBA2 = (
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias|use_conv_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias|use_bias"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 MAMBA_HARMLESS = (
     Harmless("mamba_expand expand mamba_d_head mamba_d_ssm mamba_head_dim", "the tensors say it"),
     Harmless("mamba_expand expand", "how much wider the state space is", follows="@space_expansion"),

@@ -27,14 +27,14 @@ SHARED = (
            defaults=(Default(2, "transformers' default", dialect="hf"),)),
     HParam("index_full", "attention.indexer.types", BOOL, {"hf": "indexer_types"}, many="n_layer",
            words={"full": True, "shared": False}, derive=full_indexers, required=False),
-)  # fmt: skip
+)
 HPARAMS = (
     HParam("indexed", None, BOOL, {"hf": "layer_types"}, many="n_layer", words={"indexed_attention": True},
            required=False),
     HParam("index_heads", "attention.indexer.head_count", fields={"hf": "index_n_heads"}),
     HParam("index_dim", "attention.indexer.key_length", fields={"hf": "index_head_dim"}, check="n_rot <= index_dim"),
     HParam("index_top_k", "attention.indexer.top_k", fields={"hf": "index_topk"}, check="0 < index_top_k"),
-)  # fmt: skip
+)
 WIDTH = Remark(
     "index_dim % 64 != 0",
     "the indexer's heads are {index_dim} wide; llama.cpp turns them by Hadamard matrices of 64 and stops",

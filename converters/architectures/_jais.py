@@ -40,5 +40,5 @@ SCALES = (
     HParam("by_width", None, BOOL, {"hf": "mup_scale_qk_dot_by_d|scale_qk_dot_by_d"}, required=False,
            defaults=(Default(False, "the publisher's default", dialect="hf"),)),
     HParam("attn_scale", "attention.scale", F32, derive=score_scale, implied=by_width),
-)  # fmt: skip
+)
 EMBEDDING, HEAD = Scaled((("embedding_scale",),)), Scaled((("logit_scale",),))

@@ -42,7 +42,7 @@ def delta_attention(source: str) -> tuple[Role, ...]:
         tensor(f"ssm_conv1d_{name}.weight", f"1 {CHANNELS} 1 n_conv", f"{source}{name}_conv1d.weight", Unsqueeze(0),
                f32=True, when=when)
         for name in "qkv"
-    ]  # fmt: skip
+    ]
     rate = Then(Reshape(("n_head", 1), back=("n_head",)), EXP)
     return (
         *linear("attn_k", f"{CHANNELS} n_embd", f"{source}k_proj", when=when),

@@ -53,7 +53,7 @@ DELTA = (
            check="kda_heads == n_head"),
     HParam("q_width", None, derive=query_widths, many="n_layer"),
     HParam("v_width", None, derive=value_widths, many="n_layer"),
-)  # fmt: skip
+)
 
 _LAYER = "model.layers.{n}."
 RENAMES = tuple(
@@ -73,7 +73,7 @@ def delta_attention(
         tensor(f"ssm_conv1d_{name}.weight", f"1 {CHANNELS} 1 n_conv", f"{source}{name}_conv1d.weight", Unsqueeze(0),
                f32=True, when=when)
         for name in "qkv"
-    ]  # fmt: skip
+    ]
     low = [role for name in gates for role in _low_rank(f"ssm_{name}", f"{source}{name}", when)]
     return (
         *linear("attn_k", f"{CHANNELS} n_embd", f"{source}k_proj", when=when),

@@ -12,7 +12,7 @@ def fraction(kind: str, default: float) -> HParam:
     return HParam(
         f"rope_fraction_{kind}", None, common.F32, {"hf": f"rope_parameters.{kind}_attention.partial_rotary_factor"},
         required=False, defaults=(Default(default, "transformers' default", dialect="hf"),),
-    )  # fmt: skip
+    )
 
 
 def _turned(values: Values, kind: str) -> int:
@@ -49,9 +49,9 @@ def turned_unlike_the_first(values: Values) -> int:
 BASE_OF_WINDOWS = HParam(
     "rope_base_swa", "rope.freq_base_swa", common.F32, {"hf": "rope_parameters.sliding_attention.rope_theta"},
     required=False, check="rope_base_swa > 1",
-)  # fmt: skip
+)
 # Blocks with a window are never stretched: GGUF has no key for it.
 PLAIN_WINDOWS = HParam(
     "rope_kind_swa", None, common.STRING, {"hf": "rope_parameters.sliding_attention.rope_type"},
     words={"default": "default"}, required=False,
-)  # fmt: skip
+)

@@ -42,7 +42,7 @@ HPARAMS = (
     HParam("n_conv", "shortconv.l_cache", fields={"hf": "conv_L_cache"}),
     HParam("conv_bias", None, BOOL, {"hf": "conv_bias"}, words={False: False}, required=False),
     common.ALWAYS_TIED,
-)  # fmt: skip
+)
 ADJUSTED = (
     HParam("ff_stated", None, fields={"hf": "block_ff_dim|intermediate_size"}, required=False),
     HParam("ff_adjusted", None, BOOL, {"hf": "block_auto_adjust_ff_dim"}, required=False,
@@ -52,7 +52,7 @@ ADJUSTED = (
     HParam("ff_multiple", None, fields={"hf": "block_multiple_of"}, required=False,
            defaults=(Default(256, "transformers' default", dialect="hf"),)),
     HParam("n_ff", "feed_forward_length", derive=width),
-)  # fmt: skip
+)
 FEED_FORWARD = ("w1", "w2", "w3")
 
 

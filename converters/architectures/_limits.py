@@ -17,10 +17,10 @@ def everywhere(name: str) -> Derivation:
 def of_experts(derive: Derivation | str, *, required: bool = False) -> HParam:
     """Return what bounds the experts, block by block."""
     return HParam("expert_limit", "swiglu_clamp_exp", common.F32, derive=derive, many="n_layer", or_one=True,
-                  required=required)  # fmt: skip
+                  required=required)
 
 
 def of_shared(derive: Derivation | str) -> HParam:
     """Return what bounds the experts that every token passes."""
     return HParam("shared_limit", "swiglu_clamp_shexp", common.F32, derive=derive, many="n_layer", or_one=True,
-                  required=False)  # fmt: skip
+                  required=False)

@@ -25,7 +25,7 @@ TIED = HParam(
     "tied", None, BOOL, {"hf": "tie_word_embeddings", "state-spaces": "tie_embeddings"}, required=False,
     defaults=(Default(True, "transformers' default", dialect="hf"),
               Default(True, "state-spaces' default", dialect="state-spaces")),
-)  # fmt: skip
+)
 SIZES = (
     common.N_VOCAB, recurrent.NO_LIMIT,
     HParam("n_embd", "embedding_length", fields={"hf": "hidden_size|d_model", "state-spaces": "d_model"}),
@@ -34,11 +34,11 @@ SIZES = (
     HParam("n_conv", "ssm.conv_kernel", fields={"hf": "conv_kernel|d_conv", "state-spaces": "ssm_cfg.d_conv"}),
     HParam("n_inner", "ssm.inner_size", fields={"hf": "intermediate_size|d_inner"}),
     HParam("rescaled", None, BOOL, {"hf": "rescale_prenorm_residual"}, required=False),
-)  # fmt: skip
+)
 EPS = HParam(
     "eps", "attention.layer_norm_rms_epsilon", F32, {"hf": "layer_norm_epsilon|rms_norm_eps"},
     defaults=(Default(1e-5, "transformers' default, and state-spaces'"),),
-)  # fmt: skip
+)
 # Only what llama.cpp's graph can say.
 PLAIN = (
     common.SILU,
@@ -47,7 +47,7 @@ PLAIN = (
     HParam("conv_bias", None, BOOL, {"hf": "use_conv_bias", "state-spaces": "ssm_cfg.conv_bias"}, words={True: True},
            required=False),
     HParam("rms_norm", None, BOOL, {"state-spaces": "rms_norm"}, words={True: True}, required=False),
-)  # fmt: skip
+)
 
 FRAME = roles("""
 token_embd.weight             : n_vocab n_embd | hf backbone.embeddings.weight
@@ -98,8 +98,8 @@ HF = Dialect(
     "hf", conventions={"decay": "log"}, drops=(common.DROP_TIED,),
     renames=(("model.backbone.", "backbone."), ("model.lm_head.", "lm_head.")),  # Mamba-Codestral
     harmless=HARMLESS, remarks=(RESCALED,),
-)  # fmt: skip
+)
 STATE_SPACES = replace(
     HF, name="state-spaces", names="hf", renames=(("backbone.embedding.", "backbone.embeddings."),),
     marks=("backbone.embedding.weight", "backbone.layers.0.mixer.A_log"), harmless=STATE_SPACES_HARMLESS, remarks=(),
-)  # fmt: skip
+)

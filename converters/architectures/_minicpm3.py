@@ -47,7 +47,7 @@ SCALES = (
     HParam("embedding_scale", "embedding_scale", F32, {"hf": "scale_emb"}, implied=fixed_embedding),
     HParam("residual_scale", "residual_scale", F32, derive=residual_scale, implied=fixed_residual),
     HParam("logit_scale", "logit_scale", F32, derive=logit_scale, implied=fixed_logits),
-)  # fmt: skip
+)
 FIXED = Remark(
     "embedding_scale != 12 or depth_scale < 1.3999 or depth_scale > 1.4001 or base_width != 256",
     "scale_emb={embedding_scale}, scale_depth={depth_scale}, dim_model_base={base_width}: written, but llama.cpp "

@@ -18,18 +18,18 @@ PLACES = {
     "head_dim_v": "head_dim", "eps": "norm_eps", "rope_base": "rope_theta", "window_stated": "sliding_window",
     "n_expert": "moe.num_experts", "n_expert_used": "moe.num_experts_per_tok", "tied": "tied_embeddings",
     "activation": "activation",
-}  # fmt: skip
+}
 """Short name of an hparam → where params.json keeps it."""
 DEFAULTS = {
     "n_ctx": Default(32768, "params.json states none: Mistral 7B's; its successors have more", dialect=NAME),
     "tied": Default(False, "mistral-inference's default", dialect=NAME),
-}  # fmt: skip
+}
 REFUSED = (
     HParam("own_yarn", None, ValueType.FLOAT32, {NAME: "yarn.factor"}, words={1.0: 1.0}, required=False),
     HParam("own_growth", None, ValueType.FLOAT32, {NAME: "llama_4_scaling.beta"}, words={0.0: 0.0}, required=False),
     HParam("own_scheme", None, ValueType.STRING, {NAME: "quantization.qformat_weight"}, words={"none": "none"},
            required=False),
-)  # fmt: skip
+)
 """What params.json may say and LLaMA's graph does not do; the checkpoints in transformers' format are read."""
 TENSORS = """
 token_embd.weight          tok_embeddings.weight

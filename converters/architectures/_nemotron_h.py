@@ -18,7 +18,7 @@ from ggferry.formats.gguf.values import ValueType
 F32, BOOL, STRING, INT32 = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING, ValueType.INT32
 WORDS = {
     "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E",
-}  # fmt: skip
+}
 
 
 def kinds(values: Values) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ HPARAMS = (
     common.NEVER_TIED, common.ATTENTION_BIAS, common.MLP_BIAS,
     HParam("activation", None, STRING, {"hf": "mlp_hidden_act"}, words={"relu2": "relu_squared"}, required=False),
     HParam("mixer_activation", None, STRING, {"hf": "mamba_hidden_act"}, words={"silu": "silu"}, required=False),
-)  # fmt: skip
+)
 N_FF = HParam("n_ff", "feed_forward_length", INT32, derive=widths, many="n_layer", or_one=True)
 
 LAYER = "backbone.layers.{n}."
@@ -107,7 +107,7 @@ def mixers() -> tuple[Role, ...]:
 
 RECIPE: Conventions = {
     "rope": "none", "residual": "single", "ffn": "plain", "activation": "relu_squared", "decay": "rate",
-}  # fmt: skip
+}
 CONVENTIONS: Conventions = {"decay": "log"}
 DROPS = (
     *common.DROPS,

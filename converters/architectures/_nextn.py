@@ -35,7 +35,7 @@ HPARAMS = (
            defaults=(Default(0, "none is stated", dialect="hf"),)),
     HParam("n_nextn", "nextn_predict_layers", derive=_count, absent=0, check="n_nextn < n_blocks"),
     HParam("n_blocks", "block_count", derive="n_layer + n_nextn"),
-)  # fmt: skip
+)
 REMARK = Remark(
     "n_nextn > 0",
     "{n_nextn} block(s) that predict further tokens are carried along and compared value by value; the forward "

@@ -46,4 +46,4 @@ HPARAMS = (
     HParam("qk_norms", None, BOOL, {"hf": "normalize_qk_projections"}, words={True: True}, required=False),
     HParam("norm_kind", None, ValueType.STRING, {"hf": "normalization_layer_name"}, words={"rms_norm": "rms"},
            required=False),
-)  # fmt: skip
+)

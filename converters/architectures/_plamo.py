@@ -2,7 +2,7 @@
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures._tensors import linear, tensor
-from ggferry.converters.schema.architecture import Dialect, Role
+from ggferry.converters.schema.architecture import Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.partial_layouts import Plus
@@ -11,7 +11,6 @@ from ggferry.formats.limits import MAX_LAYERS
 BEHIND_MIXER, BEHIND_NETWORK = Plus(1 / 5), Plus(1 / 5**1.5)
 """What is added to the weights of the norms behind a branch (transformers' remote code, SGLang's `plamo3.py`)."""
 DROPS = (common.DROP_TIED, common.DROP_BUFFERS)
-GGUF = {"gguf": Dialect("gguf")}
 
 
 def norms() -> tuple[Role, ...]:

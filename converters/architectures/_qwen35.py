@@ -31,7 +31,7 @@ HPARAMS = (
            defaults=(Default((11, 11, 10, 0), "transformers' default"),)),
     HParam("sections_dealt", None, ValueType.BOOL, words={True: True}, required=False,
            fields={"hf": "rope_parameters.mrope_interleaved|rope_scaling.mrope_interleaved"}),
-)  # fmt: skip
+)
 
 _AXES = (("g", "n_group"), ("r", "n_heads / n_group"))
 HEADS = Rearrange("(g r) -> (r g)", _AXES)
@@ -72,4 +72,4 @@ HF = Dialect(
         Harmless("language_model_only downsample_mode insert_layer_id merger_times drop_vision_last_layer image_size "
                  "merge_kernel_size patch_size", "of the vision half"),
     ),
-)  # fmt: skip
+)

@@ -26,14 +26,14 @@ BASE = HParam(
     {"hf": scaling_place("rope_theta") + "|rope_theta", "meta": "rope_theta"},
     defaults=(Default(10000.0, "the base of the first rotary models, where nothing states another"),),
     check="rope_base > 1",
-)  # fmt: skip
+)
 N_ROT = HParam("n_rot", "rope.dimension_count", derive="@rope_dimensions", check="n_rot % 2 == 0 and 0 < n_rot")
 FRACTION = HParam(
     "rope_fraction", None, _F32, required=False,
     fields={
         "hf": "rope_parameters.partial_rotary_factor|rope_scaling.partial_rotary_factor|partial_rotary_factor|rope_pct"
     },
-)  # fmt: skip
+)
 
 _KINDS = {"default": "default", "linear": "linear", "dynamic": "dynamic", "yarn": "yarn"}
 _FACTOR_KINDS = {"longrope": "longrope", "su": "longrope", "llama3": "llama3", True: "llama3", False: "default"}
@@ -51,19 +51,19 @@ SECTIONS_STATED = HParam(
 )
 SECTIONS = HParam(
     "rope_sections", "rope.dimension_sections", ValueType.INT32, derive="@rope_sections", many="4",
-)  # fmt: skip
+)
 SECTIONS_IF_STATED = (SECTIONS_STATED, replace(SECTIONS, required=False))
 
 # What the configuration says, and what GGUF makes of it.
 STRETCH = HParam(
     "rope_stretch", None, _F32, {"hf": scaling_place("factor")}, required=False,
     defaults=(Default(8.0, _META, when=_LLAMA3, dialect="meta"),),
-)  # fmt: skip
+)
 ORIGINAL_STATED = HParam(
     "rope_original_stated", None, required=False,
     fields={"hf": "original_max_position_embeddings|" + scaling_place("original_max_position_embeddings")},
     defaults=(Default(8192, _META, when=_LLAMA3, dialect="meta"),),
-)  # fmt: skip
+)
 MAGNITUDE = HParam("rope_magnitude", None, _F32, {"hf": scaling_place("attention_factor")}, required=False)
 MSCALE = HParam("rope_mscale", None, _F32, {"hf": scaling_place("mscale")}, required=False)
 MSCALE_ALL = HParam("rope_mscale_all", None, _F32, {"hf": scaling_place("mscale_all_dim")}, required=False)
@@ -74,33 +74,33 @@ TYPE = HParam("rope_scaling", "rope.scaling.type", _STRING, derive="@rope_scalin
 FACTOR = HParam(
     "rope_factor", "rope.scaling.factor", _F32, {"gguf": "rope.scaling.factor|rope.scale_linear"},
     derive="@rope_factor", absent=1.0, check="rope_factor > 0",
-)  # fmt: skip
+)
 ORIGINAL = HParam(
     "rope_original", "rope.scaling.original_context_length", derive="@rope_original", required=False,
     check="rope_original > 0",
-)  # fmt: skip
+)
 ATTN_FACTOR = HParam("rope_attn_factor", "rope.scaling.attn_factor", _F32, derive="@rope_attn_factor", absent=1.0)
 BETA_FAST = HParam(
     "rope_beta_fast", "rope.scaling.yarn_beta_fast", _F32, {"hf": scaling_place("beta_fast")}, absent=32.0,
     check="rope_beta_fast > 0",
-)  # fmt: skip
+)
 BETA_SLOW = HParam(
     "rope_beta_slow", "rope.scaling.yarn_beta_slow", _F32, {"hf": scaling_place("beta_slow")}, absent=1.0,
     check="rope_beta_slow > 0",
-)  # fmt: skip
+)
 SCALING = (
     STRETCH, ORIGINAL_STATED, MAGNITUDE, MSCALE, MSCALE_ALL, TRUNCATE, TYPE, FACTOR, ORIGINAL, ATTN_FACTOR, BETA_FAST,
     BETA_SLOW,
-)  # fmt: skip
+)
 
 LOW = HParam(
     "rope_low", None, _F32, {"hf": scaling_place("low_freq_factor")}, required=False,
     defaults=(Default(1.0, _META, when=_LLAMA3, dialect="meta"),),
-)  # fmt: skip
+)
 HIGH = HParam(
     "rope_high", None, _F32, {"hf": scaling_place("high_freq_factor")}, required=False,
     defaults=(Default(4.0, _META, when=_LLAMA3, dialect="meta"),),
-)  # fmt: skip
+)
 LONG = HParam("rope_long", None, _F32, {"hf": scaling_place("long_factor")}, required=False, many="n_rot/2")
 SHORT = HParam("rope_short", None, _F32, {"hf": scaling_place("short_factor")}, required=False, many="n_rot/2")
 

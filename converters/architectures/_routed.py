@@ -10,9 +10,9 @@ from ggferry.formats.gguf.values import ValueType
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
 
 N_DENSE = HParam("n_dense", "leading_dense_block_count", fields={"hf": "first_k_dense_replace"},
-                 defaults=(Default(0, "no block is said to be dense"),))  # fmt: skip
+                 defaults=(Default(0, "no block is said to be dense"),))
 N_SHARED = HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0,
-                  defaults=(Default(0, "none is shared"),))  # fmt: skip
+                  defaults=(Default(0, "none is shared"),))
 GROUPS = (
     HParam("expert_groups", "expert_group_count", fields={"hf": "n_group"}, required=False,
            defaults=(Default(1, "no groups", dialect="hf"),),
@@ -21,22 +21,22 @@ GROUPS = (
            required=False, defaults=(Default(1, "no groups", dialect="hf"),),
            check="0 < expert_groups_used and expert_groups_used <= expert_groups"
            " and n_expert_used * expert_groups <= expert_groups_used * n_expert"),
-)  # fmt: skip
+)
 NO_GROUPS = (
     HParam("expert_groups", None, fields={"hf": "n_group|num_expert_groups"}, words={1: 1}, required=False),
     HParam("expert_groups_used", None, fields={"hf": "topk_group|num_limited_groups"}, words={1: 1}, required=False),
-)  # fmt: skip
+)
 SCALE = HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, unsayable=0.0,
-               required=False, defaults=(Default(1.0, "transformers' default", dialect="hf"),))  # fmt: skip
+               required=False, defaults=(Default(1.0, "transformers' default", dialect="hf"),))
 NORM = HParam(
     "expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"},
     defaults=(Default(True, "transformers' default", dialect="hf"), Default(False, "what readers take")),
-)  # fmt: skip
+)
 SIGMOID = HParam("expert_gating", "expert_gating_func", fields={"hf": "scoring_func"}, words={"sigmoid": 2},
-                 defaults=(Default(2, "the family's", dialect="hf"),))  # fmt: skip
+                 defaults=(Default(2, "the family's", dialect="hf"),))
 HPARAMS = (
     N_DENSE, common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP, N_SHARED, *GROUPS, SCALE, NORM, SIGMOID,
-)  # fmt: skip
+)
 
 NEXT_TOKENS = Drop(
     "model.layers.{n}.*",

@@ -24,7 +24,7 @@ N_FF = common.N_FF
 EPS = HParam(
     "eps", "attention.layer_norm_epsilon", F32, {"hf": "layer_norm_epsilon|norm_eps"}, words={1e-5: 1e-5},
     defaults=(Default(1e-5, "torch's layer_norm, which RWKV calls without another"),),
-)  # fmt: skip
+)
 HEAD_SIZE = HParam(
     "head_size", "wkv.head_size", fields={"hf": "head_size|head_dim"}, check="0 < head_size and n_embd % head_size == 0"
 )
@@ -63,7 +63,7 @@ def channel_mix(hf: tuple[str, str], blinkdl: tuple[str, str], value: Layout = S
         """,
         layer={"hf": "rwkv.blocks.{n}.feed_forward.", "blinkdl": "blocks.{n}.ffn."},
         value=value, vector=VECTOR,
-    )  # fmt: skip
+    )
 
 
 def rescale_period(values: Values) -> int:

@@ -109,4 +109,4 @@ BASE_OF_WINDOWS = HParam(
     "rope_base_swa", "rope.freq_base_swa", common.F32,
     {"hf": "rope_parameters.sliding_attention.rope_theta"}, derive=of_windows, required=False,
     check="rope_base_swa > 1",
-)  # fmt: skip
+)

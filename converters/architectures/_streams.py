@@ -9,7 +9,7 @@ COUNT = HParam("n_streams", "hyper_connection.count", fields={"hf": "hc_mult"}, 
 ITERATIONS = HParam(
     "hc_iterations", "hyper_connection.sinkhorn_iterations", fields={"hf": "hc_sinkhorn_iters"},
     check="0 < hc_iterations and hc_iterations <= 1000",
-)  # fmt: skip
+)
 EPSILON = HParam("hc_eps", "hyper_connection.epsilon", common.F32, {"hf": "hc_eps"})
 
 

@@ -35,7 +35,7 @@ HPARAMS = (
            check="gated == 1 and act_stated == 'gelu_new' or gated == 0 and act_stated == 'relu'"),
     HParam("every_block", None, common.BOOL, {"hf": "model_type"}, words={"t5": False, "mt5": False, "umt5": True},
            defaults=(Default(False, "T5 has one bias of distance for all blocks", dialect="hf"),), required=False),
-)  # fmt: skip
+)
 
 _SELF = roles("""
 attn_norm.weight f32 : n_embd                   | hf 0.layer_norm.weight

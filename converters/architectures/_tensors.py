@@ -29,7 +29,7 @@ EACH_HEAD = ("n_head head_dim", "n_head_kv head_dim")
 def tensor(
     name: str, shape: str, source: str, layout: Layout = SAME, *, f32: bool = False, optional: bool = False,
     when: str = "",
-) -> Role:  # fmt: skip
+) -> Role:
     """Return one role. `name` and `source` whole ('attn_sinks.weight', 'self_attn.sinks'); `shape`: 'n_ff n_embd'."""
     return Role(name, tuple(shape.split()), {"hf": From((source,), layout)}, optional, f32, when)
 
@@ -37,7 +37,7 @@ def tensor(
 def linear(
     name: str, shape: str, source: str, layout: Layout = SAME, *, bias: Condition = False, when: str = "",
     bias_layout: Layout | None = None,
-) -> tuple[Role, ...]:  # fmt: skip
+) -> tuple[Role, ...]:
     """Return a matrix and its bias, which has as many items as the matrix has rows."""
     weight = tensor(f"{name}.weight", shape, f"{source}.weight", layout, when=when)
     return (weight, *_bias(name, shape, source, bias_layout or layout, bias, when))
@@ -54,7 +54,7 @@ def norm(
 def embedding(
     token: str = "model.embed_tokens", last_norm: str = "model.norm", output: str = "lm_head", *,
     layout: Layout = SAME, bias: Condition = False, output_when: str = "tied == 0",
-) -> tuple[Role, ...]:  # fmt: skip
+) -> tuple[Role, ...]:
     """Return what stands before and behind the blocks: the embedding, the last norm ('' for none; `layout` and `bias`
     are its own), the output ('' for none)."""
     last = norm("output_norm", last_norm, layout=layout, bias=bias) if last_norm else ()
@@ -66,7 +66,7 @@ def attention(
     source: str = "self_attn.", names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj"), *,
     q: Layout = SAME, k: Layout = SAME, bias: Condition = False, output_bias: Condition = False, when: str = "",
     heads: str = "n_head", heads_kv: str = "n_head_kv", width: str = "head_dim", width_v: str = "head_dim_v",
-) -> tuple[Role, ...]:  # fmt: skip
+) -> tuple[Role, ...]:
     """Return the four matrices of attention, then the biases of queries, keys and values, then the output's.
 
     `heads`, `heads_kv`, `width`, `width_v`: how many heads there are, and how wide one is. `q`, `k`: the order of their
@@ -74,7 +74,7 @@ def attention(
     """
     rows = (f"{heads}*{width}", f"{heads_kv}*{width}", f"{heads_kv}*{width_v}")
     parts = [(f"attn_{part}", row, f"{source}{name}", layout)
-             for part, row, name, layout in zip("qkv", rows, names[:3], (q, k, SAME), strict=True)]  # fmt: skip
+             for part, row, name, layout in zip("qkv", rows, names[:3], (q, k, SAME), strict=True)]
     weights = [role for name, row, at, layout in parts for role in linear(name, f"{row} n_embd", at, layout, when=when)]
     biases = [role for name, row, at, layout in parts for role in _bias(name, row, at, layout, bias, when)]
     output, *output_biases = linear(
@@ -110,7 +110,7 @@ def fused_attention(
     qkv: str, output: str, *, rows: str = "(n_head+2*n_head_kv)*head_dim", columns: str = "n_head*head_dim",
     layout: Layout = SAME, output_layout: Layout = SAME, bias_layout: Layout | None = None, bias: Condition = False,
     output_bias: Condition | None = None, when: str = "",
-) -> tuple[Role, ...]:  # fmt: skip
+) -> tuple[Role, ...]:
     """Return queries, keys and values in one matrix of `rows`, its bias, the output of `columns`, its bias (as `bias`
     where it is not given). `layout`: of the fused rows, and of their bias unless `bias_layout` is given."""
     own = bias if output_bias is None else output_bias
@@ -123,7 +123,7 @@ def fused_attention(
 def qk_norm(
     source: str = "self_attn.", names: Sequence[str] = ("q_norm", "k_norm"), *, shapes: Sequence[str] = PER_HEAD,
     layout: Layout = SAME, bias: Condition = False, when: str = "",
-) -> tuple[Role, ...]:  # fmt: skip
+) -> tuple[Role, ...]:
     """Return the norms of queries and keys. `shapes`: PER_HEAD, FULL_WIDTH, EACH_HEAD or others."""
     return tuple(
         role
@@ -135,14 +135,14 @@ def qk_norm(
 def gated(
     source: str = "mlp.", names: Sequence[str] = ("gate_proj", "down_proj", "up_proj"), *, width: str = "n_ff",
     bias: Condition = False, when: str = "", suffix: str = "",
-) -> tuple[Role, ...]:  # fmt: skip
+) -> tuple[Role, ...]:
     """Return a gated feed-forward network, down(act(gate) · up): gate, down and up in this order, then their biases.
 
     `names`: of gate, down, up. `suffix`: of GGUF's names, '_shexp' for shared experts.
     """
     shapes = {"gate": f"{width} n_embd", "down": f"n_embd {width}", "up": f"{width} n_embd"}
     parts = [(f"ffn_{part}{suffix}", shape, f"{source}{name}")
-             for (part, shape), name in zip(shapes.items(), names, strict=True)]  # fmt: skip
+             for (part, shape), name in zip(shapes.items(), names, strict=True)]
     weights = [role for name, shape, at in parts for role in linear(name, shape, at, when=when)]
     return (*weights, *(role for name, shape, at in parts for role in _bias(name, shape, at, SAME, bias, when)))
 
@@ -150,7 +150,7 @@ def gated(
 def plain(
     source: str = "mlp.", names: Sequence[str] = ("up_proj", "down_proj"), *, width: str = "n_ff",
     layout: Layout = SAME, bias: Condition = False, when: str = "",
-) -> tuple[Role, ...]:  # fmt: skip
+) -> tuple[Role, ...]:
     """Return a plain feed-forward network, down(act(up)): up and down, each with its bias behind it. `names`: of up,
     down. `layout`: of both matrices (GPT-2 stores them transposed)."""
     up, down = (f"{source}{name}" for name in names)
@@ -163,7 +163,7 @@ def plain(
 def experts(
     source: str = "mlp.experts.{e}.", router: str = "mlp.gate",
     names: Sequence[str] = ("gate_proj", "down_proj", "up_proj"), *, width: str = "n_ff_exp", when: str = "",
-) -> tuple[Role, ...]:  # fmt: skip
+) -> tuple[Role, ...]:
     """Return the router, kept in float32, and gate, down and up of all experts, stacked. `source`: of expert {e}."""
     shapes = {"gate": f"n_expert {width} n_embd", "down": f"n_expert n_embd {width}", "up": f"n_expert {width} n_embd"}
     return (
@@ -195,7 +195,7 @@ def selection_bias(source: str, *, optional: bool = False, when: str = "") -> tu
 def shared_experts(
     source: str, names: Sequence[str] = ("gate_proj", "down_proj", "up_proj"), *, width: str, gate: str = "",
     when: str = "",
-) -> tuple[Role, ...]:  # fmt: skip
+) -> tuple[Role, ...]:
     """Return the experts that every token passes, `width` wide together; `gate`: the source of the one row that weighs
     them (Qwen2-MoE), which comes first."""
     weighed = tensor("ffn_gate_inp_shexp.weight", "n_embd", f"{gate}.weight", Squeeze(0), f32=True, when=when)

@@ -19,7 +19,7 @@ WHOLES = (
     "LlavaOnevisionForConditionalGeneration", "MERaLiON2ForConditionalGeneration", "Phi4ForCausalLMV",
     "Qwen2AudioForConditionalGeneration", "Sarashina2VisionForCausalLM", "SmolVLMForConditionalGeneration",
     "StepVLForConditionalGeneration", "VoxtralForConditionalGeneration",
-)  # fmt: skip
+)
 """Classes whose text half is a model that also stands alone; which one, their configurations say."""
 RENAMES = (
     ("language_model.model.", "model."),
@@ -36,7 +36,7 @@ DEEPSTACK = (
     HParam("deepstack_layers", None, fields={"hf": f"{_LAYERS}|thinker_config.{_LAYERS}"}, many="n_deepstack",
            required=False),
     HParam("n_deepstack", "n_deepstack_layers", derive=lambda values: len(values["deepstack_layers"]), required=False),
-)  # fmt: skip
+)
 INTERLEAVED = Harmless(
     "rope_parameters.mrope_interleaved rope_scaling.mrope_interleaved",
     "how three axes of position share the frequencies: for text they are one",
@@ -73,11 +73,11 @@ _SEEN = (
     "*vision_tower.*", "*vision_model.*", "*visual.*", "*vision_encoder.*", "*vision_projection.*", "*connector.*",
     "*multi_modal_projector.*", "*mm_projector.*", "*image_newline", "*vit_large_projector.*", "model.aligner.*",
     "model.vqmodel.*", "model.generation_*",
-)  # fmt: skip
+)
 _HEARD = (
     "*audio_tower.*", "encoder.*", "projector.*", "model.encoder.*", "model.projector.*", "speech_encoder.*",
     "ln_speech.*", "speech_audio_adapter.*",
-)  # fmt: skip
+)
 _OTHER_HALF = Harmless(
     "vision_config vision_config.* vision_feature_* vision_aspect_ratio image_seq_length image_grid_pinpoints "
     "downsample_* projector_* multimodal_projector_bias scale_factor spatial_merge_size vq_config vq_config.* "
@@ -101,26 +101,26 @@ _CHAT = Harmless(
 )
 
 
-def of(dialect: Dialect, *types: str) -> dict[str, Dialect]:
+def of(dialect: Dialect, *types: str) -> tuple[Dialect, ...]:
     """Return the dialects of the same model as the text half of one of `WHOLES` or of `CHATS`.
 
     `types`: what its configuration is called there.
     """
     worn = (("model.text_model.", "model."), ("language_model.norm.", "model.norm."), ("llm.", ""),
-            ("text_decoder.", ""))  # fmt: skip
+            ("text_decoder.", ""))
     mine = replace(
         dialect, name="half", names=dialect.column, fields=dialect.source, classes=WHOLES, types=types, within=WITHIN,
         renames=(*RENAMES, *worn, *dialect.renames),
         drops=(*dialect.drops, *unseen(*_SEEN), *unheard(*_HEARD)),
         harmless=(*dialect.harmless, _OTHER_HALF, _WHOLE, _SAID_TWICE),
-    )  # fmt: skip
+    )
     chat = replace(
         mine, name="chat", classes=CHATS, within=_CHAT_WITHIN,
         renames=(*RENAMES, ("language_model.", ""), *dialect.renames),
         drops=(*dialect.drops, *unseen("vision_model.*", "mlp1.*")),
         harmless=(*dialect.harmless, _CHAT, _WHOLE, _SAID_TWICE),
-    )  # fmt: skip
-    return {mine.name: mine, chat.name: chat}
+    )
+    return mine, chat
 
 
 HEADLESS = Remark(
@@ -134,12 +134,12 @@ BARE = (("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."), 
 """Names of the tensors of a model that stands alone, without what makes words of its states."""
 
 
-def headless(dialect: Dialect, *classes: str) -> dict[str, Dialect]:
+def headless(dialect: Dialect, *classes: str) -> tuple[Dialect, ...]:
     """Return the dialect of the same model saved without what makes words of its last states (`…Model`)."""
     mine = replace(
         dialect, name="headless", names=dialect.column, fields=dialect.source, classes=classes,
         renames=BARE, given={**dialect.given, "tied": True, "without_output": True},
         remarks=(*dialect.remarks, HEADLESS),
         harmless=(*dialect.harmless, Harmless("tie_word_embeddings", "there is no output matrix", (False, True))),
-    )  # fmt: skip
-    return {mine.name: mine}
+    )
+    return (mine,)

@@ -37,7 +37,7 @@ HPARAMS = (
     routed.N_SHARED, *routed.NO_GROUPS, replace(routed.SCALE, fields={"hf": "route_scale"}),
     replace(routed.NORM, fields={"hf": "route_norm"}, words={True: True}),
     replace(routed.SIGMOID, fields={"hf": "score_func"}), common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPARSE = "n_dense <= n"
 ROLES = roles(
@@ -76,15 +76,14 @@ REMARKS = (
 )
 
 SPEC = Architecture(
-    name="afmoe",
+    name="afmoe", runtimes=("llama.cpp",),
     display_name="Trinity",
     hf_classes=("AfmoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=(*common.DROPS, NONE_SHARED), remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=(*common.DROPS, NONE_SHARED), remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
+    ),
     recipe={"rope": "halves", "routing": "sigmoid"},
     remarks=REMARKS,
 )

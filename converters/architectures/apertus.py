@@ -16,12 +16,12 @@ XIELU = tuple(
     HParam(f"xielu_{name}", f"xielu.{name}", ValueType.FLOAT32, tensors=f"{ACT}{name}", bare=True, many="n_layer",
            or_one=True, scalar=name in ("beta", "eps"))
     for name in ("alpha_n", "alpha_p", "beta", "eps")
-)  # fmt: skip
+)
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_WITH_FACTORS, *XIELU, common.TIED, common.ATTENTION_BIAS,
     HParam("activation", None, ValueType.STRING, {"hf": "hidden_act"}, words={"xielu": "xielu"}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -36,20 +36,19 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="apertus",
+    name="apertus", runtimes=("llama.cpp",),
     display_name="Apertus",
     hf_classes=("ApertusForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(Drop("model.layers.{n}.mlp.act_fn.*", "a number of xIELU: it is among the keys", follows=True),
                    *common.DROPS),
             remarks=(*rope.REMARKS, common.own_output("apertus")),
             harmless=(common.UNBIASED,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "ffn": "plain", "activation": "xielu"},
-)  # fmt: skip
+)

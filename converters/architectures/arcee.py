@@ -12,7 +12,7 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.LLAMA3_ROPE, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS,
     common.RELU_SQUARED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -23,22 +23,21 @@ ROLES = roles(
             tensors.plain(bias="mlp_bias == 1"),
         ),
     ),
-)  # fmt: skip
+)
 
 BIASED = Remark(
     "attention_bias == 1 or mlp_bias == 1", "llama.cpp does not load this model: it has no biases in arcee",
     stops="llama.cpp",
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="arcee",
+    name="arcee", runtimes=("llama.cpp",),
     display_name="Arcee",
     hf_classes=("ArceeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, BIASED)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, BIASED)),
+    ),
     recipe={"rope": "pairs", "ffn": "plain", "activation": "relu_squared"},
 )

@@ -14,7 +14,7 @@ HPARAMS = (
     HParam("sparse_step", None, fields={"hf": "moe_layer_frequency"}, words={1: 1}, required=False),
     HParam("beside", None, common.BOOL, {"hf": "parallel_attn_mlp_res"}, words={True: True}, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -28,16 +28,16 @@ ROLES = roles(
             "block_sparse_moe.experts.{e}.", "block_sparse_moe.gate", ("w1", "w2", "w3"), width="n_ff"
         ),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="arctic",
+    name="arctic", runtimes=("llama.cpp",),
     display_name="Arctic",
     hf_classes=("ArcticForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
@@ -50,7 +50,6 @@ SPEC = Architecture(
                 ),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "expert_norm": True},
 )

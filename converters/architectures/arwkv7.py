@@ -30,7 +30,7 @@ HPARAMS = (
     HParam("normed", None, BOOL, {"hf": "wkv_has_group_norm"}, required=False),
     HParam("every_layer", None, fields={"hf": "wkv_layers"}, words={"full": 1}, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 MIXED = "x_r x_w x_k x_v x_a"
 TIME_MIX = f"""
@@ -79,7 +79,7 @@ ROLES = varied(
     "hf",
     "blk.{n}.time_mix_lerp_fused.weight " + " ".join(LAYER + name for name in (*MIXED.split(), "x_g")) + " @stack",
     stack=Stack(),
-)  # fmt: skip
+)
 
 _UNUSED = "block 0 has no earlier values to take up: never used"
 HF = Dialect(
@@ -99,19 +99,18 @@ HF = Dialect(
         Harmless("use_sliding_window", "there is no window", (False,)),
         Harmless("sliding_window max_window_layers", "there is no window"),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="arwkv7",
+    name="arwkv7", runtimes=("llama.cpp",),
     display_name="ARWKV",
     hf_classes=("RwkvHybridForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "hf-gated": replace(HF, name="hf-gated", fields="hf", marks=("model.layers.0.self_attn.time_mixer.g1",)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        replace(HF, name="hf-gated", fields="hf", marks=("model.layers.0.self_attn.time_mixer.g1",)),
+    ),
     recipe={"rope": "none", "wkv": "rwkv7"},
     remarks=(common.own_output("arwkv7"),),
 )

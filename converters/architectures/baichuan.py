@@ -29,7 +29,7 @@ HPARAMS = (
     HParam("z_loss", None, ValueType.FLOAT32, {"hf": "z_loss_weight"}, required=False),
     HParam("unit_rows", None, ValueType.BOOL, derive=baichuan.unit_rows, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 PACKED, _ROWS = "self_attn.W_pack", "n_head*head_dim"
 ROLES = roles(
@@ -47,13 +47,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="baichuan",
+    name="baichuan", runtimes=("llama.cpp",),
     display_name="Baichuan",
     hf_classes=("BaichuanForCausalLM", "BaiChuanForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves", "qkv": "fused"},
             drops=common.DROPS,
@@ -65,8 +65,7 @@ SPEC = Architecture(
             ),
             harmless=(common.UNBIASED, Harmless("max_position_embeddings gradient_checkpointing", "of training")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
     remarks=(baichuan.BY_SIZE,),
 )

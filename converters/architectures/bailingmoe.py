@@ -17,7 +17,7 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, routed.N_DENSE, common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     routed.N_SHARED, replace(routed.SCALE, fields={}), routed.NORM, *bailing.HPARAMS,
-)  # fmt: skip
+)
 
 Q, K = "n_head*head_dim", "n_head_kv*head_dim"
 ROLES = roles(
@@ -40,7 +40,7 @@ ROLES = roles(
         keys=Then(Split(Q, f"{Q}+{K}"), heads_halves_to_pairs("n_head_kv")),
         values=Split(f"{Q}+{K}", f"{Q}+2*{K}"),
     ),
-)  # fmt: skip
+)
 
 UNLIKE = Remark(
     "n_dense > 0 or n_shared == 0",
@@ -49,21 +49,20 @@ UNLIKE = Remark(
 )
 
 SPEC = Architecture(
-    name="bailingmoe",
+    name="bailingmoe", runtimes=("llama.cpp",),
     display_name="Ling",
     hf_classes=("BailingMoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "fused", "rope": "halves"},
             drops=bailing.DROPS,
             remarks=(*rope.REMARKS, common.own_output("bailingmoe")),
             harmless=bailing.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
     remarks=(UNLIKE,),
 )

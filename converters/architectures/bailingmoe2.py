@@ -29,7 +29,7 @@ HPARAMS = (
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", required=False),
     HParam("qk_normed", None, BOOL, {"hf": "use_qk_norm"}, words={True: True}, required=False),
     *bailing.HPARAMS,
-)  # fmt: skip
+)
 
 SPARSE = "n_dense <= n"
 ROLES = roles(
@@ -63,17 +63,16 @@ HF = Dialect(
 )
 SARVAM = ("SarvamMoEForCausalLM", "modeling_sarvam_moe.SarvamMoEForCausalLM")
 SPEC = Architecture(
-    name="bailingmoe2",
+    name="bailingmoe2", runtimes=("llama.cpp",),
     display_name="Ling 2",
     hf_classes=("BailingMoeV2ForCausalLM", *SARVAM),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
+    dialects=(
+        HF,
         # Its code takes the mean off the biases, which moves all experts alike and chooses the same ones.
-        "sarvam": replace(HF, name="sarvam", names="hf", fields="hf", classes=SARVAM),
-        "gguf": Dialect("gguf"),
-    },
+        replace(HF, name="sarvam", names="hf", fields="hf", classes=SARVAM),
+    ),
     recipe={"rope": "halves", "qkv": "fused", "routing": "sigmoid"},
     blocks=nextn.BLOCKS,
     remarks=(UNLIKE, nextn.REMARK),

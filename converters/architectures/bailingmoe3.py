@@ -58,7 +58,7 @@ HPARAMS = (
     HParam("gate", None, STRING, {"hf": "gated_attention_proj_granularity_type"}, words={"head_wise": "head_wise"},
            required=False),
     common.NEVER_TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 FULL = "n_head_kv > 0"
 _WHOLE, _LOW = "q_rank == 0 or n_head_kv == 0", f"q_rank > 0 and {FULL}"
@@ -83,13 +83,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="bailingmoe3",
+    name="bailingmoe3", runtimes=("llama.cpp",),
     display_name="Ling 3",
     hf_classes=("BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration", "BailingHybridForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
             drops=(*deepseek.DROPS, *half.unseen("*visual.*", "linear_proj.*")),
@@ -107,9 +107,8 @@ SPEC = Architecture(
                 Harmless("topk_method", "chosen with a bias", ("noaux_tc",)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "attention": "latent", "rope": "by_axes", "routing": "sigmoid", "decay": "rate", "limited": "after",
     },
-)  # fmt: skip
+)

@@ -20,7 +20,7 @@ HPARAMS = (
     HParam("positions", None, common.STRING, {"hf": "position_embedding_type"}, words={"absolute": "absolute"},
            required=False),
     HParam("decoder", None, common.BOOL, {"hf": "is_decoder"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 
 _BERT = roles(
     bert.EMBEDDING,
@@ -47,7 +47,7 @@ _ROBERTA = varied(
     cls.output.bias      classifier.out_proj.bias
     """,
     positions=Split("first_position", "n_positions"),
-)  # fmt: skip
+)
 ROLES = also(
     _ROBERTA,
     "distil",
@@ -100,15 +100,15 @@ CLASSIFIER = replace(
 )
 
 SPEC = Architecture(
-    name="bert",
+    name="bert", runtimes=("llama.cpp",),
     display_name="BERT",
     hf_classes=("BertModel", "BertForMaskedLM", "BertForPreTraining"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": ENCODER,
-        "classifier": CLASSIFIER,
-        "roberta": replace(
+    dialects=(
+        ENCODER,
+        CLASSIFIER,
+        replace(
             ENCODER,
             name="roberta",
             classes=(
@@ -121,7 +121,7 @@ SPEC = Architecture(
             ),
             given={**ENCODER.given, "after_padding": True},
         ),
-        "roberta classifier": replace(
+        replace(
             CLASSIFIER,
             name="roberta classifier",
             names="roberta",
@@ -132,7 +132,7 @@ SPEC = Architecture(
             ),
             given={**CLASSIFIER.given, "after_padding": True},
         ),
-        "distil": replace(
+        replace(
             ENCODER,
             name="distil",
             classes=("DistilBertModel", "DistilBertForMaskedLM"),
@@ -140,7 +140,6 @@ SPEC = Architecture(
             given={**ENCODER.given, "n_types": 0},
             harmless=(*ENCODER.harmless, Harmless("sinusoidal_pos_embds", "how the positions began")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "bert", "norm": "layer", "rope": "none", "ffn": "plain", "activation": "gelu"},
 )

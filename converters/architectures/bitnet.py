@@ -17,7 +17,7 @@ ACTIVATION = HParam(
     "activation", "feed_forward_activation", ValueType.STRING, {"hf": "hidden_act"},
     words={"relu2": "relu_squared", "silu": "silu"}, absent="silu",
     check="activation == 'silu' or activation == 'relu_squared'",
-)  # fmt: skip
+)
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.ALWAYS_TIED, ACTIVATION)
 
 ROLES = roles(
@@ -39,19 +39,18 @@ SQUARED = Remark(
 )
 
 SPEC = Architecture(
-    name="bitnet",
+    name="bitnet", runtimes=("llama.cpp",),
     display_name="BitNet",
     hf_classes=("BitNetForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", drops=common.DROPS,
             remarks=(*rope.REMARKS, common.UNTIED, common.heads_as_wide_as_the_model("bitnet")),
             harmless=(common.UNBIASED,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
     remarks=(SQUARED,),
-)  # fmt: skip
+)

@@ -23,7 +23,7 @@ HPARAMS = (
     HParam("post_norm", None, gpt.BOOL, {"hf": "apply_residual_connection_post_layernorm"}, words=gpt.FALSE,
            required=False),
     common.ALWAYS_TIED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     gpt.embedding("word_embeddings"),
@@ -32,7 +32,7 @@ ROLES = roles(
         megatron.first_norm(), megatron.attention("self_attention."), megatron.second_norm(), megatron.feed_forward(),
         layer=gpt.LAYER,
     ),
-)  # fmt: skip
+)
 # LLaMA's names, some with another meaning: `norm` is the embedding's, w1 leads up and w2 down. The converters of
 # bloomz.cpp and llm-rs take the fused rows apart.
 ROLES = also(
@@ -57,7 +57,7 @@ ROLES = also(
     blk.{n}.ffn_down.weight    layers.{n}.feed_forward.w2.weight
     blk.{n}.ffn_down.bias      layers.{n}.feed_forward.w2.bias
     """,
-)  # fmt: skip
+)
 
 HEADER = HeaderLayout(
     name="bloom",
@@ -85,22 +85,21 @@ MEGATRON = Harmless(
 )
 
 SPEC = Architecture(
-    name="bloom",
+    name="bloom", runtimes=("llama.cpp",),
     display_name="BLOOM",
     hf_classes=("BloomForCausalLM", "BloomModel"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "grouped"},
             drops=gpt.DROPS,
             renames=gpt.HEADLESS,
             harmless=(gpt.UPCAST, MEGATRON),
         ),
-        "ggml": Dialect("ggml"),
-        "gguf": Dialect("gguf"),
-    },
+        Dialect("ggml"),
+    ),
     recipe=gpt.RECIPE,
     headers=(HEADER,),
 )

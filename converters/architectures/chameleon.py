@@ -22,7 +22,7 @@ HPARAMS = (
     HParam("norms_behind", "swin_norm", common.BOOL, {"hf": "swin_norm"}, null=False,
            defaults=(Default(False, "transformers' default"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -62,13 +62,13 @@ REMARKS = (
 )
 
 SPEC = Architecture(
-    name="chameleon",
+    name="chameleon", runtimes=("llama.cpp",),
     display_name="Chameleon",
     hf_classes=("ChameleonForConditionalGeneration", "ChameleonForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=(*common.DROPS, *half.unseen("model.vqmodel.*")),
@@ -78,8 +78,7 @@ SPEC = Architecture(
                 Harmless("model_parallel_size", "how it was trained: the norms of all heads are there"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "qk_norm": "layer"},
     remarks=REMARKS,
 )

@@ -28,7 +28,7 @@ ROLES = roles(
         linear("ffn_up", "2*n_ff n_embd", "mlp.gate_up_proj"),
         linear("ffn_down", "n_embd n_ff", "mlp.down_proj"),
     ),
-)  # fmt: skip
+)
 
 HF = Dialect(
     "hf",
@@ -38,19 +38,18 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="chatglm",
+    name="chatglm", runtimes=("llama.cpp",),
     display_name="ChatGLM",
     hf_classes=("GlmForCausalLM", "ChatGLMModel", "ChatGLMForConditionalGeneration"),
     hparams=chatglm.HPARAMS,
     roles=varied(ROLES, "thudm", "hf", chatglm.NAMES),
-    dialects={
-        "hf": HF,
-        "thudm": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="thudm", fields="hf", renames=(("transformer.", ""),), given={"joint": True, "tied": False},
             classes=("ChatGLMModel", "ChatGLMForConditionalGeneration"), conventions={"qkv": "fused"},
             harmless=chatglm.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "ffn": "fused"},
-)  # fmt: skip
+)

@@ -25,7 +25,7 @@ HPARAMS = (
     HParam("activation", None, ValueType.STRING, {"hf": "activation_function"},
            words={"gelu_pytorch_tanh": "gelu_tanh"}, required=False),
     replace(common.TIED, defaults=(Default(True, "transformers' default", dialect="hf"),)),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("transformer.wte", "transformer.ln_f", bias=True),
@@ -39,13 +39,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="codeshell",
+    name="codeshell", runtimes=("llama.cpp",),
     display_name="CodeShell",
     hf_classes=("CodeShellForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(
                 *common.DROPS, *gpt.DROP_MASKS,
@@ -54,7 +54,6 @@ SPEC = Architecture(
             remarks=(*rope.REMARKS, common.own_output("codeshell")),
             harmless=(gpt.UPCAST,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "ffn": "plain", "activation": "gelu_tanh"},
-)  # fmt: skip
+)

@@ -18,7 +18,7 @@ HPARAMS = (
     *common.SIZES[:-3],
     replace(common.N_HEAD_KV, fields={"hf": "num_multi_query_heads"}, derive="n_head", check="n_head_kv == n_head"),
     *common.SIZES[-2:], common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SEEING = """
 vis_attn_qkv.weight    : 3*n_head*head_dim n_embd | hf self_attn.vision_expert_query_key_value.weight
@@ -53,13 +53,13 @@ FIRST = Remark(
 )
 
 SPEC = Architecture(
-    name="cogvlm",
+    name="cogvlm", runtimes=("llama.cpp",),
     display_name="CogVLM",
     hf_classes=("CogVLMForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*common.DROPS, *half.unseen("model.vision.*")),
             remarks=rope.REMARKS,
@@ -69,8 +69,7 @@ SPEC = Architecture(
                 Harmless("template_version", "how a prompt is worded"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qkv": "fused"},
     remarks=(FIXED, FIRST),
 )

@@ -24,7 +24,7 @@ HPARAMS = (
            implied="each (n + 1) % 4 != 0", many="n_layer"),
     HParam("rope_layers", None, common.BOOL, derive=turned_where_windowed, many="n_layer", required=False),
     common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -38,7 +38,7 @@ ROLES = roles(
 BIASED = Remark(
     "attention_bias == 1", "llama.cpp does not load this model: cohere2 has no bias for the output of attention",
     stops="llama.cpp",
-)  # fmt: skip
+)
 
 UNSCALED = Remark(
     "logit_scale != 1",
@@ -54,15 +54,14 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="cohere2",
+    name="cohere2", runtimes=("llama.cpp",),
     display_name="Command R7B",
     hf_classes=("Cohere2ForCausalLM", "Cohere2VisionForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(replace(HF, remarks=(*HF.remarks, UNSCALED)), "cohere2"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(replace(HF, remarks=(*HF.remarks, UNSCALED)), "cohere2"),
+    ),
     recipe={"norm": "layer", "residual": "parallel"},
 )

@@ -52,7 +52,7 @@ HPARAMS = (
            words={"softmax": 1, "sigmoid": 2}, defaults=(Default(1, _HF, dialect="hf"),)),
     HParam("expert_norm", "expert_weights_norm", BOOL, derive=cohere.normed),
     common.ALWAYS_TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -73,13 +73,13 @@ ODD = Remark(
 )
 
 SPEC = Architecture(
-    name="cohere2moe",
+    name="cohere2moe", runtimes=("llama.cpp",),
     display_name="North",
     hf_classes=("Cohere2MoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, *common.DROPS),
             remarks=rope.REMARKS,
@@ -90,8 +90,7 @@ SPEC = Architecture(
                 Harmless("rope_theta", "rope_parameters has the base"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "residual": "parallel", "shared_experts": "averaged"},
     remarks=(ODD, common.NO_WINDOW),
 )

@@ -24,7 +24,7 @@ HPARAMS = (
     HParam("qk_norms", None, ValueType.BOOL, {"hf": "use_qk_norm"}, required=False,
            defaults=(Default(False, "transformers' default", dialect="hf"),)),
     common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -54,19 +54,18 @@ BIASED = Remark(
 CONTEXT = Harmless("max_position_embeddings", "model_max_length is what it was trained on")
 
 SPEC = Architecture(
-    name="command-r",
+    name="command-r", runtimes=("llama.cpp",),
     display_name="Command R",
     hf_classes=("CohereForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, NORMS, UNNORMED, BIASED, common.UNTIED),
             harmless=(CONTEXT,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "residual": "parallel"},
 )

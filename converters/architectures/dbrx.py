@@ -36,7 +36,7 @@ HPARAMS = (
     HParam("activation", None, common.STRING, {"hf": "ffn_config.ffn_act_fn.name"}, words={"silu": "silu"},
            required=False),
     common.TIED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("transformer.wte", "transformer.norm_f"),
@@ -57,13 +57,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="dbrx",
+    name="dbrx", runtimes=("llama.cpp",),
     display_name="DBRX",
     hf_classes=("DbrxForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"transposed": ("ffn_down_exps",)},
             drops=common.DROPS,
@@ -75,7 +75,6 @@ SPEC = Architecture(
                 Harmless("ffn_config.moe_jitter_eps ffn_config.moe_loss_weight", "used in training only"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "expert_norm": True, "ffn_norm": "attn_output_norm"},
 )

@@ -14,13 +14,13 @@ from ggferry.formats.gguf.values import ValueType
 HEADS_KV = HParam(
     "n_head_kv", "attention.head_count_kv", ValueType.INT32,
     {"hf": "num_key_value_heads_per_layer|num_key_value_heads"}, many="n_layer", or_one=True,
-)  # fmt: skip
+)
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, HEADS_KV, common.HEAD_DIM,
     common.HEAD_DIM_V, common.RMS_EPS, *rope.LLAMA3_ROPE, common.TIED,
     HParam("own_blocks", None, fields={"hf": "block_configs"}, words={None: None}, many="0", required=False),
     common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -29,16 +29,15 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="deci",
+    name="deci", runtimes=("llama.cpp",),
     display_name="DeciLM",
     hf_classes=("DeciLMForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,)
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
 )

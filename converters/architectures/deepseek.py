@@ -18,7 +18,7 @@ HPARAMS = (
     *common.ALL_SPARSE[:1],
     HParam("scored", None, common.STRING, {"hf": "scoring_func"}, words={"softmax": "softmax"}, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPARSE = "n_dense <= n"
 ROLES = roles(
@@ -38,24 +38,23 @@ REMARKS = (
            "sum to one in deepseek", stops="llama.cpp"),
     Remark("n_shared == 0", "llama.cpp does not load this model: in deepseek it wants shared experts",
            stops="llama.cpp"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="deepseek",
+    name="deepseek", runtimes=("llama.cpp",),
     display_name="DeepSeek-MoE",
     hf_classes=("DeepseekForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
             remarks=rope.REMARKS,
             harmless=(common.UNBIASED, Harmless("aux_loss_alpha seq_aux", "used in training only")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
     remarks=REMARKS,
 )

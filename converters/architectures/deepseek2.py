@@ -19,7 +19,7 @@ ROLES = roles(
 HF = Dialect(
     "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), remarks=deepseek.REMARKS,
     given={"n_head_kv": 1}, harmless=deepseek.HARMLESS,
-)  # fmt: skip
+)
 IGNORED = Remark(
     "gating_stated != 'sigmoid' or selection_stated != 'noaux_tc'",
     "config.json says scoring_func={gating_stated} and topk_method={selection_stated}, which transformers' DeepSeek-V3 "
@@ -32,7 +32,7 @@ STATED = (
            defaults=(Default(False, "DeepSeek-V2's", dialect="v2"),)),
     HParam("selection_stated", None, ValueType.STRING, {"hf": "topk_method"}, required=False,
            defaults=(Default("noaux_tc", "DeepSeek-V3's", dialect="v3"),)),
-)  # fmt: skip
+)
 NOT_NORMED = Remark(
     "norm_stated == 1",
     "config.json says norm_topk_prob=true, which transformers' DeepSeek-V2 does not read: weights are not normed",
@@ -40,7 +40,7 @@ NOT_NORMED = Remark(
 _SEEN = ("vision_tower.*", "mm_projector.*", "multi_modal_projector.*", "siglip2.*", "merger.*")
 
 SPEC = Architecture(
-    name="deepseek2",
+    name="deepseek2", runtimes=("llama.cpp",),
     display_name="DeepSeek",
     hf_classes=(
         "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "KimiK25ForConditionalGeneration",
@@ -51,32 +51,31 @@ SPEC = Architecture(
         *STATED, *deepseek.PLAIN,
     ),
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "v2": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="v2", names="hf", fields="hf", classes=("DeepseekV2ForCausalLM",),
             remarks=(*HF.remarks, NOT_NORMED), given={**HF.given, "expert_norm": False},
         ),
         # transformers' class reads neither key, the publisher's own refuses any other value: what it says is a note.
-        "v3": replace(
+        replace(
             HF, name="v3", names="hf", fields="hf", classes=("DeepseekV3ForCausalLM",), remarks=(*HF.remarks, IGNORED),
             given={**HF.given, "expert_gating": 2, "expert_selection": "noaux_tc"},
         ),
-        "text-half": replace(
+        replace(
             HF, name="text-half", names="hf", fields="hf", within=half.WITHIN, renames=half.RENAMES,
             classes=("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"),
             drops=(*nextn.dropped(deepseek.DROPS), *half.unseen(*_SEEN)), harmless=(*HF.harmless, half.VISION_KEYS),
         ),
-        "dense": replace(
+        replace(
             HF, name="dense", names="hf", fields="hf", within=half.WITHIN, renames=half.RENAMES,
             classes=("YoutuForCausalLM", "YoutuVLForConditionalGeneration"),
             given={"n_head_kv": 1, "n_expert": 0, "n_shared": 0},
             drops=(*nextn.dropped(deepseek.DROPS), *half.unseen(*_SEEN)),
             harmless=(*HF.harmless, half.VISION_KEYS, Harmless("embedding_initializer_range", "used before training")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     blocks=nextn.BLOCKS,
     remarks=(nextn.REMARK,),
     recipe={"attention": "latent"},
-)  # fmt: skip
+)

@@ -32,7 +32,7 @@ HPARAMS = (
     # Unlimited-OCR's window is of what it writes: a token sees all of the prompt, and so many of those that follow it.
     HParam("written_window", "attention.sliding_window", fields={"hf": "sliding_window_size|sliding_window"},
            required=False),
-)  # fmt: skip
+)
 
 SPARSE = "n_dense <= n"
 ROLES = roles(
@@ -83,22 +83,21 @@ HF = Dialect(
         Harmless("layer_types", "the window is of what is written", ("reference_sliding_attention",)),
         Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="deepseek2-ocr",
+    name="deepseek2-ocr", runtimes=("llama.cpp",),
     display_name="DeepSeek-OCR",
     hf_classes=("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM", "UnlimitedOcrForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "half": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="half", names="hf", fields="hf", classes=("UnlimitedOcrForConditionalGeneration",),
             within=half.WITHIN,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
     remarks=(FIXED,),
-)  # fmt: skip
+)

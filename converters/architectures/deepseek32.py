@@ -11,7 +11,7 @@ from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 SPEC = Architecture(
-    name="deepseek32",
+    name="deepseek32", runtimes=("llama.cpp",),
     display_name="DeepSeek-V3.2",
     hf_classes=("DeepseekV32ForCausalLM",),
     hparams=(
@@ -25,14 +25,13 @@ SPEC = Architecture(
             tensors.norm("attn_norm", "input_layernorm"), latent_attention(), index.indexer(), deepseek.feed_forward()
         ),
     ),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), given={"n_head_kv": 1},
             harmless=deepseek.HARMLESS, remarks=(*deepseek.REMARKS, index.WIDTH, deepseek.LOW_RANK),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     blocks=nextn.BLOCKS,
     remarks=(nextn.REMARK,),
     recipe={"attention": "latent", "indexer_rope": "halves"},
-)  # fmt: skip
+)

@@ -27,7 +27,7 @@ TARGETS = (
     HParam("target_inputs", None, fields={"hf": "aux_hidden_state_layer_ids"}, required=False, many="n_targets"),
     HParam("target_layers", "target_layers", ValueType.INT32, derive=dflash.layers, many="n_targets"),
     HParam("n_targets", None),
-)  # fmt: skip
+)
 DRAFTING = (
     HParam("block_size", "block_size", fields=dflash.inner("block_size", "block_size"), check="0 < block_size",
            defaults=(Default(16, "convert_hf_to_gguf's default", dialect="hf"),)),
@@ -41,7 +41,7 @@ DRAFTING = (
     HParam("sample_from_anchor", "sample_from_anchor", BOOL, derive=dflash.from_anchor, absent=True),
     HParam("markov_kind", None, STRING, dflash.inner("markov_head_type", "markov_head_type"),
            words={"vanilla": "vanilla"}, required=False),
-)  # fmt: skip
+)
 SECOND = (
     HParam("conv_kernel_size", "conv_kernel_size", fields=dflash.inner("conv_kernel_size"), absent=0),
     HParam("conv_group_size", "conv_group_size", fields=dflash.inner("conv_group_size"), absent=0,
@@ -52,14 +52,14 @@ SECOND = (
     HParam("logit_scale", "logit_scale", F32, dflash.inner("output_multiplier", "output_multiplier"), absent=0.0),
     HParam("final_softcap", "final_logit_softcapping", F32,
            dflash.inner("final_logit_softcapping", "final_logit_softcapping"), absent=0.0),
-)  # fmt: skip
+)
 SCALES = (
     HParam("target_gemma", None, BOOL, {"hf": f"{TARGET}.gemma"}, required=False),
     HParam("scale_stated", None, F32, dflash.inner("input_embedding_scale", "input_embedding_scale"), required=False),
     HParam("embedding_scale", "embedding_scale", F32, derive=dflash.embedding_scale, absent=0.0),
     HParam("attn_scale", "attention.scale", F32, derive=dflash.attention_scale, absent=0.0),
     HParam("value_scale", "attention.value_scale", F32, dflash.inner("attention_value_scale"), absent=0.0),
-)  # fmt: skip
+)
 WINDOWS = (
     HParam("window_stated", None, fields=dflash.inner("swa_window_size", "sliding_window"), required=False),
     HParam("window_used", None, BOOL, {"hf": "use_sliding_window"}, required=False),
@@ -69,7 +69,7 @@ WINDOWS = (
     HParam("n_swa", "attention.sliding_window", derive=dflash.window, absent=0),
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=dflash.windows, many="n_layer",
            required=False),
-)  # fmt: skip
+)
 HPARAMS = (
     drafts.N_VOCAB, drafts.TARGET_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD,
     HParam("draft_kind", None, STRING, required=False),
@@ -106,7 +106,7 @@ HPARAMS = (
            words={"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}),
     HParam("activation", None, STRING, derive=dflash.activation),
     *TARGETS, *DRAFTING, *SECOND, *SCALES, *WINDOWS, *drafts.DRAFT_ROWS,
-)  # fmt: skip
+)
 
 _PAIRS = """
 blk.{n}.attn_q.weight      layers.{n}.self_attn.q_proj.weight @halves
@@ -123,7 +123,7 @@ _FRAME = roles(
 _BLOCKS = also(
     block(dflash.BLOCK, layer={"hf": "layers.{n}.", "gemma4": "layers.{n}."}), "gemma4",
     "blk.{n}.ffn_norm.weight layers.{n}.pre_feedforward_layernorm.weight",
-)  # fmt: skip
+)
 ROLES = roles(
     varied(varied(_FRAME, "pairs", "hf"), "gemma4", "hf"),
     varied(_BLOCKS, "pairs", "hf", _PAIRS, halves=dflash.PAIRS_TO_HALVES),
@@ -146,10 +146,10 @@ HF = Dialect(
         ("confidence_proj.", "confidence_head.proj."),
     ),
     harmless=(common.UNBIASED, drafts.HARMLESS, dflash.HARMLESS),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="dflash",
+    name="dflash", runtimes=("llama.cpp",),
     display_name="DFlash",
     hf_classes=(
         "DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "DSparkSpeculator", "Qwen3DSparkModel",
@@ -157,21 +157,20 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "pairs": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="pairs", fields="hf", classes=("LingDSparkModel",), given={"draft_kind": "", "pairs": True},
             conventions={"rope": "pairs", "draft_rows": "offsets"},
         ),
-        "muse": replace(
+        replace(
             HF, name="muse", names="hf", fields="hf", classes=("MuseGlimmerAssistantModel",),
             given={**HF.given, "window_listed": True}, remarks=(*HF.remarks, ONE_LESS),
         ),
-        "gemma4": replace(
+        replace(
             HF, name="gemma4", fields="hf", classes=("Gemma4DSparkModel",),
             given={"draft_kind": "gemma4", "pairs": False},
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "ggferry.converters.forward.drafts.dflash", "rope": "halves"},
-)  # fmt: skip
+)

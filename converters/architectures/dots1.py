@@ -20,7 +20,7 @@ HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE,
     *(CHANGED.get(param.name, param) for param in routed.HPARAMS),
     *common.LISTED_WINDOWS, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -36,23 +36,22 @@ ROLES = roles(
 GROUPED = Remark(
     "n_head_kv != n_head", "llama.cpp does not load this model: in dots1 it wants as many key heads as heads",
     stops="llama.cpp",
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="dots1",
+    name="dots1", runtimes=("llama.cpp",),
     display_name="dots.llm1",
     hf_classes=("Dots1ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, *common.DROPS),
             remarks=(*rope.REMARKS, common.WINDOW, common.own_output("dots1")),
             harmless=(common.UNBIASED, routed.NEXT_COUNT),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid"},
     remarks=(GROUPED,),
 )

@@ -92,7 +92,7 @@ HPARAMS = (
     HParam("key_normed", None, BOOL, {"hf": "k_rope_only_layernorm"}, words={True: True}, required=False),
     HParam("scaled_by_token", None, BOOL, {"hf": "use_dynamic_rsf"}, words={False: False}, required=False),
     common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 PAIRS = rotary_pairs_to_halves
 INDEXER = """
@@ -115,16 +115,16 @@ ROLES = roles(
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         routed.dense_or_routed(),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="dots3note",
+    name="dots3note", runtimes=("llama.cpp",),
     display_name="Dots 3 Note",
     hf_classes=("Dots3NoteForCausalLM", "Dots3NoteTextForCausalLM", "Dots3NoteForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "indexer_rope": "pairs"},
             drops=(
@@ -151,7 +151,6 @@ SPEC = Architecture(
                 Harmless("moe_gating_fp32", "how it is computed", (False,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"attention": "latent", "indexer_rope": "halves", "routing": "sigmoid"},
-)  # fmt: skip
+)

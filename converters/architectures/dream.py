@@ -15,13 +15,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="dream",
+    name="dream", runtimes=("llama.cpp",),
     display_name="Dream",
     hf_classes=("DreamModel",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=rope.REMARKS,
@@ -31,8 +31,7 @@ SPEC = Architecture(
                 *diffusion.NO_WINDOWS,
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
     remarks=(diffusion.MASKED,),
 )

@@ -29,7 +29,7 @@ HPARAMS = (
     HParam("norm_before_residual", "norm_before_residual", BOOL, {"hf": "norm_before_residual"}, absent=False),
     HParam("norm_before_fc", "norm_before_fc", BOOL, {"hf": "norm_before_fc"}, absent=False),
     *drafts.DRAFT_ROWS,
-)  # fmt: skip
+)
 
 ROLES = roles(
     drafts.frame("fc", "input_norm", rows="3*n_embd_target", width="3*n_embd_target",
@@ -46,16 +46,16 @@ ROLES = roles(
         tensors.gated(),
         layer="layers.{n}.",
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="eagle3",
+    name="eagle3", runtimes=("llama.cpp",),
     display_name="EAGLE-3",
     hf_classes=("Eagle3DraftModel", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "LlamaForCausalLMEagle3"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves", "draft_rows": "offsets"},
             drops=(drafts.DROP_T2D, common.DROP_BUFFERS),
@@ -65,7 +65,6 @@ SPEC = Architecture(
             harmless=(common.UNBIASED, drafts.HARMLESS, Harmless("mlp_bias", "there is none", (False,)),
                       Harmless("tie_word_embeddings", "the draft's own tensors are taken as they are")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "ggferry.converters.forward.drafts.eagle3"},
-)  # fmt: skip
+)

@@ -10,7 +10,7 @@ from ggferry.converters.schema.architecture import Architecture
 from ggferry.converters.schema.roles import block, roles
 
 SPEC = Architecture(
-    name="ernie4_5",
+    name="ernie4_5", runtimes=("llama.cpp",),
     display_name="ERNIE 4.5",
     hf_classes=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
     hparams=ernie.HPARAMS,

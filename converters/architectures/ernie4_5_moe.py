@@ -32,7 +32,7 @@ HPARAMS = (
     common.N_FF_EXP, replace(routed.N_SHARED, fields={"hf": "moe_num_shared_experts"}),
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", derive="n_shared * n_ff_exp", absent=0,
            check="n_ff_shexp == n_shared * n_ff_exp"),
-)  # fmt: skip
+)
 
 SPARSE = "n_dense <= n and (n + 1) % sparse_step == 0"
 ROLES = roles(
@@ -49,17 +49,17 @@ ROLES = roles(
 BETWEEN = Remark(
     "sparse_step != 1 and n_dense < n_layer and (n_dense + 1 < n_layer or n_layer % sparse_step != 0)",
     "llama.cpp does not load this model: from the first on, it wants experts in every block", stops="llama.cpp",
-)  # fmt: skip
+)
 
 BOUND = Remark(
     f"expert_norm_min > {NONE_SO_LOW}",
     "the weights of the chosen experts are divided by their sum or, where that is less, by {expert_norm_min}: written "
     "(expert_weights_norm_min), but llama.cpp does not read it",
     otherwise="llama.cpp",
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="ernie4_5-moe",
+    name="ernie4_5-moe", runtimes=("llama.cpp",),
     display_name="ERNIE 4.5 MoE",
     hf_classes=("Ernie4_5_MoeForCausalLM",),
     hparams=HPARAMS,

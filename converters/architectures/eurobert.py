@@ -16,7 +16,7 @@ HPARAMS = (
     HParam("rope_kind", None, common.STRING, {"hf": rope.scaling_place("rope_type")}, words={"default": "default"},
            required=False),
     encoder.NO_SCALING, *embeddings.POOLING, encoder.CLASSIFIER_POOLING, common.SILU, *encoder.NO_BIASES[:2],
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("embed_tokens", "norm", ""),
@@ -30,13 +30,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="eurobert",
+    name="eurobert", runtimes=("llama.cpp",),
     display_name="EuroBERT",
     hf_classes=("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*embeddings.language_heads("lm_head.*"), common.DROP_BUFFERS),
             given={"causal": False, "rope_scaling": "none"},
@@ -50,7 +50,6 @@ SPEC = Architecture(
                 Harmless("clf_pooling", "of a classifier, which is not here"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "rows": "states"},
 )

@@ -19,7 +19,7 @@ HPARAMS = (
     replace(common.RMS_EPS, fields={"hf": "layer_norm_epsilon|rms_norm_eps"}),
     *rope.LLAMA3_ROPE, common.TIED,
     replace(common.SILU, fields={"hf": "activation_function|hidden_act"}),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("transformer.wte", "transformer.ln_f"),
@@ -36,14 +36,13 @@ ROLES = roles(
 ROTARY = Drop("*.rotary.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True)
 
 SPEC = Architecture(
-    name="exaone",
+    name="exaone", runtimes=("llama.cpp",),
     display_name="EXAONE 3",
     hf_classes=("ExaoneForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=(ROTARY, *common.DROPS), remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=(ROTARY, *common.DROPS), remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
+    ),
     recipe={"rope": "halves"},
 )

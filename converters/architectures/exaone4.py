@@ -18,7 +18,7 @@ from ggferry.converters.schema.roles import block, roles
 N_SWA = replace(common.N_SWA, null=0, defaults=(Default(4096, "transformers' default", dialect="hf"),))
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.LLAMA3_ROPE, N_SWA, *exaone.WINDOWS, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -55,16 +55,15 @@ REMARKS = (
 HF = Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,))
 
 SPEC = Architecture(
-    name="exaone4",
+    name="exaone4", runtimes=("llama.cpp",),
     display_name="EXAONE 4",
     hf_classes=("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "exaone4"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(HF, "exaone4"),
+    ),
     recipe={"rope": "halves", "pre_norm": False},
     remarks=REMARKS,
 )

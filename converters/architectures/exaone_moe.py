@@ -25,7 +25,7 @@ HPARAMS = (
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", derive="n_shared * n_ff_exp", required=False,
            check="n_ff_shexp == n_shared * n_ff_exp"),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -40,19 +40,18 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="exaone-moe",
+    name="exaone-moe", runtimes=("llama.cpp",),
     display_name="K-EXAONE",
     hf_classes=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, Drop("mtp.*", routed.NEXT_TOKENS.reason), *common.DROPS),
             remarks=(*rope.REMARKS, common.own_output("exaone-moe"), common.NO_WINDOW),
             harmless=(common.UNBIASED, routed.NEXT_COUNT, Harmless("mtp_*", "of what predicts further tokens")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid"},
 )

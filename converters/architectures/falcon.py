@@ -49,7 +49,7 @@ HPARAMS = (
     replace(rope.BASE, fields={}, derive=falcon.rotary_base, defaults=(), required=False),
     replace(rope.N_ROT, required=False), rope.KIND, *rope.SCALING,
     common.ALWAYS_TIED, gpt.GELU,
-)  # fmt: skip
+)
 
 _LN_MLP = ((f"{gpt.LAYER}ln_mlp.", f"{gpt.LAYER}input_layernorm."),)
 ROLES = roles(
@@ -70,7 +70,7 @@ ROLES = varied(
     blk.{n}.attn_qkv.weight transformer.h.{n}.self_attention.query_key_value.weight
     blk.{n}.attn_qkv.bias   transformer.h.{n}.self_attention.query_key_value.bias
     """,
-)  # fmt: skip
+)
 
 _TO_HEADS = """
 n_vocab      i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
@@ -120,13 +120,13 @@ REMARKS = (
 )
 
 SPEC = Architecture(
-    name="falcon",
+    name="falcon", runtimes=("llama.cpp",),
     display_name="Falcon",
     hf_classes=("FalconForCausalLM", "RWForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "grouped"},
             drops=gpt.DROPS,
@@ -137,13 +137,13 @@ SPEC = Architecture(
             renames=(*_LN_MLP, *gpt.HEADLESS),
             respelled=tuple((table, written, "n_norms == 2") for written, table in _LN_MLP),
         ),
-        "ggml": Dialect(
+        Dialect(
             "ggml",
             given={"data_layout": "jploski"},
             renames=_LN_MLP,
             layouts=("falcon", "falcon-ggcc"),
         ),
-        "ggml-grouped": Dialect(
+        Dialect(
             "ggml-grouped",
             names="hf",
             conventions={"qkv": "grouped"},
@@ -152,8 +152,7 @@ SPEC = Architecture(
             fields="ggml",
             layouts=("falcon-2023-06-05", "falcon-2023-06-10"),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={**gpt.RECIPE, "rope": "halves", "activation": "gelu", "residual": "parallel", "alibi": "before"},
     headers=(HEADER, GGCC, HEADER_2023_06_05, HEADER_2023_06_10),
 )

@@ -25,7 +25,7 @@ HPARAMS = (
     HParam("output_bias", None, BOOL, {"hf": "projectors_bias"}, words={False: False}, required=False),
     HParam("tied_stated", None, BOOL, {"hf": "tie_word_embeddings"}, required=False),
     common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 MATRICES = """
 attn_q.weight      : n_head*head_dim n_embd      | hf self_attn.q_proj.weight @seen
@@ -54,18 +54,17 @@ ROLES = roles(
 HF = Dialect(
     "hf", conventions={"decay": "log"}, drops=(common.DROP_BUFFERS,), remarks=rope.REMARKS,
     harmless=(common.UNBIASED, *hybrid.MAMBA_HARMLESS),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="falcon-h1",
+    name="falcon-h1", runtimes=("llama.cpp",),
     display_name="Falcon-H1",
     hf_classes=("FalconH1ForCausalLM",),
     hparams=HPARAMS,
     roles=varied(ROLES, "tied", "hf", "output.weight model.embed_tokens.weight @head", head=falcon.HEAD),
-    dialects={
-        "hf": HF,
-        "tied": replace(HF, name="tied", fields="hf", classes=("FalconH1ForCausalLM",), lacks=("lm_head.weight",)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        replace(HF, name="tied", fields="hf", classes=("FalconH1ForCausalLM",), lacks=("lm_head.weight",)),
+    ),
     recipe={"rope": "halves", "decay": "rate"},
 )

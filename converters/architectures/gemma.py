@@ -19,20 +19,19 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="gemma",
+    name="gemma", runtimes=("llama.cpp",),
     display_name="Gemma",
     hf_classes=("GemmaForCausalLM",),
     hparams=(*gemma.SIZES, *rope.ROPE),
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions=gemma.CONVENTIONS,
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.UNTIED),
             harmless=(common.UNBIASED,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=gemma.RECIPE,
 )

@@ -27,7 +27,7 @@ HPARAMS = (
            implied="each n % 2 == 0", many="n_layer", required=False),
     gemma.QUERY_SCALAR,
     HParam("attn_scale", "attention.scale", gemma.F32, derive=gemma.query_scale, implied=gemma.gemma2_scale),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(layout=ADD_ONE),
@@ -64,15 +64,14 @@ _HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="gemma2",
+    name="gemma2", runtimes=("llama.cpp",),
     display_name="Gemma 2",
     hf_classes=("Gemma2ForCausalLM", "MERaLiON2ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": _HF,
-        **half.of(_HF, "gemma2"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        _HF,
+        *half.of(_HF, "gemma2"),
+    ),
     recipe=gemma.RECIPE,
 )

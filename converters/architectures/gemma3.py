@@ -16,13 +16,13 @@ VISION_KEYS = Harmless("vision_config mm_tokens_per_image image_seq_length", "of
 VISION = (Drop("*vision_tower.*", _VISION), Drop("*multi_modal_projector.*", _VISION))
 
 SPEC = Architecture(
-    name="gemma3",
+    name="gemma3", runtimes=("llama.cpp",),
     display_name="Gemma 3",
     hf_classes=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     hparams=shared.HPARAMS,
     roles=shared.ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions=gemma.CONVENTIONS,
             drops=(*common.DROPS, *VISION),
@@ -39,7 +39,6 @@ SPEC = Architecture(
                 ("language_model.lm_head.", "lm_head."),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=gemma.RECIPE,
 )

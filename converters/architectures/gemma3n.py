@@ -29,7 +29,7 @@ STREAMS = (
            required=False),
     HParam("sparsity_scale", "activation_sparsity_scale", F32, derive=gemma.sparsity, many="n_layer"),
     HParam("sparsity_odd", None, derive=gemma.sparse_unlike_published),
-)  # fmt: skip
+)
 ATTENTION = (
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"},
            defaults=(Default(512, _HF, dialect="hf"),), check="0 < n_swa"),
@@ -44,13 +44,13 @@ ATTENTION = (
            words={"default": "default"}, required=False),
     HParam("n_rot", "rope.dimension_count", derive="head_dim",
            check="n_rot % 2 == 0 and 0 < n_rot and n_rot <= head_dim"),
-)  # fmt: skip
+)
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER,
     HParam("n_ff", "feed_forward_length", fields={"hf": "intermediate_size"}, many="n_layer", or_one=True),
     common.N_HEAD, common.N_HEAD_KV, common.HEAD_DIM, common.HEAD_DIM_V, common.RMS_EPS, *ATTENTION, *STREAMS,
     gemma.N_EMBD_PER_LAYER, gemma.SOFTCAP, common.ALWAYS_TIED, common.GEMMA_GELU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -84,7 +84,7 @@ ROLES = roles(
         """,
     ),
     stack=Stack(),
-)  # fmt: skip
+)
 
 REMARKS = (
     Remark("n_embd_per_layer != 256 or laurel_rank != 64", "llama.cpp does not load this model: embeddings of blocks "
@@ -97,16 +97,16 @@ REMARKS = (
            "30 there; {n_altup}, number {altup_active} and {final_softcap} here", stops="llama.cpp"),
     Remark("sparsity_odd > 0", "llama.cpp runs this differently: it keeps a twentieth of the gates in the first ten "
            "blocks, which {sparsity_odd} blocks of this model contradict", stops="llama.cpp"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="gemma3n",
+    name="gemma3n", runtimes=("llama.cpp",),
     display_name="Gemma 3n",
     hf_classes=("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*common.DROPS, *gemma.DROPS),
             within=half.WITHIN,
@@ -114,11 +114,11 @@ SPEC = Architecture(
             given={"attn_scale": 1.0},
             harmless=(common.UNBIASED, *gemma.HARMLESS, gemma.CLIP),
         ),
-        "gguf": Dialect("gguf", given={"attn_scale": 1.0}),
-    },
+        Dialect("gguf", given={"attn_scale": 1.0}),
+    ),
     recipe={
         "computation": "gemma3n", "rope": "halves", "activation": "gelu_tanh", "embedding_scale": "sqrt_width",
         "v_norm": True,
     },
     remarks=REMARKS,
-)  # fmt: skip
+)

@@ -21,7 +21,7 @@ BOOL, STRING = ValueType.BOOL, ValueType.STRING
 SHARED = HParam(
     "shared_kv_layers", "attention.shared_kv_layers", fields={"hf": "num_kv_shared_layers"},
     defaults=(Default(0, "none, where nothing says otherwise"),), check="shared_kv_layers < n_layer",
-)  # fmt: skip
+)
 FEED_FORWARD = (
     HParam("n_ff_stated", None, fields={"hf": "intermediate_size"}, required=False),
     HParam("double_wide", None, BOOL, {"hf": "use_double_wide_mlp"}, required=False),
@@ -33,7 +33,7 @@ FEED_FORWARD = (
            required=False),
     HParam("moe_block", None, BOOL, {"hf": "enable_moe_block"}, required=False,
            check="moe_block == 1 and n_expert > 0 or moe_block == 0 and n_expert == 0"),
-)  # fmt: skip
+)
 _UNIFIED = tuple(
     Default(0, "transformers' default of the unified model, which has none", f'hf_class == "{name}"', dialect="hf")
     for name in ("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration")
@@ -46,7 +46,7 @@ HPARAMS = (
     # Pictures see what comes later ('vision'), text does not.
     HParam("bidirectional", None, STRING, {"hf": "use_bidirectional_attention"}, words={"vision": "vision"},
            required=False),
-)  # fmt: skip
+)
 
 _OWN = "n < n_layer - shared_kv_layers"
 ROLES = roles(
@@ -81,16 +81,16 @@ ROLES = roles(
         "layer_output_scale.weight f32 optional : 1 | hf layer_scalar",
     ),
     factors=gemma.proportional_factors,
-)  # fmt: skip
+)
 
 UNUSED = tuple(
     Drop(f"model.layers.{{n}}.self_attn.{name}.weight", "of a block that takes over keys and values",
          when="n >= n_layer - shared_kv_layers")
     for name in ("k_proj", "v_proj", "k_norm")
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="gemma4",
+    name="gemma4", runtimes=("llama.cpp",),
     display_name="Gemma 4",
     hf_classes=(
         "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM",
@@ -98,8 +98,8 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             remarks=(common.NO_WINDOW,),
             drops=(*UNUSED, *common.DROPS, *gemma.DROPS),
@@ -108,10 +108,10 @@ SPEC = Architecture(
             given={"attn_scale": 1.0},
             harmless=(common.UNBIASED, *gemma.HARMLESS, gemma.BY_BLOCK),
         ),
-        "gguf": Dialect("gguf", given={"attn_scale": 1.0}),
-    },
+        Dialect("gguf", given={"attn_scale": 1.0}),
+    ),
     recipe={
         "rope": "halves", "activation": "gelu_tanh", "embedding_scale": "sqrt_width", "v_norm": True,
         "expert_norm": True,
     },
-)  # fmt: skip
+)

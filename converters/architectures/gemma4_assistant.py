@@ -30,7 +30,7 @@ HPARAMS = (
     HParam("moe_block", None, BOOL, {"hf": "enable_moe_block"}, words={False: False}, required=False),
     HParam("n_embd_per_layer", None, fields={"hf": "hidden_size_per_layer_input"}, words={0: 0}, required=False),
     HParam("ordered", None, BOOL, {"hf": "use_ordered_embeddings"}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(output=""),
@@ -49,22 +49,22 @@ ROLES = roles(
         "layer_output_scale.weight : 1 | hf layer_scalar",
     ),
     factors=gemma.proportional_factors,
-)  # fmt: skip
+)
 
 _TABLES = "tables of which tokens are alike, with which transformers computes few logits: llama.cpp computes all"
 UNUSED = tuple(
     Drop(f"model.layers.{{n}}.self_attn.{name}.weight", "of a block that takes over keys and values")
     for name in ("k_proj", "v_proj", "k_norm")
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="gemma4-assistant",
+    name="gemma4-assistant", runtimes=("llama.cpp",),
     display_name="Gemma 4's assistant",
     hf_classes=("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*UNUSED, Drop("masked_embedding.*", _TABLES), *common.DROPS),
             remarks=(Remark("ordered == 1", _TABLES),),
@@ -79,10 +79,10 @@ SPEC = Architecture(
                 Harmless("num_experts top_k_experts moe_intermediate_size expert_intermediate_size", "there are none"),
             ),
         ),
-        "gguf": Dialect("gguf", given={"attn_scale": 1.0}),
-    },
+        Dialect("gguf", given={"attn_scale": 1.0}),
+    ),
     recipe={
         "computation": "ggferry.converters.forward.drafts.gemma4_assistant", "rope": "halves",
         "activation": "gelu_tanh",
     },
-)  # fmt: skip
+)

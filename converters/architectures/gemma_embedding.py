@@ -22,7 +22,7 @@ _BIDIRECTIONAL = HParam(
 _WINDOW = HParam(
     "n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, check="0 < n_swa",
     defaults=(Default(4096, "transformers' default", dialect="hf"),),
-)  # fmt: skip
+)
 _NO_CAP = HParam(
     "final_softcap", None, common.F32, {"hf": "final_logit_softcapping"}, words={None: None}, required=False
 )
@@ -31,7 +31,7 @@ _SCALAR = replace(gemma.QUERY_SCALAR, check="query_scalar == head_dim")
 _OWN = {"bidirectional": _BIDIRECTIONAL, "n_swa": _WINDOW, "final_softcap": _NO_CAP, "query_scalar": _SCALAR}
 
 SPEC = Architecture(
-    name="gemma-embedding",
+    name="gemma-embedding", runtimes=("llama.cpp",),
     display_name="EmbeddingGemma",
     hf_classes=("Gemma3TextModel",),
     hparams=(
@@ -46,8 +46,8 @@ SPEC = Architecture(
         *embeddings.dense(2, "dense_2_out", "dense_2_in"),
         *embeddings.dense(3, "dense_3_out", "dense_3_in"),
     ),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions=gemma.CONVENTIONS,
             drops=common.DROPS,
@@ -57,7 +57,6 @@ SPEC = Architecture(
             remarks=gemma.REMARKS,
             harmless=(common.UNBIASED, embeddings.HARMLESS),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={**gemma.RECIPE, "rows": "states"},
-)  # fmt: skip
+)

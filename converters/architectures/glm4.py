@@ -20,7 +20,7 @@ _EYES = Default((8, 12, 12), "transformers' default", dialect="seeing")
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, replace(rope.SECTIONS_STATED, defaults=(_EYES,)),
     replace(rope.SECTIONS, required=False), common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = varied(
     roles(
@@ -49,14 +49,14 @@ ROLES = varied(
 
 SEEING = ("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration")
 SPEC = Architecture(
-    name="glm4",
+    name="glm4", runtimes=("llama.cpp",),
     display_name="GLM-4",
     hf_classes=("Glm4ForCausalLM", *SEEING),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", conventions={"rope": "pairs"}, drops=common.DROPS, remarks=rope.REMARKS),
-        "seeing": Dialect(
+    dialects=(
+        Dialect("hf", conventions={"rope": "pairs"}, drops=common.DROPS, remarks=rope.REMARKS),
+        Dialect(
             "seeing",
             conventions={"rope": "pairs"},
             fields="hf",
@@ -71,7 +71,6 @@ SPEC = Architecture(
                 Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "by_axes", "ffn": "fused"},
 )

@@ -28,7 +28,7 @@ HPARAMS = (
     HParam("qk_norms", None, ValueType.BOOL, {"hf": "use_qk_norm"}, required=False,
            defaults=(Default(False, "transformers' default", dialect="hf"),)),
     common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -43,14 +43,14 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="glm4moe",
+    name="glm4moe", runtimes=("llama.cpp",),
     display_name="GLM-4.5",
     hf_classes=("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration", "SolarOpenForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=(nextn.DROP, *common.DROPS), remarks=rope.REMARKS, harmless=(routed.NEXT_COUNT,)),
-        "seeing": Dialect(
+    dialects=(
+        Dialect("hf", drops=(nextn.DROP, *common.DROPS), remarks=rope.REMARKS, harmless=(routed.NEXT_COUNT,)),
+        Dialect(
             "seeing",
             names="hf",
             fields="hf",
@@ -62,7 +62,7 @@ SPEC = Architecture(
             harmless=(routed.NEXT_COUNT, half.VISION_KEYS),
         ),
         # Upstage's Solar Open: whole heads turn, which its configuration need not say.
-        "solar": Dialect(
+        Dialect(
             "solar",
             names="hf",
             fields="hf",
@@ -71,8 +71,7 @@ SPEC = Architecture(
             remarks=rope.REMARKS,
             harmless=(routed.NEXT_COUNT,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid", "ffn_norm": "post_attention_norm"},
     blocks=nextn.BLOCKS,
     remarks=(nextn.REMARK,),

@@ -63,7 +63,7 @@ HPARAMS = (
     *index.SHARED,
     HParam("connected", None, BOOL, {"hf": "mhc"}, words={True: True}, required=False),
     common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 FULL = "n_head_kv > 0"
 CHOOSES = f"index_full == 1 and {FULL}"
@@ -94,13 +94,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="glm5-next",
+    name="glm5-next", runtimes=("llama.cpp",),
     display_name="GLM-5.3 Flash",
     hf_classes=("Glm5NextForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
             drops=(*deepseek.DROPS, *half.unseen("*visual.*")),
@@ -118,11 +118,10 @@ SPEC = Architecture(
                 Harmless("topk_method", "chosen with a bias", ("noaux_tc",)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "streams", "attention": "latent", "rope": "none", "indexer_rope": "none", "routing": "sigmoid",
         "decay": "rate",
     },
     remarks=(common.own_output("glm5-next"),),
-)  # fmt: skip
+)

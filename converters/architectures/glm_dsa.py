@@ -17,7 +17,7 @@ MULTIPLIER = Remark(
 )
 
 SPEC = Architecture(
-    name="glm-dsa",
+    name="glm-dsa", runtimes=("llama.cpp",),
     display_name="GLM-5",
     hf_classes=("GlmMoeDsaForCausalLM",),
     hparams=(
@@ -33,13 +33,12 @@ SPEC = Architecture(
             deepseek.feed_forward(),
         ),
     ),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, given={"n_head_kv": 1},
             remarks=(*deepseek.REMARKS, index.WIDTH, deepseek.LOW_RANK, MULTIPLIER),
             harmless=(*deepseek.HARMLESS, Harmless("indexer_rope_interleave", "always so", (True,))),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"attention": "latent", "indexer_rope": "pairs"},
-)  # fmt: skip
+)

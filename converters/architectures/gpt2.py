@@ -18,14 +18,14 @@ N_FF = replace(gpt.N_FF, fields={"hf": f"{gpt.N_FF.fields['hf']}|ffn_dim"})
 ACTIVATION = replace(
     gpt.GELU_TANH, words={**gpt.GELU_TANH.words, "relu": "relu"},
     check="activation == 'gelu' or activation == 'gelu_tanh' or activation == 'relu'",
-)  # fmt: skip
+)
 HPARAMS = (
     *(N_FF if size is gpt.N_FF else size for size in gpt.SIZES), gpt.N_HEAD_KV, gpt.SCALED, gpt.ATTN_SCALE,
     common.ALWAYS_TIED, ACTIVATION, *kin.SCALED, *kin.OTHERWISE,
     # Scores divided by the block's number too (stanford-crfm's): nothing in GGUF says so, and no runtime does it.
     HParam("by_layer", None, gpt.BOOL, {"hf": "scale_attn_by_inverse_layer_idx"}, words=gpt.FALSE, required=False),
     HParam("crossed", None, gpt.BOOL, {"hf": "add_cross_attention"}, words=gpt.FALSE, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     gpt.embedding(),
@@ -34,7 +34,7 @@ ROLES = roles(
         gpt.attention_norm(), gpt.attention(Transpose(), SAME, Transpose()),
         gpt.feed_forward(Transpose()), layer=gpt.LAYER,
     ),
-)  # fmt: skip
+)
 ROLES = also(ROLES, "ggml", gpt.GGML_NAMES)
 # Before 29 March 2023 (ggml acd4aeee), and by convert-h5-to-ggml.py ever since, only mlp/c_proj was turned.
 ROLES = varied(
@@ -45,7 +45,7 @@ ROLES = varied(
     blk.{n}.ffn_up.weight      model.h.{n}.mlp/c_fc/w @turned
     """,
     turned=Transpose(),
-)  # fmt: skip
+)
 
 ROLES = also(ROLES, "opt", kin.OPT, qkv=kin.JOINED, used=kin.USED)
 ROLES = varied(ROLES, "biogpt", "opt", "token_embd.weight model.decoder.embed_tokens.weight @by", by=kin.EMBEDDING)
@@ -54,7 +54,7 @@ ROLES = varied(ROLES, "rugpt", "opt", "position_embd.weight model.decoder.embed_
 RELU = Remark(
     "activation == 'relu'", "llama.cpp runs this differently: it computes GELU in every gpt2, and this model relu",
     stops="llama.cpp",
-)  # fmt: skip
+)
 OPT = Dialect(
     "opt",
     fields="hf",
@@ -70,16 +70,16 @@ BIOGPT = replace(
     OPT, name="biogpt", classes=("BioGptForCausalLM",), drops=kin.MASKS, given={**kin.NORMS, "tied": False},
     renames=kin.BIOGPT_NAMES,
     harmless=(*kin.HARMLESS, Harmless("tie_word_embeddings", "the output is written out", (False, True))),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="gpt2",
+    name="gpt2", runtimes=("llama.cpp",),
     display_name="GPT-2",
     hf_classes=("GPT2LMHeadModel", "OPTForCausalLM", "BioGptForCausalLM", "RuGPT3XLForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"transposed": ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
             drops=gpt.DROPS,
@@ -87,18 +87,18 @@ SPEC = Architecture(
             renames=gpt.HEADLESS,
             harmless=(gpt.UPCAST,),
         ),
-        "ggml-conv1d": Dialect(
+        Dialect(
             "ggml-conv1d",
             conventions={"transposed": ("attn_qkv", "attn_output", "ffn_up")},
             renames=gpt.GGML_RENAMES,
             fields="ggml",
             shaped=("model/h0/attn/c_attn/w", "n_embd", "3*n_embd"),
         ),
-        "ggml": Dialect("ggml", renames=gpt.GGML_RENAMES),
-        "opt": OPT,
-        "biogpt": BIOGPT,
-        "biogpt-tied": replace(BIOGPT, name="biogpt-tied", lacks=("output_projection.weight",)),
-        "rugpt": Dialect(
+        Dialect("ggml", renames=gpt.GGML_RENAMES),
+        OPT,
+        BIOGPT,
+        replace(BIOGPT, name="biogpt-tied", lacks=("output_projection.weight",)),
+        Dialect(
             "rugpt",
             fields="hf",
             classes=("RuGPT3XLForCausalLM",),
@@ -107,8 +107,7 @@ SPEC = Architecture(
             remarks=(gpt.ERF,),
             harmless=kin.RUGPT_HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=gpt.RECIPE,
     headers=(gpt.GPT2_HEADER,),
     remarks=(RELU,),

@@ -30,7 +30,7 @@ WINDOWS = (
     common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, implied="each n % 2 == 0",
            many="n_layer"),
-)  # fmt: skip
+)
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, rope.BASE, rope.N_ROT, rope.KIND,
     *(TRUNCATE if param is rope.TRUNCATE else param for param in rope.SCALING), *WINDOWS, common.N_EXPERT,
@@ -39,7 +39,7 @@ HPARAMS = (
     HParam("swiglu_limit", None, F32, {"hf": "swiglu_limit"}, words={7.0: 7.0}, required=False),
     HParam("swiglu_alpha", None, F32, {"hf": "swiglu_alpha"}, words={1.702: 1.702}, required=False),
     common.ATTENTION_BIAS, HParam("biases_fit", None, derive=gpt_oss.biased, required=False), common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 GATE, UP = Every(2, 0), Every(2, 1)
 ROLES = varied(
@@ -71,7 +71,7 @@ ROLES = varied(
     blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.gate_up_proj @up
     """,
     gate=GATE, up=UP,
-)  # fmt: skip
+)
 
 REMARKS = (
     common.NO_WINDOW,
@@ -80,7 +80,7 @@ REMARKS = (
            "and this model does not (rope.scaling.yarn_truncate, which it does not read)",
            otherwise="llama.cpp"),
     common.own_output("gpt-oss"),
-)  # fmt: skip
+)
 
 _HF = Dialect(
     "hf",
@@ -93,22 +93,21 @@ _HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="gpt-oss",
+    name="gpt-oss", runtimes=("llama.cpp",),
     display_name="gpt-oss",
     hf_classes=("GptOssForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": _HF,
-        "mxfp4": replace(
+    dialects=(
+        _HF,
+        replace(
             _HF,
             name="mxfp4",
             fields="hf",
             conventions={"gate_up": "alternating"},
             marks=("*.mlp.experts.gate_up_proj_blocks",),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "chosen", "glu": "clamped", "ffn_norm": "post_attention_norm"},
     remarks=REMARKS,
 )

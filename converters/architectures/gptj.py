@@ -20,7 +20,7 @@ HPARAMS = (
     HParam("n_rot", "rope.dimension_count", fields={"hf": "rotary_dim", "ggml": "n_rot"},
            check="n_rot % 2 == 0 and 0 < n_rot and n_rot <= head_dim"),
     rope.BASE, common.TIED, gpt.GELU_TANH,
-)  # fmt: skip
+)
 
 ROLES = roles(
     gpt.embedding(),
@@ -43,7 +43,7 @@ ROLES = varied(
     blk.{n}.ffn_up.weight      transformer.h.{n}.mlp.fc_in.weight @turned
     """,
     turned=Transpose(),
-)  # fmt: skip
+)
 
 # CodeGen: queries, values and keys of four groups of heads, one for each core it was trained on.
 _PARTS = Rearrange("(core part d) -> (part core d)", (("core", 4), ("part", 3)))
@@ -57,7 +57,7 @@ ROLES = varied(
     queries=Then(_PARTS, Split(0, "n_embd")),
     keys=Then(_PARTS, Split("2*n_embd", "3*n_embd")),
     values=Then(_PARTS, Split("n_embd", "2*n_embd")),
-)  # fmt: skip
+)
 
 HEADER = HeaderLayout(
     name="gptj",
@@ -85,9 +85,9 @@ SPEC = Architecture(
     hf_classes=("GPTJForCausalLM", "CodeGenForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=gpt.DROPS, harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),)),
-        "codegen": Dialect(
+    dialects=(
+        Dialect("hf", drops=gpt.DROPS, harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),)),
+        Dialect(
             "codegen",
             fields="hf",
             classes=("CodeGenForCausalLM",),
@@ -95,15 +95,14 @@ SPEC = Architecture(
             drops=(*gpt.DROPS, Drop("*.attn.causal_mask", "a buffer: the causal mask", follows=True)),
             harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),),
         ),
-        "ggml-turned": Dialect(
+        Dialect(
             "ggml-turned",
             conventions={"transposed": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up")},
             fields="ggml",
             shaped=("transformer.h.0.mlp.fc_in.weight", "n_embd", "4*n_embd"),
         ),
-        "ggml": Dialect("ggml", names="hf", drops=gpt.DROP_MASKS),
-        "gguf": Dialect("gguf"),
-    },
+        Dialect("ggml", names="hf", drops=gpt.DROP_MASKS),
+    ),
     recipe={**gpt.RECIPE, "rope": "pairs", "qkv": "separate", "residual": "parallel"},
     runtimes=(),
     headers=(HEADER,),

@@ -19,7 +19,7 @@ HPARAMS = (
     HParam("swa_layers", "attention.sliding_window_pattern", gpt.BOOL, {"hf": "attention_layers"}, many="n_layer",
            words={"local": True, "global": False}),
     common.ALWAYS_TIED, gpt.GELU_TANH,
-)  # fmt: skip
+)
 
 ROLES = roles(
     gpt.embedding(),
@@ -42,8 +42,8 @@ SPEC = Architecture(
     hf_classes=("GPTNeoForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=gpt.DROPS,
             remarks=(OURS,),
@@ -51,8 +51,7 @@ SPEC = Architecture(
             renames=gpt.HEADLESS,
             harmless=(Harmless("attention_types", "attention_layers is it, block by block"),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={**gpt.RECIPE, "qkv": "separate"},
     runtimes=(),
 )

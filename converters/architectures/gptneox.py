@@ -22,7 +22,7 @@ _FRACTION = "rope_parameters.partial_rotary_factor|rope_scaling.partial_rotary_f
 _OLD_HEADER = Default(
     True, "headers before 20 May 2023 do not state it: the runtimes they were for knew parallel branches only",
     dialect="ggml",
-)  # fmt: skip
+)
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV,
     HParam("parallel_residual", "use_parallel_residual", gpt.BOOL, {"hf": "use_parallel_residual", "ggml": "par_res"},
@@ -34,7 +34,7 @@ HPARAMS = (
     replace(rope.N_ROT, fields={**rope.N_ROT.fields, "ggml": "n_rot"}), rope.KIND, *rope.SCALING,
     HParam("biased", None, gpt.BOOL, {"hf": "attention_bias"}, required=False, defaults=_TRUE),
     common.TIED, gpt.GELU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out", bias=True),
@@ -42,7 +42,7 @@ ROLES = roles(
         megatron.first_norm(), megatron.attention("attention.", bias="biased == 1"), megatron.second_norm(),
         megatron.feed_forward(), layer="gpt_neox.layers.{n}.",
     ),
-)  # fmt: skip
+)
 
 HEADER = HeaderLayout(
     name="gptneox",
@@ -87,13 +87,13 @@ HEADER_2023_04 = HeaderLayout(
 UNBIASED = Remark("biased == 0", "attention without biases: llama.cpp expects them in gptneox", stops="llama.cpp")
 
 SPEC = Architecture(
-    name="gptneox",
+    name="gptneox", runtimes=("llama.cpp",),
     display_name="GPT-NeoX",
     hf_classes=("GPTNeoXForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "grouped"},
             drops=(replace(common.DROP_TIED, pattern="embed_out.weight"), common.DROP_BUFFERS, *gpt.DROP_MASKS),
@@ -103,15 +103,14 @@ SPEC = Architecture(
                 Harmless("partial_rotary_factor", "repeats rotary_pct", follows="rope_fraction"),
             ),
         ),
-        "ggml": Dialect(
+        Dialect(
             "ggml",
             names="hf",
             conventions={"qkv": "grouped"},
             drops=(common.DROP_BUFFERS, *gpt.DROP_MASKS),
             remarks=(common.OWN_OUTPUT,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={**gpt.RECIPE, "rope": "halves", "activation": "gelu"},
     headers=(HEADER, HEADER_2023_04),
 )

@@ -21,7 +21,7 @@ HPARAMS = (
     replace(granite.ROTATES, defaults=(Default(False, "transformers' default", dialect="hybrid"),)), *granite.SCALES,
     granite.ATTENDS, common.N_EXPERT, common.N_EXPERT_USED,
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -32,26 +32,25 @@ ROLES = roles(
             tensors.gated(bias="mlp_bias == 1"),
         ),
     ),
-)  # fmt: skip
+)
 HF = Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS)
 
 SPEC = Architecture(
-    name="granite",
+    name="granite", runtimes=("llama.cpp",),
     display_name="Granite",
     hf_classes=(
         "GraniteForCausalLM", "GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration",
     ),
     hparams=HPARAMS,
     roles=varied(ROLES, "hybrid", "hf", granite.FUSED, gate=granite.GATE, up=granite.UP),
-    dialects={
-        "hf": HF,
-        **half.of(HF, "granite"),
-        "hybrid": replace(
+    dialects=(
+        HF,
+        *half.of(HF, "granite"),
+        replace(
             HF, name="hybrid", fields="hf", conventions={"rope": "halves", "ffn": "fused"},
             classes=("GraniteMoeHybridForCausalLM",), lacks=("*.mamba.*", "*.block_sparse_moe.*"),
             harmless=(granite.NOT_MAMBA,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"logit_scale": "divide"},
-)  # fmt: skip
+)

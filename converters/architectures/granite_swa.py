@@ -18,7 +18,7 @@ HPARAMS = (
     *swa.WINDOWS, *granite.SCALES, common.N_EXPERT, common.N_EXPERT_USED,
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", fields={"hf": "shared_intermediate_size"}, absent=0),
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 SHARED = "n_expert > 0 and n_ff_shexp > 0"
 EXPERTS = """
@@ -43,13 +43,13 @@ ROLES = roles(
 LAYER = "model.layers.{n}.block_sparse_moe."
 
 SPEC = Architecture(
-    name="granite_swa",
+    name="granite_swa", runtimes=("llama.cpp",),
     display_name="Granite with windows",
     hf_classes=("GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
@@ -60,7 +60,6 @@ SPEC = Architecture(
                 (f"{LAYER}router.layer.weight", f"{LAYER}router.weight"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"logit_scale": "divide", "routing": "chosen"},
 )

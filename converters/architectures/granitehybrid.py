@@ -38,7 +38,7 @@ HPARAMS = (
     rope.BASE, replace(rope.FRACTION, defaults=(Default(0.5, "transformers' default", when=_BAMBA, dialect="bamba"),)),
     rope.N_ROT, rope.KIND, *rope.SCALING, *granite.SCALES[:-1], _LOGITS, *hybrid.MAMBA2,
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -52,7 +52,7 @@ ROLES = roles(
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         tensors.gated("feed_forward.", when="n_expert == 0"),
     ),
-)  # fmt: skip
+)
 MIXTURE = block(granite.experts(), granite.fused_gated("n_ff_shexp", "_shexp"), when="n_expert > 0")
 BAMBA = """
 output_norm.weight      model.final_layernorm.weight
@@ -67,10 +67,10 @@ WIDTH = Remark(
 HF = Dialect(
     "hf", conventions={"rope": "halves", "ffn": "fused", "gate_up": "halves", "decay": "log"}, drops=common.DROPS,
     remarks=(*rope.REMARKS, WIDTH), harmless=hybrid.MAMBA_HARMLESS,
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="granitehybrid",
+    name="granitehybrid", runtimes=("llama.cpp",),
     display_name="Granite 4",
     hf_classes=("GraniteMoeHybridForCausalLM", "BambaForCausalLM"),
     hparams=HPARAMS,
@@ -78,18 +78,17 @@ SPEC = Architecture(
         varied(varied(ROLES, "bamba", "hf", BAMBA), "dense", "hf", granite.FUSED, gate=granite.GATE, up=granite.UP),
         MIXTURE,
     ),
-    dialects={
-        "hf": HF,
-        "dense": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="dense", fields="hf", classes=("GraniteMoeHybridForCausalLM",), lacks=("*.block_sparse_moe.*",)
         ),
-        "bamba": replace(
+        replace(
             HF, name="bamba", fields="hf", classes=("BambaForCausalLM",),
             conventions={"rope": "halves", "decay": "log"},
             given={"attn_scale": 0.0, "logit_scale": 0.0},
             harmless=(*HF.harmless, Harmless("attn_rotary_emb", "the turned part of a head", follows="n_rot")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"logit_scale": "divide", "routing": "chosen", "decay": "rate"},
-)  # fmt: skip
+)

@@ -21,7 +21,7 @@ HPARAMS = (
     granite.ATTENDS,
     HParam("rotates", None, ValueType.BOOL, {"hf": "position_embedding_type"}, words={"rope": True}, required=False),
     common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -33,25 +33,24 @@ ROLES = roles(
         granite.experts(),
         granite.fused_gated("n_ff_shexp", "_shexp", when="n_ff_shexp > 0"),
     ),
-)  # fmt: skip
+)
 
 HF = Dialect(
     "hf", conventions={"rope": "halves", "ffn": "fused", "gate_up": "halves"}, drops=common.DROPS, remarks=rope.REMARKS
 )
 
 SPEC = Architecture(
-    name="granitemoe",
+    name="granitemoe", runtimes=("llama.cpp",),
     display_name="Granite MoE",
     hf_classes=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "hybrid": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="hybrid", names="hf", fields="hf", classes=("GraniteMoeHybridForCausalLM",), lacks=("*.mamba.*",),
             harmless=(granite.NOT_MAMBA,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"logit_scale": "divide", "routing": "chosen"},
-)  # fmt: skip
+)

@@ -46,7 +46,7 @@ HPARAMS = (
     HParam("tied", None, BOOL, {"hf": "tie_word_embeddings"}, required=False),
     # The norm behind the network has another name in each of the two.
     HParam("grok1", None, BOOL, required=False),
-)  # fmt: skip
+)
 
 OLD = """
 token_embd.weight transformer.in_out_embed.weight
@@ -83,7 +83,7 @@ ROLES = also(
         ),
     ),
     "old", OLD, experts=Stack(),
-)  # fmt: skip
+)
 
 REMARKS = (
     Remark(
@@ -115,16 +115,15 @@ _HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="grok",
+    name="grok", runtimes=("llama.cpp",),
     display_name="Grok",
     hf_classes=("Grok1ForCausalLM", "GrokForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": _HF,
-        "old": replace(_HF, name="old", fields="hf", given={"grok1": True}, marks=("transformer.decoder_layer.*",)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        _HF,
+        replace(_HF, name="old", fields="hf", given={"grok1": True}, marks=("transformer.decoder_layer.*",)),
+    ),
     recipe={"rope": "halves", "activation": "gelu_tanh", "temperature": "logarithm"},
     remarks=REMARKS,
 )

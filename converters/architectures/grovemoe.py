@@ -22,7 +22,7 @@ HPARAMS = (
     HParam("expert_group_scale", "expert_group_scale", ValueType.FLOAT32,
            defaults=(Default(0.05, _CODE, dialect="hf"),)),
     *common.ALL_SPARSE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SMALLER = """
 ffn_gate_chexps.weight : n_expert/experts_per_group n_ff_chexp n_embd | hf mlp.chunk_experts.{e}.gate_proj.weight @stack
@@ -49,20 +49,19 @@ CHAINED = Remark(
 )
 
 SPEC = Architecture(
-    name="grovemoe",
+    name="grovemoe", runtimes=("llama.cpp",),
     display_name="GroveMoE",
     hf_classes=("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*common.DROPS, Drop("*.mlp.expert_bias", "a buffer that the publisher's code never reads")),
             remarks=(*rope.REMARKS, common.WINDOW),
             harmless=(common.UNBIASED, Harmless("norm_topk_prob", "their weights always sum to one", (False, True))),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "expert_norm": True},
     remarks=(CHAINED,),
 )

@@ -34,7 +34,7 @@ HPARAMS = (
     HParam("prefix_lm", "hrm.prefix_lm", common.BOOL, {"hf": "prefix_lm"}, absent=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 
 PARTS = {part: Split(f"{n}*n_head*head_dim", f"{n + 1}*n_head*head_dim") for n, part in enumerate(("gate", *"qkv"))}
@@ -82,22 +82,21 @@ BOTH_WAYS = Remark(
 )
 
 SPEC = Architecture(
-    name="hrm_text",
+    name="hrm_text", runtimes=("llama.cpp",),
     display_name="HRM-Text",
     hf_classes=("HrmTextForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "hf-joined": replace(
+    dialects=(
+        HF,
+        replace(
             HF,
             name="hf-joined",
             fields="hf",
             conventions={"qkv": "gated", "ffn": "fused"},
             marks=("model.L_module.layers.0.attn.gqkv_proj.weight",),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "hrm", "rope": "halves", "norm_weights": False},
     blocks={"blk.": "n_blocks"},
     remarks=(BOTH_WAYS,),

@@ -9,7 +9,7 @@ from ggferry.converters.schema.architecture import Architecture, Harmless
 from ggferry.converters.schema.roles import block, roles
 
 SPEC = Architecture(
-    name="hunyuan-dense",
+    name="hunyuan-dense", runtimes=("llama.cpp",),
     display_name="Hunyuan",
     hf_classes=("HunYuanDenseV1ForCausalLM",),
     hparams=hunyuan.HPARAMS,

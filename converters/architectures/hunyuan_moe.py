@@ -20,10 +20,10 @@ HPARAMS = (
     hunyuan.listed("n_ff_exp_stated", "moe_intermediate_size"),
     HParam("n_ff_exp", "expert_feed_forward_length", derive=hunyuan.alike("n_ff_exp_stated")),
     HParam("n_ff_shexp", "expert_shared_feed_forward_length"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="hunyuan-moe",
+    name="hunyuan-moe", runtimes=("llama.cpp",),
     display_name="Hunyuan MoE",
     hf_classes=("HunYuanMoEV1ForCausalLM",),
     hparams=HPARAMS,

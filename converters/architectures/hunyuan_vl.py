@@ -19,8 +19,8 @@ HPARAMS = (
       for param in hunyuan.HPARAMS),
     replace(rope.SECTIONS_STATED, fields={"hf": _AXES}, many="4"), rope.SECTIONS,
     HParam("fourth_axis", None, derive=hunyuan.fourth_axis),
-)  # fmt: skip
-SPOKEN = hunyuan.dialects(
+)
+(_HF,) = hunyuan.dialects(
     half.VISION_KEYS,
     Harmless("num_experts moe_topk num_shared_expert", "there are no experts", (1,)),
     Harmless("moe_* norm_topk_prob routed_scaling_factor n_group topk_group use_mixed_mlp_moe", "of experts"),
@@ -35,18 +35,17 @@ FOURTH = Remark(
 )
 
 SPEC = Architecture(
-    name="hunyuan_vl",
+    name="hunyuan_vl", runtimes=("llama.cpp",),
     display_name="HunYuan-VL",
     hf_classes=("HunYuanVLForConditionalGeneration",),
     hparams=HPARAMS,
     roles=roles(tensors.embedding(), block(hunyuan.attention(), tensors.gated())),
-    dialects={
-        **SPOKEN,
-        "hf": replace(
-            SPOKEN["hf"], within=half.WITHIN, renames=half.RENAMES,
-            drops=(*SPOKEN["hf"].drops, *half.unseen("vit.*", "model.vit.*", "model.visual.*", "visual.*")),
+    dialects=(
+        replace(
+            _HF, within=half.WITHIN, renames=half.RENAMES,
+            drops=(*_HF.drops, *half.unseen("vit.*", "model.vit.*", "model.visual.*", "visual.*")),
         ),
-    },
+    ),
     recipe={"rope": "halves", "qk_norm_at": "after"},
     remarks=(FOURTH,),
-)  # fmt: skip
+)

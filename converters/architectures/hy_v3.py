@@ -30,7 +30,7 @@ HPARAMS = (
     replace(routed.SCALE, fields={"hf": "router_scaling_factor"}, defaults=(Default(2.826, _HF, dialect="hf"),)),
     replace(routed.NORM, fields={"hf": "route_norm"}, words={True: True}),
     replace(routed.SIGMOID, fields={}), common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPARSE = "sparse == 1"
 ROLES = roles(
@@ -49,13 +49,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="hy_v3",
+    name="hy_v3", runtimes=("llama.cpp",),
     display_name="Hunyuan 3",
     hf_classes=("HYV3ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(nextn.DROP, *common.DROPS),
             remarks=rope.REMARKS,
@@ -69,8 +69,7 @@ SPEC = Architecture(
                 Harmless("moe_router_use_sigmoid moe_router_enable_expert_bias qk_norm", "always", (True,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid"},
     blocks=nextn.BLOCKS,
     remarks=(nextn.REMARK,),

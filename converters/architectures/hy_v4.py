@@ -46,7 +46,7 @@ HPARAMS = (
     streams.always("sinking", "learnable_sink"),
     HParam("gate", None, STRING, {"hf": "gating_type"}, words={"elementwise": "elementwise"}, required=False),
     common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 EXPERTS = """
 ffn_gate_inp.weight f32 : n_expert n_embd          | hf mlp.gate.weight
@@ -72,7 +72,7 @@ ROLES = roles(
         tensors.selection_bias("mlp.gate.e_score_correction_bias", optional=True, when=ROUTED),
         tensors.shared_experts("mlp.shared_experts.", width="n_shared*n_ff_exp", when=ROUTED),
     ),
-)  # fmt: skip
+)
 HALVES = Remark(
     "n_rot > 0",
     "rows that turn are taken in pairs, as published and as llama.cpp takes them; transformers 5.23 turns halves",
@@ -81,13 +81,13 @@ HALVES = Remark(
 LAYER = "model.layers.{n}."
 
 SPEC = Architecture(
-    name="hy_v4",
+    name="hy_v4", runtimes=("llama.cpp",),
     display_name="Hunyuan 4",
     hf_classes=("HYV4ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "gate_up": "halves"},
             drops=(
@@ -114,11 +114,10 @@ SPEC = Architecture(
                 Harmless("enable_lm_head_fp32", "how it is computed"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "streams", "attention": "latent", "indexer_rope": "pairs", "indexer_turns": "last",
         "routing": "sigmoid",
     },
     remarks=(common.own_output("hy_v4"),),
-)  # fmt: skip
+)

@@ -36,15 +36,14 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="internlm2",
+    name="internlm2", runtimes=("llama.cpp",),
     display_name="InternLM 2",
     hf_classes=("InternLM2ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "internlm2"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(HF, "internlm2"),
+    ),
     recipe={"rope": "pairs"},
 )

@@ -24,7 +24,7 @@ HPARAMS = (
     HParam("by_layer", None, gpt.BOOL, {"hf": "scale_attn_by_inverse_layer_idx"}, words=gpt.FALSE, required=False),
     HParam("crossed", None, gpt.BOOL, {"hf": "add_cross_attention"}, words=gpt.FALSE, required=False),
     HParam("tied_stated", None, gpt.BOOL, {"hf": "tie_word_embeddings"}, required=False),
-)  # fmt: skip
+)
 
 FRAME = """
 token_embd.weight      : n_vocab n_embd | hf transformer.wte.weight @embedding
@@ -40,7 +40,7 @@ ROLES = roles(
         linear("ffn_gate", "n_ff n_embd", "mlp.c_fc2", Transpose(), bias=True, bias_layout=SAME),
         layer=gpt.LAYER,
     ),
-)  # fmt: skip
+)
 
 BY_ROOT = Remark(
     "by_width == 0",
@@ -60,15 +60,14 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="jais",
+    name="jais", runtimes=("llama.cpp",),
     display_name="Jais",
     hf_classes=("JAISLMHeadModel",),
     hparams=HPARAMS,
     roles=varied(ROLES, "tied", "hf", "output.weight transformer.wte.weight @head", head=jais.HEAD),
-    dialects={
-        "hf": HF,
-        "tied": replace(HF, name="tied", fields="hf", classes=("JAISLMHeadModel",), lacks=("lm_head.weight",)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        replace(HF, name="tied", fields="hf", classes=("JAISLMHeadModel",), lacks=("lm_head.weight",)),
+    ),
     recipe={"norm": "layer", "rope": "none", "qkv": "fused", "ffn": "gated", "activation": "silu"},
 )

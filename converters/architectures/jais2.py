@@ -15,7 +15,7 @@ _BIASED = (Default(True, "transformers' default", dialect="hf"),)
 HPARAMS = (
     *common.SIZES, common.LAYER_EPS, *rope.ROPE, common.TIED, replace(common.ATTENTION_BIAS, defaults=_BIASED),
     replace(common.MLP_BIAS, defaults=_BIASED), common.RELU_SQUARED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(bias=True),
@@ -31,17 +31,16 @@ ROLES = roles(
 UNBIASED = Remark(
     "attention_bias == 0 or mlp_bias == 0", "a model without biases: llama.cpp expects them in jais2",
     stops="llama.cpp",
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="jais2",
+    name="jais2", runtimes=("llama.cpp",),
     display_name="Jais 2",
     hf_classes=("Jais2ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNBIASED)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNBIASED)),
+    ),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "relu_squared"},
 )

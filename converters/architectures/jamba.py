@@ -37,7 +37,7 @@ HPARAMS = (
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias"}, words={True: True}, required=False),
     HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias"}, words={False: False}, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 MAMBA = """
 ssm_in.weight         : 2*n_inner n_embd          | hf mamba.in_proj.weight
@@ -66,19 +66,18 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="jamba",
+    name="jamba", runtimes=("llama.cpp",),
     display_name="Jamba",
     hf_classes=("JambaForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"decay": "log"},
             drops=common.DROPS,
             harmless=(common.UNBIASED, *hybrid.MAMBA_HARMLESS, Harmless("mamba_dt_rank", "the tensors say it")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "none", "decay": "rate"},
 )

@@ -24,7 +24,7 @@ HPARAMS = (
            required=False, defaults=(Default("absolute", "Jina's default", dialect="hf"),),
            check="positions == 'alibi'"),
     HParam("decoder", None, common.BOOL, {"hf": "is_decoder"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     [replace(role, when="") for role in bert.EMBEDDING],
@@ -42,13 +42,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="jina-bert-v2",
+    name="jina-bert-v2", runtimes=("llama.cpp",),
     display_name="Jina embeddings v2",
     hf_classes=("JinaBertModel", "JinaBertForMaskedLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*bert.DROPS, *embeddings.language_heads("cls.*")),
             given={"causal": False, "max_alibi": 8.0},
@@ -58,7 +58,7 @@ SPEC = Architecture(
                 Harmless("hidden_act emb_pooler attn_implementation", "its own code reads others"),
             ),
         ),
-        "gguf": Dialect("gguf", given={"max_alibi": 8.0}),
-    },
+        Dialect("gguf", given={"max_alibi": 8.0}),
+    ),
     recipe={"computation": "bert", "norm": "layer", "rope": "none", "ffn": "fused", "activation": "gelu"},
 )

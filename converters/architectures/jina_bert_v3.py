@@ -29,7 +29,7 @@ HPARAMS = (
     HParam("positions", None, common.STRING, {"hf": "position_embedding_type"}, words={"rotary": "rotary"},
            required=False, defaults=(Default("absolute", "Jina's default", dialect="hf"),),
            check="positions == 'rotary'"),
-)  # fmt: skip
+)
 
 _WAS = "parametrizations.weight.original"  # what torch calls a matrix that adapters are added to
 _ADAPTED = roles(
@@ -64,19 +64,19 @@ ROLES = varied(
     blk.{n}.ffn_up.weight          encoder.layers.{n}.mlp.fc1.weight
     blk.{n}.ffn_down.weight        encoder.layers.{n}.mlp.fc2.weight
     """,
-)  # fmt: skip
+)
 _ADAPTERS = Drop(
     "*.parametrizations.weight.0.lora_*",
     "an adapter of the tasks, which a model's file has no place for: the vectors are those without a task",
 )
 
 SPEC = Architecture(
-    name="jina-bert-v3",
+    name="jina-bert-v3", runtimes=("llama.cpp",),
     display_name="Jina embeddings v3",
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             classes=("XLMRobertaModel", "XLMRobertaLoRA"),
             lacks=("*.mixer.Wqkv.weight", "*.attention.self.query.weight"),
@@ -92,7 +92,7 @@ SPEC = Architecture(
                 Harmless("use_cache position_embedding_dim", "never"),
             ),
         ),
-        "saved": Dialect(
+        Dialect(
             "saved",
             fields="hf",
             classes=("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"),
@@ -101,7 +101,6 @@ SPEC = Architecture(
             renames=(("roberta.", ""),),
             harmless=bert.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu"},
-)  # fmt: skip
+)

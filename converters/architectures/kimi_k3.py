@@ -45,7 +45,7 @@ HPARAMS = (
     HParam("situ_linear", "activation.situ_linear_beta", F32, {"hf": "activation_situ_linear_beta"}),
     HParam("activation", None, common.STRING, {"hf": "hidden_act"}, words={"situ": "silu"}, required=False),
     common.ALL_SPARSE[0], common.TIED,
-)  # fmt: skip
+)
 
 FULL = "n_head_kv > 0"
 MIXERS = f"""
@@ -92,13 +92,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="kimi-k3",
+    name="kimi-k3", runtimes=("llama.cpp",),
     display_name="Kimi K3",
     hf_classes=("KimiK3ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
             drops=(*deepseek.DROPS, *half.unseen("vision_tower.*", "mm_projector.*")),
@@ -114,8 +114,7 @@ SPEC = Architecture(
                 Harmless("use_grouped_topk", "in one group"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "banked", "attention": "latent", "rope": "none", "routing": "sigmoid", "decay": "rate"},
     remarks=(common.own_output("kimi-k3"),),
-)  # fmt: skip
+)

@@ -37,7 +37,7 @@ HPARAMS = (
            defaults=(Default(1.0, "transformers' default"),)),
     HParam("sparse_step", None, fields={"hf": "moe_layer_freq"}, words={1: 1}, required=False),
     common.NEVER_TIED, common.SILU,
-)  # fmt: skip
+)
 
 _ROUTED = "n_dense <= n"
 ROLES = roles(
@@ -61,13 +61,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="kimi-linear",
+    name="kimi-linear", runtimes=("llama.cpp",),
     display_name="Kimi Linear",
     hf_classes=("KimiLinearForCausalLM", "KimiLinearModel"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
             drops=deepseek.DROPS,
@@ -84,7 +84,6 @@ SPEC = Architecture(
                 Harmless("rope_scaling", "nothing is turned", (None,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"attention": "latent", "rope": "none", "expert_norm": True, "decay": "rate"},
 )

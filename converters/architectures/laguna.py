@@ -19,7 +19,7 @@ from ggferry.formats.gguf.values import ValueType
 F32, BOOL, STRING = common.F32, common.BOOL, common.STRING
 GATES = {
     True: "head", "per-head": "head", "per_head": "head", "per-element": "element", "per_element": "element",
-}  # fmt: skip
+}
 
 HPARAMS = (
     *common.SIZES[:5],
@@ -53,7 +53,7 @@ HPARAMS = (
     HParam("weighed_before", None, BOOL, {"hf": "moe_apply_router_weight_on_input"}, words={False: False},
            required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPARSE = "n_dense <= n"
 ROLES = roles(
@@ -79,13 +79,13 @@ ODD = Remark(
 )
 
 SPEC = Architecture(
-    name="laguna",
+    name="laguna", runtimes=("llama.cpp",),
     display_name="Laguna",
     hf_classes=("LagunaForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=rope.REMARKS,
@@ -95,8 +95,7 @@ SPEC = Architecture(
                 Harmless("gating_types", "the tensors say it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid", "gate_activation": "softplus"},
     remarks=(ODD,),
 )

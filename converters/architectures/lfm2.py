@@ -33,7 +33,7 @@ _HF = Dialect(
         ),
     ),
 )
-_STATES = half.headless(_HF, "Lfm2Model")["headless"]
+(_STATES,) = half.headless(_HF, "Lfm2Model")
 _STATES = replace(_STATES, within="", renames=(*half.BARE[:2], ("embedding_norm.", "model.embedding_norm.")))
 _BOTH_SIDES = replace(
     _STATES,
@@ -64,10 +64,10 @@ _AUDIO = replace(
         Harmless("depthformer depthformer.* codebook* semantic_codebook_factor tie_audio_embeddings interleaved_n_*",
                  "of the part that speaks, dropped"),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="lfm2",
+    name="lfm2", runtimes=("llama.cpp",),
     display_name="LFM2",
     hf_classes=(
         "Lfm2ForCausalLM",
@@ -89,12 +89,11 @@ SPEC = Architecture(
         block(lfm2.mixers(), tensors.gated("feed_forward.", lfm2.FEED_FORWARD)),
         embeddings.dense(2, "n_embd_out", "n_embd", bias=True),
     ),
-    dialects={
-        "hf": _HF,
-        _STATES.name: _STATES,
-        _BOTH_SIDES.name: _BOTH_SIDES,
-        _AUDIO.name: _AUDIO,
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        _HF,
+        _STATES,
+        _BOTH_SIDES,
+        _AUDIO,
+    ),
     recipe=lfm2.RECIPE,
 )

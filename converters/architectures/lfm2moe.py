@@ -18,7 +18,7 @@ HPARAMS = (
     HParam("expert_normed", None, BOOL, {"hf": "norm_topk_prob"}, words={True: True}, required=False),
     HParam("expert_bias", None, BOOL, {"hf": "use_expert_bias"}, words={True: True}, required=False),
     HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, absent=1.0, unsayable=0.0),
-)  # fmt: skip
+)
 
 SCALED = Remark(
     "expert_scale != 1.0",
@@ -27,7 +27,7 @@ SCALED = Remark(
 )
 
 SPEC = Architecture(
-    name="lfm2moe",
+    name="lfm2moe", runtimes=("llama.cpp",),
     display_name="LFM2 MoE",
     hf_classes=("Lfm2MoeForCausalLM",),
     hparams=HPARAMS,
@@ -40,9 +40,8 @@ SPEC = Architecture(
             tensors.selection_bias("feed_forward.expert_bias", when="n_dense <= n"),
         ),
     ),
-    dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, SCALED), harmless=lfm2.HARMLESS),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, SCALED), harmless=lfm2.HARMLESS),
+    ),
     recipe=lfm2.RECIPE,
 )

@@ -25,7 +25,7 @@ HPARAMS = (
     HParam("qk_normed", None, common.BOOL, {"hf": "attention_layer_norm"}, words={False: False}, required=False),
     HParam("scaled", None, common.BOOL, {"hf": "scale_logits"}, words={False: False}, required=False),
     HParam("scaled_input", None, common.BOOL, {"hf": "input_emb_norm"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("model.transformer.wte", "model.transformer.ln_f", "model.transformer.ff_out"),
@@ -39,16 +39,16 @@ ROLES = roles(
         tensors.gated("", ("ff_proj", "ff_out", "up_proj")),
         layer="model.transformer.blocks.{n}.",
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="llada",
+    name="llada", runtimes=("llama.cpp",),
     display_name="LLaDA",
     hf_classes=("LLaDAModelLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
@@ -64,8 +64,7 @@ SPEC = Architecture(
                          "how it is trained or computed, not what"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
     remarks=(diffusion.MASKED,),
-)  # fmt: skip
+)

@@ -19,7 +19,7 @@ HPARAMS = (
     HParam("clamped", None, fields={"hf": "clip_qkv"}, words={None: None}, required=False),
     HParam("shared", None, fields={"hf": "shared_expert_intermediate_size"}, words={None: None, 0: 0}, required=False),
     diffusion.CAUSAL, diffusion.IN_PLACE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -27,13 +27,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="llada-moe",
+    name="llada-moe", runtimes=("llama.cpp",),
     display_name="LLaDA-MoE",
     hf_classes=("LLaDAMoEModel", "LLaDAMoEModelLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.own_output("llada-moe")),
@@ -44,8 +44,7 @@ SPEC = Architecture(
                 Harmless("moe_layer_freq moe_*", "how it is trained"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
     remarks=(diffusion.MASKED,),
 )

@@ -73,7 +73,7 @@ N_CTX = replace(
             Default(2048, "LLaMA-1 was trained on 2048 tokens; neither legacy files nor params.json store it"),
         )),
     ),
-)  # fmt: skip
+)
 EPS = replace(
     common.RMS_EPS,
     fields={"hf": "rms_norm_eps", "meta": "norm_eps"},
@@ -85,7 +85,7 @@ EPS = replace(
             Default(1e-6, "LLaMA-1 was trained with 1e-6, and llama.cpp used it from 19 March to 24 July 2023"),
         )),
     ),
-)  # fmt: skip
+)
 # InternLM 3 says of each what it has; everybody else of attention, and of the feed-forward.
 BIASES = (
     replace(common.ATTENTION_BIAS, fields={"hf": "qkv_bias|attention_bias"}),
@@ -100,14 +100,14 @@ WINDOWS = (
 # Where CWM lists no kinds of blocks, the first of four has no window.
 FULL_EVERY = HParam("full_every", None, required=False, defaults=(
     Default(4, "transformers' default", when="hf_class == 'CwmForCausalLM'", dialect="hf"),
-))  # fmt: skip
+))
 HPARAMS = mistral.stated((
     common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
     common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.WHOLE_ROPE_WITH_FACTORS, *WINDOWS, FULL_EVERY,
     *(replace(param, derive=windows) if param.name == "swa_layers" else param for param in common.WINDOW_LIST),
     common.N_EXPERT,
     common.N_EXPERT_USED, common.TIED, *BIASES, common.SILU, *embeddings.DECODER_POOLING,
-))  # fmt: skip
+))
 
 ROLES = also(
     roles(
@@ -140,7 +140,7 @@ ROLES = also(
     blk.{n}.ffn_down.weight    layers.{n}.feed_forward.w2.weight
     blk.{n}.ffn_up.weight      layers.{n}.feed_forward.w3.weight
     """,
-)  # fmt: skip
+)
 
 _N_FF = "(8 * n_embd // 3 + header_n_mult - 1) // header_n_mult * header_n_mult"
 _META_WIDTHS = " and ".join(f"n_embd != {width}" for width in (4096, 5120, 6656, 8192))
@@ -182,7 +182,7 @@ ROLES = varied(
     blk.{n}.attn_q.bias   model.layers.{n}.self_attn.q_proj.bias
     blk.{n}.attn_k.bias   model.layers.{n}.self_attn.k_proj.bias
     """,
-)  # fmt: skip
+)
 HELIUM = replace(
     HF, name="helium", fields="hf", conventions={}, classes=("HeliumForCausalLM",), given={"output_bias": False}
 )
@@ -190,7 +190,7 @@ HELIUM = replace(
 ROLES = also(ROLES, mistral.NAME, mistral.TENSORS + mistral.EXPERTS, stack=Stack())
 
 SPEC = Architecture(
-    name="llama",
+    name="llama", runtimes=("llama.cpp",),
     display_name="LLaMA",
     hf_classes=(
         "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "LLaMAForCausalLM", "LlamaModel",
@@ -201,9 +201,9 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "ggml": Dialect("ggml", names="meta", remarks=REMARKS, given={"tied": False}),
-        "meta": Dialect(
+    dialects=(
+        Dialect("ggml", names="meta", remarks=REMARKS, given={"tied": False}),
+        Dialect(
             "meta",
             drops=(Drop("rope.freqs", "a buffer: rotary frequencies follow from the rotary base", follows=True),),
             given={"tied": False},
@@ -212,13 +212,12 @@ SPEC = Architecture(
                 Harmless("max_batch_size max_seq_len model_parallel_size", "of Meta's own program"),
             ),
         ),
-        "hf": HF,
-        "helium": HELIUM,
-        mistral.NAME: mistral.DIALECT,
-        **half.of(HF, "llama", "mistral", "mixtral"),
-        **half.headless(HF, "LlamaModel"),
-        "gguf": Dialect("gguf"),
-    },
+        HF,
+        HELIUM,
+        mistral.DIALECT,
+        *half.of(HF, "llama", "mistral", "mixtral"),
+        *half.headless(HF, "LlamaModel"),
+    ),
     recipe={"norm": "rms", "rope": "pairs", "ffn": "gated", "activation": "silu", "expert_norm": True},
     headers=(HEADER, _META, _META3),
-)  # fmt: skip
+)

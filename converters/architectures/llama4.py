@@ -33,7 +33,7 @@ BLOCKS = (
            words={"chunked_attention": True, "full_attention": False}),
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=llama4.chunked,
            implied="each (n + 1) % 4 != 0", many="n_layer"),
-)  # fmt: skip
+)
 ATTENTION = (
     # GGUF has no key for it: llama.cpp does so unless there are 128 experts.
     HParam("qk_norms", None, BOOL, {"hf": "use_qk_norm"}, derive=llama4.normed,
@@ -45,20 +45,20 @@ ATTENTION = (
     HParam("temperature_scale", "attention.temperature_scale", F32, derive=llama4.temperature, absent=0.1),
     HParam("temperature_length", "attention.temperature_length", fields={"hf": "floor_scale"}, absent=8192,
            check="0 < temperature_length"),
-)  # fmt: skip
+)
 EXPERTS = (
     common.N_EXPERT, common.N_EXPERT_USED, replace(common.N_FF_EXP, fields={"hf": "intermediate_size"}),
     HParam("moe_step", "interleave_moe_layer_step", fields={"hf": "interleave_moe_layer_step"}),
     HParam("moe_layers", None, fields={"hf": "moe_layers"}, many="n_moe_layers", required=False),
     HParam("n_moe_layers", None, derive=llama4.listed_experts, required=False),
     HParam("moe_odd", None, derive=llama4.misplaced_experts, check="moe_odd == 0"),
-)  # fmt: skip
+)
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER,
     replace(common.N_FF, fields={"hf": "intermediate_size_mlp"}),
     common.N_HEAD, common.N_HEAD_KV, common.HEAD_DIM, common.HEAD_DIM_V, common.RMS_EPS, *rope.LLAMA3_ROPE, *BLOCKS,
     *EXPERTS, *ATTENTION, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 _ROUTED, _DENSE = "moe_step > 0 and (n + 1) % moe_step == 0", "moe_step == 0 or (n + 1) % moe_step != 0"
 ROLES = roles(
@@ -83,7 +83,7 @@ ROLES = roles(
             turned=Transpose(),
         ),
     ),
-)  # fmt: skip
+)
 
 REMARKS = (
     Remark("rope_odd > 0", "llama.cpp runs this differently: it turns queries and keys in all blocks but every fourth, "
@@ -93,16 +93,16 @@ REMARKS = (
     Remark("temperature_scale != 0.1 or temperature_length != 8192",
            "llama.cpp runs this differently: queries grow by 0.1 every 8192 tokens, and in this model by "
            "{temperature_scale} every {temperature_length}", otherwise="llama.cpp"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="llama4",
+    name="llama4", runtimes=("llama.cpp",),
     display_name="LLaMA 4",
     hf_classes=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"expert_rows": False, "gate_up": "halves"},
             drops=(*common.DROPS, *half.unseen("*vision_model.*", "*multi_modal_projector.*")),
@@ -111,11 +111,10 @@ SPEC = Architecture(
             renames=half.RENAMES,
             harmless=(common.UNBIASED, half.VISION_KEYS),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "rope": "pairs", "qk_norm": "unweighted", "qk_norm_at": "after", "temperature": "unrotated",
         "window": "chunked", "routing": "sigmoid", "expert_weight": "input",
     },
     remarks=REMARKS,
-)  # fmt: skip
+)

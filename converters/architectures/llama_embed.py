@@ -15,7 +15,7 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.WHOLE_ROPE_WITH_FACTORS, encoder.BOTH_SIDES, *embeddings.POOLING, common.SILU,
     common.ATTENTION_BIAS,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(output=""),
@@ -29,13 +29,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="llama-embed",
+    name="llama-embed", runtimes=("llama.cpp",),
     display_name="LLaMA for embeddings",
     hf_classes=("LlamaBidirectionalModel",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=(common.DROP_BUFFERS,),
@@ -48,7 +48,6 @@ SPEC = Architecture(
                 Harmless("mlp_bias", "there is none", (False,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "rows": "states"},
 )

@@ -12,7 +12,7 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, common.ALWAYS_TIED, common.SILU,
     HParam("qk_normed", None, common.BOOL, {"hf": "use_qk_norm"}, words={True: True}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -20,19 +20,18 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="maincoder",
+    name="maincoder", runtimes=("llama.cpp",),
     display_name="Maincoder",
     hf_classes=("MaincoderForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=rope.REMARKS,
             harmless=(common.UNBIASED, Harmless("intermediate_size_mlp", "repeats intermediate_size", follows="n_ff")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "qk_norm_at": "after"},
 )

@@ -7,7 +7,7 @@ epsilon of their own that llama.cpp has no key for.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _mamba as mamba
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Default, HParam, Remark
 from ggferry.converters.schema.layouts import NEG_EXP
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -25,7 +25,7 @@ HPARAMS = (
            defaults=(Default(1e-6, "transformers' default", when=_FALCON, dialect="hf"),)),
     *mamba.PLAIN,
     mamba.TIED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     mamba.FRAME,
@@ -42,7 +42,7 @@ ROLES = roles(
         """,
         layer=mamba.MIXER, conv=mamba.CONV, rate=NEG_EXP,
     ),
-)  # fmt: skip
+)
 
 EPSILONS = Remark(
     "dt_b_c_rms == 1",
@@ -52,19 +52,18 @@ EPSILONS = Remark(
 )
 
 SPEC = Architecture(
-    name="mamba",
+    name="mamba", runtimes=("llama.cpp",),
     display_name="Mamba",
     hf_classes=("MambaForCausalLM", "MambaLMHeadModel", "FalconMambaForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": replace(mamba.HF, remarks=(*mamba.HF.remarks, mamba.EXPANSION, EPSILONS)),
-        "state-spaces": replace(
+    dialects=(
+        replace(mamba.HF, remarks=(*mamba.HF.remarks, mamba.EXPANSION, EPSILONS)),
+        replace(
             mamba.STATE_SPACES,
             remarks=(mamba.EXPANSION,),
             marks=(*mamba.STATE_SPACES.marks, "backbone.layers.0.mixer.x_proj.weight"),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=mamba.RECIPE,
 )

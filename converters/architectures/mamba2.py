@@ -6,7 +6,7 @@ Sources: `_mamba`. In GGUF `ssm.time_step_rank` counts the heads, and the norm a
 from dataclasses import replace
 
 from ggferry.converters.architectures import _mamba as mamba
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, HParam
 from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Then
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -26,7 +26,7 @@ HPARAMS = (
            words={0.0: "none", float("inf"): "none"}, required=False, many="2"),
     *mamba.PLAIN,
     replace(mamba.TIED, defaults=(Default(False, "transformers' default", dialect="hf"), mamba.TIED.defaults[1])),
-)  # fmt: skip
+)
 
 ROLES = roles(
     mamba.FRAME,
@@ -43,20 +43,19 @@ ROLES = roles(
         layer=mamba.MIXER, conv=mamba.CONV, rate=Then(_COLUMN, NEG_EXP), column=_COLUMN,
         groups=Reshape(("n_group", "n_inner / n_group"), back=("n_inner",)),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="mamba2",
+    name="mamba2", runtimes=("llama.cpp",),
     display_name="Mamba-2",
     hf_classes=("Mamba2ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": mamba.HF,
-        "state-spaces": replace(
+    dialects=(
+        mamba.HF,
+        replace(
             mamba.STATE_SPACES, marks=(*mamba.STATE_SPACES.marks, "backbone.layers.0.mixer.dt_bias")
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=mamba.RECIPE,
 )

@@ -33,10 +33,10 @@ HPARAMS = (
     HParam("limit", None, common.F32, required=False,
            defaults=(Default(7.0, "the publisher's own code", dialect="hf"),)),
     limits.of_experts(limits.everywhere("limit"), required=True), common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="maple",
+    name="maple", runtimes=("llama.cpp",),
     display_name="Maple",
     hf_classes=("MapleForCausalLM",),
     hparams=HPARAMS,
@@ -44,12 +44,11 @@ SPEC = Architecture(
         tensors.embedding(),
         block(tensors.pre_norm(tensors.normed_attention(), tensors.experts())),
     ),
-    dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS, harmless=(
+    dialects=(
+        Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS, harmless=(
             common.UNBIASED, Harmless("use_sliding_window", "the list of blocks says it", (True,)),
         )),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "expert_norm": True},
     remarks=(common.NO_WINDOW, common.own_output("maple")),
-)  # fmt: skip
+)

@@ -22,7 +22,7 @@ HPARAMS = (
     HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=True,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -38,16 +38,16 @@ REMARKS = (
     ),
     Remark("expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one "
            "in mellum", stops="llama.cpp"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="mellum",
+    name="mellum", runtimes=("llama.cpp",),
     display_name="Mellum 2",
     hf_classes=("MellumForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(
                 Drop("*mtp*", "predicts further tokens for speculative decoding: no part of the decoder"),
@@ -61,8 +61,7 @@ SPEC = Architecture(
                 Harmless("rope_parameters.*.partial_rotary_factor", "whole heads turn", (1, 1.0)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
     remarks=REMARKS,
 )

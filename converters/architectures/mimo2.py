@@ -58,7 +58,7 @@ HPARAMS = (
     HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=True,
            defaults=(Default(True, _HF, dialect="hf"),)),
     routed.SIGMOID, common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 SINKS = "(swa_layers == 1 and sinks_swa == 1) or (swa_layers == 0 and sinks_full == 1)"
 ROLES = roles(
@@ -81,16 +81,16 @@ REMARKS = (
     Remark("expert_scale != 1", "llama.cpp runs this differently: it does not multiply the weights of experts by "
            "{expert_scale} in mimo2", stops="llama.cpp"),
     common.own_output("mimo2"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="mimo2",
+    name="mimo2", runtimes=("llama.cpp",),
     display_name="MiMo-V2",
     hf_classes=("MiMoV2FlashForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(
                 Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
@@ -105,8 +105,7 @@ SPEC = Architecture(
                 Harmless("attention_chunk_size hybrid_block_size", "the list of blocks and the window say it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid"},
     remarks=REMARKS,
 )

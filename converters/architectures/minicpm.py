@@ -18,7 +18,7 @@ SCALES = tuple(replace(scale, implied="") for scale in minicpm3.SCALES)
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, rope.BASE, rope.N_ROT, rope.LONGROPE_KIND, *rope.SCALING, rope.LONG, rope.SHORT,
     *SCALES, common.ALWAYS_TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -27,20 +27,19 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="minicpm",
+    name="minicpm", runtimes=("llama.cpp",),
     display_name="MiniCPM",
     hf_classes=("MiniCPMForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
             remarks=rope.REMARKS,
             harmless=(common.UNBIASED, Harmless("num_experts", "there are none", (0,))),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "logit_scale": "divide"},
 )

@@ -29,7 +29,7 @@ HPARAMS = (
     HParam("head_dim_v_mla", "attention.value_length", fields={"hf": "v_head_dim"}, implied="n_embd / n_head"),
     *deepseek.EPS, rope.BASE, rope.KIND_OR_FACTORS, *SCALING, rope.LOW, rope.HIGH, rope.LONG, rope.SHORT,
     *minicpm3.SCALES, common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -43,13 +43,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="minicpm3",
+    name="minicpm3", runtimes=("llama.cpp",),
     display_name="MiniCPM3",
     hf_classes=("MiniCPM3ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, deepseek.EPSILON, minicpm3.FIXED, rope.UNFACTORED, deepseek.LOW_RANK),
@@ -59,7 +59,6 @@ SPEC = Architecture(
                 Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"attention": "latent", "latent_kv": "joint", "rope": "halves", "logit_scale": "divide"},
 )

@@ -34,7 +34,7 @@ HPARAMS = (
     common.N_EXPERT, common.N_EXPERT_USED,
     HParam("n_swa", None, fields={"hf": "sliding_window"}, words={0: 0}, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -62,13 +62,13 @@ PARTLY = Remark(
 )
 _RATES = "a buffer: rates of decay follow from the number of heads and blocks"
 SPEC = Architecture(
-    name="minimax-01",
+    name="minimax-01", runtimes=("llama.cpp",),
     display_name="MiniMax-01",
     hf_classes=("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM", "MiniMaxForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(
                 *common.DROPS,
@@ -87,7 +87,6 @@ SPEC = Architecture(
                 Harmless("shared_moe_mode", "no expert is shared"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "residual": "normed", "expert_norm": True},
-)  # fmt: skip
+)

@@ -20,7 +20,7 @@ HPARAMS = (
     rope.N_ROT, rope.KIND, *rope.SCALING, common.N_EXPERT, common.N_EXPERT_USED,
     replace(common.N_FF_EXP, fields={"hf": "moe_intermediate_size|intermediate_size"}), routed.SIGMOID,
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -35,13 +35,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="minimax-m2",
+    name="minimax-m2", runtimes=("llama.cpp",),
     display_name="MiniMax-M2",
     hf_classes=("MiniMaxM2ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, Drop("model.mtp*", routed.NEXT_TOKENS.reason), *common.DROPS),
             remarks=(*rope.REMARKS, common.own_output("minimax-m2")),
@@ -54,7 +54,6 @@ SPEC = Architecture(
                 Harmless("shared_intermediate_size", "no expert is shared", (0,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qk_norm": "full", "expert_norm": True, "routing": "sigmoid"},
 )

@@ -49,7 +49,7 @@ HPARAMS = (
     HParam("activation", None, common.STRING, {"hf": "hidden_act"}, words={"silu": "silu", "swigluoai": "silu"},
            required=False),
     common.TIED,
-)  # fmt: skip
+)
 
 SPARSE, MOE = "n_dense <= n", "block_sparse_moe."
 ROLES = roles(
@@ -93,7 +93,7 @@ HF = Dialect(
                  "img_token_compression_config img_token_compression_config.*", "of the vision half, dropped"),
         Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
     ),
-)  # fmt: skip
+)
 
 DENSE = Remark(
     "reach > 0",
@@ -102,19 +102,18 @@ DENSE = Remark(
 )
 
 SPEC = Architecture(
-    name="minimax-m3",
+    name="minimax-m3", runtimes=("llama.cpp",),
     display_name="MiniMax M3",
     hf_classes=("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "half": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="half", names="hf", fields="hf", classes=("MiniMaxM3SparseForConditionalGeneration",),
             within=half.WITHIN,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid", "expert_norm": True, "glu": "clamped"},
     remarks=(DENSE, common.own_output("minimax-m3")),
-)  # fmt: skip
+)

@@ -19,10 +19,10 @@ TEMPERATURE = (
     HParam("temperature_length", None, derive="rope_original", required=False),
     HParam("yarn_log_mul", "rope.scaling.yarn_log_multiplier", ValueType.FLOAT32, derive=plain_yarn_log_multiplier,
            absent=0.0, check="yarn_log_mul == 0 or yarn_log_mul == 1"),
-)  # fmt: skip
+)
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *TEMPERATURE, *rope.ROPE, common.N_SWA, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -30,13 +30,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="mistral3",
+    name="mistral3", runtimes=("llama.cpp",),
     display_name="Mistral 3",
     hf_classes=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=(*common.DROPS, *half.unseen("*vision_tower.*", "*multi_modal_projector.*")),
@@ -50,7 +50,6 @@ SPEC = Architecture(
                 Harmless("multimodal_projector_bias projector_hidden_act spatial_merge_size", "of the vision half"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "temperature": "all"},
 )

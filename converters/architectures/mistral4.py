@@ -43,10 +43,10 @@ HF = Dialect(
         Harmless("rope_parameters.max_position_embeddings", "repeats max_position_embeddings"),
         Harmless("multimodal_projector_bias projector_hidden_act spatial_merge_size", "of the vision half"),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="mistral4",
+    name="mistral4", runtimes=("llama.cpp",),
     display_name="Mistral 4",
     hf_classes=("Mistral4ForCausalLM",),
     hparams=(
@@ -54,13 +54,12 @@ SPEC = Architecture(
         *deepseek.PLAIN,
     ),
     roles=varied(ROLES, "stacked", "hf", STACKED),
-    dialects={
-        "hf": HF,
-        "stacked": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="stacked", fields="hf", lacks=(SINGLE, "*.mlp.experts.0.gate_proj.weight"),
             given={"n_head_kv": 1, "joined": True},
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"attention": "latent", "temperature": "all"},
-)  # fmt: skip
+)

@@ -42,7 +42,7 @@ HPARAMS = (
     HParam("classifier_activation", "classifier.activation", common.STRING, {"hf": "classifier_activation"},
            words={name: name for name in ("gelu", "silu", "tanh")}, required=False),
     HParam("classifier_bias", None, common.BOOL, {"hf": "classifier_bias"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.linear("token_embd", "n_vocab n_embd", "embeddings.tok_embeddings"),
@@ -74,20 +74,20 @@ _HARMLESS = (
 _RENAMES = (("model.", ""),)
 
 SPEC = Architecture(
-    name="modern-bert",
+    name="modern-bert", runtimes=("llama.cpp",),
     display_name="ModernBERT",
     hf_classes=("ModernBertModel", "ModernBertForMaskedLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=tuple(Drop(drop.pattern, drop.reason, when="classifies == 0") for drop in _LANGUAGE),
             given={"causal": False, "classifies": False, "rope_scaling": "none"},
             renames=_RENAMES,
             harmless=_HARMLESS,
         ),
-        "classifier": Dialect(
+        Dialect(
             "classifier",
             names="hf",
             fields="hf",
@@ -96,8 +96,7 @@ SPEC = Architecture(
             renames=_RENAMES,
             harmless=_HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "ffn": "fused", "activation": "gelu",
             "classifier": "gelu", "rows": "states"},
-)  # fmt: skip
+)

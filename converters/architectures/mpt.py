@@ -45,7 +45,7 @@ HPARAMS = (
     HParam("norm_kind", None, gpt.STRING, {"hf": "norm_type"}, words=_NORMS, required=False),
     HParam("ffn_kind", None, gpt.STRING, {"hf": "ffn_config.ffn_type"}, words={"mptmlp": "mptmlp"}, required=False),
     HParam("logit_scaled", None, fields={"hf": "logit_scale"}, words={None: None}, required=False),
-)  # fmt: skip
+)
 
 # Biases: MosaicML has them where no_bias is false, transformers never; llama.cpp takes what there is.
 ROLES = roles(
@@ -129,7 +129,7 @@ REMARKS = (
     Remark("qk_norms == 1", "attn_config.qk_ln: llama.cpp reads the norms of queries and keys, then fails an assertion",
            stops="llama.cpp"),
     gpt.UNSCALED, replace(gpt.ERF, when=""),
-)  # fmt: skip
+)
 
 HARMLESS = (
     Harmless("attn_config.attn_type", "shapes say how many keys there are",
@@ -141,19 +141,18 @@ HARMLESS = (
     Harmless("low_precision_layernorm verbose tokenizer_name", "how it is computed, not what"),
     Harmless("embedding_fraction init_config *init_* fan_mode loss_fn", "used in training only"),
     Harmless("attn_config.tie_word_embeddings", "of a class that has no embeddings"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="mpt",
+    name="mpt", runtimes=("llama.cpp",),
     display_name="MPT",
     hf_classes=("MPTForCausalLM", "MptForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=gpt.DROPS, remarks=REMARKS, harmless=HARMLESS, nested=("attn_config",)),
-        "ggml": Dialect("ggml", names="hf", given={"alibi": True}, remarks=(replace(gpt.ERF, when=""),)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=gpt.DROPS, remarks=REMARKS, harmless=HARMLESS, nested=("attn_config",)),
+        Dialect("ggml", names="hf", given={"alibi": True}, remarks=(replace(gpt.ERF, when=""),)),
+    ),
     recipe={**gpt.RECIPE, "activation": "gelu", "qk_norm": "full"},
     headers=(HEADER, REPLIT),
 )

@@ -42,7 +42,7 @@ HPARAMS = (
            unsayable=0.0, defaults=(Default(20.0, _HF, dialect="hf"),)),
     HParam("activation", None, STRING, {"hf": "hidden_activation|hidden_act"}, words=common.SILU.words, required=False),
     common.TIED,
-)  # fmt: skip
+)
 
 CENTERED = Plus(1.0)
 NORMED = """
@@ -65,13 +65,13 @@ ROLES = roles(
 SEEN = ("model.vision_tower.*", "model.vision_adapter.*", "model.vision_projection.*")
 
 SPEC = Architecture(
-    name="muse-glimmer",
+    name="muse-glimmer", runtimes=("llama.cpp",),
     display_name="Muse Glimmer",
     hf_classes=("MuseGlimmerForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={
                 "rope": "halves", "norm_offset": 1.0,
@@ -86,8 +86,7 @@ SPEC = Architecture(
                 Harmless("out_hidden_size projector_*", "of the vision half, dropped"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"embedding_scale": "normed"},
     remarks=(common.NO_WINDOW, common.own_output("muse-glimmer")),
-)  # fmt: skip
+)

@@ -17,10 +17,10 @@ HPARAMS = (
     HParam("plain_loops", "skip_loop_final_norm", common.BOOL, {"hf": "skip_loop_final_norm"},
            defaults=(Default(False, "the publisher's default"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="nanbeige",
+    name="nanbeige", runtimes=("llama.cpp",),
     display_name="Nanbeige",
     hf_classes=("NanbeigeForCausalLM",),
     hparams=HPARAMS,
@@ -34,11 +34,10 @@ SPEC = Architecture(
             tensors.gated(),
         ),
     ),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,)
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
 )

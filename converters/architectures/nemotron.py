@@ -18,7 +18,7 @@ HPARAMS = (
     replace(rope.FRACTION, defaults=(Default(0.5, "transformers' default", dialect="hf"),)), rope.N_ROT, rope.KIND,
     *rope.SCALING, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS,
     HParam("activation", None, ValueType.STRING, {"hf": "hidden_act"}, words={"relu2": "relu_squared"}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(layout=ADD_ONE, bias=True),
@@ -36,19 +36,18 @@ WIDTH = Remark(
 )
 
 SPEC = Architecture(
-    name="nemotron",
+    name="nemotron", runtimes=("llama.cpp",),
     display_name="Nemotron",
     hf_classes=("NemotronForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"norm_offset": 1.0},
             drops=common.DROPS,
             remarks=(*rope.REMARKS, WIDTH, common.OWN_OUTPUT),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "relu_squared"},
 )

@@ -10,7 +10,7 @@ from ggferry.converters.schema.architecture import Architecture, Dialect, Harmle
 from ggferry.converters.schema.roles import block, roles
 
 SPEC = Architecture(
-    name="nemotron_h",
+    name="nemotron_h", runtimes=("llama.cpp",),
     display_name="Nemotron-H",
     hf_classes=("NemotronHForCausalLM",),
     hparams=(*nemotron.HPARAMS, nemotron.N_FF),
@@ -22,8 +22,8 @@ SPEC = Architecture(
             layer=nemotron.LAYER,
         ),
     ),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions=nemotron.CONVENTIONS,
             drops=nemotron.DROPS,
@@ -40,7 +40,6 @@ SPEC = Architecture(
                 ),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=nemotron.RECIPE,
 )

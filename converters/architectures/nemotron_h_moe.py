@@ -36,7 +36,7 @@ HPARAMS = (
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, unsayable=0.0,
            defaults=(Default(1.0, "transformers' default", dialect="hf"), Default(1.0, "what readers take"))),
-)  # fmt: skip
+)
 
 EXPERTS = """
 ffn_gate_inp.weight f32 : n_expert n_embd                | hf mixer.gate.weight
@@ -50,7 +50,7 @@ ffn_up_shexp.weight     : n_ff_shexp n_embd              | hf mixer.shared_exper
 """
 
 SPEC = Architecture(
-    name="nemotron_h_moe",
+    name="nemotron_h_moe", runtimes=("llama.cpp",),
     display_name="Nemotron 3",
     hparams=HPARAMS,
     roles=roles(
@@ -61,8 +61,8 @@ SPEC = Architecture(
             layer=nemotron.LAYER,
         ),
     ),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions=nemotron.CONVENTIONS,
             drops=nemotron.DROPS,
@@ -71,7 +71,6 @@ SPEC = Architecture(
             renames=nemotron.RENAMES,
             harmless=nemotron.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={**nemotron.RECIPE, "routing": "sigmoid"},
 )

@@ -30,7 +30,7 @@ HPARAMS = (
     HParam("rotary", None, common.BOOL, {"hf": "rope"}, words={True: True}, required=False),
     HParam("activation", None, common.STRING, {"hf": "hidden_act"}, words={"SwiGLU": "silu", "swiglu": "silu"},
            required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.linear("token_embd", "n_vocab n_embd", "encoder"),
@@ -58,13 +58,13 @@ _RENAMES = (("model.", ""),)
 _BUFFERS = (Drop("freqs_cis", "a buffer: rotary angles follow from the rotary base", follows=True),)
 
 SPEC = Architecture(
-    name="neo-bert",
+    name="neo-bert", runtimes=("llama.cpp",),
     display_name="NeoBERT",
     hf_classes=("NeoBERT", "NeoBERTLMHead"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "grouped"},
             drops=(*embeddings.language_heads("decoder.*"), *_BUFFERS),
@@ -72,7 +72,7 @@ SPEC = Architecture(
             renames=_RENAMES,
             harmless=_HARMLESS,
         ),
-        "classifier": Dialect(
+        Dialect(
             "classifier",
             names="hf",
             fields="hf",
@@ -83,7 +83,6 @@ SPEC = Architecture(
             renames=_RENAMES,
             harmless=_HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "qkv": "fused", "ffn": "fused", "output_norm": "encoder", "rows": "states"},
 )

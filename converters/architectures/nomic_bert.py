@@ -35,7 +35,7 @@ HPARAMS = (
     HParam("experts", None, common.BOOL, {"hf": "moe_every_n_layers"}, words={0: False}, required=False),
     HParam("head_dim", None, fields={"hf": "head_dim"}, check="head_dim == n_rot", required=False),
     HParam("stretch", None, common.F32, {"hf": "rotary_scaling_factor"}, required=False),
-)  # fmt: skip
+)
 _BASE = Remark(
     "own_base == rope_base and rope_base != 1000",
     "rotary_emb_base={rope_base}: nomic-ai's own code and llama.cpp honor it, transformers ignores it and computes "
@@ -98,23 +98,22 @@ HARMLESS = (
     Harmless("scale_attn_weights", "always", (True,)),
     Harmless("fused_bias_fc fused_dropout_add_ln use_xentropy dense_seq_output reorder_and_upcast_attn"
              " pad_vocab_size_multiple", "how it is computed, not what"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="nomic-bert",
+    name="nomic-bert", runtimes=("llama.cpp",),
     display_name="NomicBert",
     hf_classes=("NomicBertModel",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=bert.DROPS, given={"causal": False}, renames=(("nomic_bert.", ""),),
+    dialects=(
+        Dialect("hf", drops=bert.DROPS, given={"causal": False}, renames=(("nomic_bert.", ""),),
                       classes=("NomicBertModel",), lacks=(_EXPERTS,), remarks=(_BASE,), harmless=HARMLESS),
-        "nomic": Dialect(
+        Dialect(
             "nomic", fields="hf", drops=bert.DROPS, given={"causal": False},
             marks=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), classes=("NomicBertModel",),
             lacks=(_EXPERTS, "*layers.*.self_attn.q_proj.weight"), remarks=(_STRETCH, _BASE), harmless=HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "gated", "activation": "silu"},
-)  # fmt: skip
+)

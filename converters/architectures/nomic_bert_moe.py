@@ -39,7 +39,7 @@ HPARAMS = (
     HParam("pre_norm", None, common.BOOL, {"hf": "prenorm"}, words=_NO, required=False),
     HParam("shared_experts", None, common.BOOL, {"hf": "num_shared_experts"}, words=_NO, required=False),
     HParam("stretch", None, common.F32, {"hf": "rotary_scaling_factor"}, required=False),
-)  # fmt: skip
+)
 
 _STRETCH = Remark(
     "stretch > 0",
@@ -58,7 +58,7 @@ _HARMLESS = (
     Harmless("fused_bias_fc fused_dropout_add_ln use_xentropy dense_seq_output reorder_and_upcast_attn"
              " pad_vocab_size_multiple moe_impl moe_resid_pdrop expert_choice_router ffn_div",
              "how it is computed, not what"),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.linear("token_embd", "n_vocab n_embd", "embeddings.word_embeddings"),
@@ -77,15 +77,15 @@ ROLES = roles(
         tensors.norm("layer_output_norm", "norm2", bias=True),
         layer="encoder.layers.{n}.",
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="nomic-bert-moe",
+    name="nomic-bert-moe", runtimes=("llama.cpp",),
     display_name="NomicBert with experts",
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"transposed": ("ffn_down_exps",)},
             drops=(*bert.DROPS, _BIAS),
@@ -94,7 +94,6 @@ SPEC = Architecture(
             remarks=(_STRETCH,),
             harmless=_HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu"},
-)  # fmt: skip
+)

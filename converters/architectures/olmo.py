@@ -17,7 +17,7 @@ HPARAMS = (
     *rope.ROPE,
     HParam("clamp_kqv", "attention.clamp_kqv", ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unsayable=0.0),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(last_norm=""),
@@ -28,14 +28,14 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="olmo",
+    name="olmo", runtimes=("llama.cpp",),
     display_name="OLMo",
     hf_classes=("OlmoForCausalLM", "OLMoForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
+    dialects=(
         # transformers' OlmoLayerNorm has its epsilon in the code.
-        "hf": Dialect(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
@@ -43,7 +43,6 @@ SPEC = Architecture(
             given={"eps": 1e-5},
             harmless=(common.UNBIASED,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "norm_weights": False},
 )

@@ -25,7 +25,7 @@ WINDOWS = (
            derive=base, required=False, check="rope_base_swa > 1"),
     HParam("rope_kind_swa", None, ValueType.STRING, {"hf": f"{_SWA}.rope_type"}, words={"default": "default"},
            required=False),
-)  # fmt: skip
+)
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, *WINDOWS, common.TIED, common.SILU)
 
 ROLES = roles(
@@ -40,17 +40,16 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="olmo2",
+    name="olmo2", runtimes=("llama.cpp",),
     display_name="OLMo 2",
     hf_classes=("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.own_output("olmo2")), harmless=(common.UNBIASED,)
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "pre_norm": False, "qk_norm": "full"},
     remarks=(common.heads_as_wide_as_the_model("olmo2"), common.NO_WINDOW),
 )

@@ -16,7 +16,7 @@ HPARAMS = (
     # transformers clamps what is normed, GGUF's readers what is not.
     HParam("clamp", None, ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unsayable=0.0, check="clamp == 0"),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -29,20 +29,19 @@ REMARKS = (
            "sum to one in olmoe", otherwise="llama.cpp"),
     Remark("n_head_kv != n_head", "llama.cpp does not load this model: in olmoe it wants as many key heads as heads",
            stops="llama.cpp"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="olmoe",
+    name="olmoe", runtimes=("llama.cpp",),
     display_name="OLMoE",
     hf_classes=("OlmoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.own_output("olmoe")), harmless=(common.UNBIASED,)
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qk_norm": "full"},
     remarks=REMARKS,
 )

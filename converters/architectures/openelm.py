@@ -28,13 +28,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="openelm",
+    name="openelm", runtimes=("llama.cpp",),
     display_name="OpenELM",
     hf_classes=("OpenELMForCausalLM",),
     hparams=openelm.HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"ffn": "fused"},
             drops=(common.DROP_BUFFERS,),
@@ -45,7 +45,6 @@ SPEC = Architecture(
                 Harmless("rope_max_length", "how many angles are computed beforehand"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qkv": "fused"},
 )

@@ -16,7 +16,7 @@ N_CTX = replace(common.N_CTX, fields={"hf": "max_sequence_length|max_position_em
 HPARAMS = (
     *(N_CTX if size is common.N_CTX else size for size in common.SIZES),
     replace(common.LAYER_EPS, fields={"hf": "rms_norm_eps"}), *rope.ROPE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(bias=True),
@@ -24,13 +24,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="orion",
+    name="orion", runtimes=("llama.cpp",),
     display_name="Orion",
     hf_classes=("OrionForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.own_output("orion"), common.heads_as_wide_as_the_model("orion")),
@@ -38,7 +38,6 @@ SPEC = Architecture(
                 common.UNBIASED, Harmless("max_position_embeddings", "max_sequence_length is it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves"},
-)  # fmt: skip
+)

@@ -17,16 +17,16 @@ _EYES = Default((16, 24, 24), "transformers' default", dialect="hf")
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, rope.BASE, rope.N_ROT, rope.AXES_KIND, *rope.SCALING,
     replace(rope.SECTIONS_STATED, defaults=(_EYES,)), rope.SECTIONS, common.ALWAYS_TIED, ernie.BIASED, common.SILU,
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="paddleocr",
+    name="paddleocr", runtimes=("llama.cpp",),
     display_name="PaddleOCR-VL",
     hf_classes=("PaddleOCRVLForConditionalGeneration",),
     hparams=HPARAMS,
     roles=roles(tensors.embedding(), block(ernie.attention(), ernie.gated())),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*common.DROPS, *half.unseen("visual.*", "model.visual.*", "mlp_AR.*", "model.projector.*")),
             remarks=(*rope.REMARKS, ernie.unloadable("paddleocr")),
@@ -40,7 +40,6 @@ SPEC = Architecture(
                 Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
 )

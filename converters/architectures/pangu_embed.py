@@ -14,7 +14,7 @@ from ggferry.converters.schema.roles import block, roles
 BIASED = replace(
     common.ATTENTION_BIAS, fields={"hf": "bias|attention_bias"},
     defaults=(Default(True, "the publisher's default", dialect="hf"),),
-)  # fmt: skip
+)
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.TIED, BIASED, common.SILU)
 
 ROLES = roles(
@@ -30,17 +30,16 @@ ROLES = roles(
 UNBIASED = Remark(
     "attention_bias == 0", "a model without biases: llama.cpp expects one of attention's output in pangu-embedded",
     stops="llama.cpp",
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="pangu-embedded",
+    name="pangu-embedded", runtimes=("llama.cpp",),
     display_name="openPangu-Embedded",
     hf_classes=("PanguEmbeddedForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNBIASED)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNBIASED)),
+    ),
     recipe={"rope": "halves"},
 )

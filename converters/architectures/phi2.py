@@ -20,7 +20,7 @@ HPARAMS = (
     rope.N_ROT, rope.KIND, *rope.SCALING,
     HParam("qk_layernorm", None, ValueType.BOOL, {"hf": "qk_layernorm"}, words={False: False}, required=False),
     common.TIED, gpt.GELU_TANH,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(last_norm="model.final_layernorm", bias=True),
@@ -42,11 +42,11 @@ TIED = Remark(
 )
 
 SPEC = Architecture(
-    name="phi2",
+    name="phi2", runtimes=("llama.cpp",),
     display_name="Phi-2",
     hf_classes=("PhiForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={"hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, gpt.ERF, TIED)), "gguf": Dialect("gguf")},
+    dialects=(Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, gpt.ERF, TIED)),),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu_tanh", "residual": "parallel"},
 )

@@ -17,7 +17,7 @@ HPARAMS = (
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unsayable=0,
            defaults=(Default(0, "no sliding window is stated"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -32,7 +32,7 @@ ROLES = roles(
         tensors.linear("ffn_up", "2*n_ff n_embd", "mlp.gate_up_proj"),
         tensors.linear("ffn_down", "n_embd n_ff", "mlp.down_proj"),
     ),
-)  # fmt: skip
+)
 
 HARMLESS = (
     common.UNBIASED,
@@ -43,15 +43,14 @@ HARMLESS = (
 HF = Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, rope.UNFACTORED), harmless=HARMLESS)
 
 SPEC = Architecture(
-    name="phi3",
+    name="phi3", runtimes=("llama.cpp",),
     display_name="Phi-3",
     hf_classes=("Phi3ForCausalLM", "Phi4ForCausalLMV"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "phi3", "phi4-siglip", "phi4_siglip"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(HF, "phi3", "phi4-siglip", "phi4_siglip"),
+    ),
     recipe={"rope": "halves", "qkv": "fused", "ffn": "fused"},
 )

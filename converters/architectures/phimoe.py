@@ -20,11 +20,11 @@ MAGNITUDE = (
     replace(rope.MAGNITUDE, fields={"hf": rope.scaling_place("short_mscale")}),
     HParam("rope_magnitude_beyond", None, F32, {"hf": rope.scaling_place("long_mscale")}, required=False,
            check="rope_magnitude_beyond == rope_magnitude"),
-)  # fmt: skip
+)
 ROPE = (
     rope.BASE, rope.N_ROT, rope.LONGROPE_KIND, *(param for param in rope.SCALING if param is not rope.MAGNITUDE),
     *MAGNITUDE, rope.LONG, rope.SHORT,
-)  # fmt: skip
+)
 HPARAMS = (
     *common.SIZES, replace(common.RMS_EPS, defaults=(Default(1e-5, _HF, dialect="hf"),)), *ROPE, common.N_SWA,
     replace(common.N_EXPERT, defaults=(Default(16, _HF, dialect="hf"),)),
@@ -32,7 +32,7 @@ HPARAMS = (
     HParam("router_jitter", "router_jitter_noise", F32, {"hf": "router_jitter_noise"}, absent=0.01),
     common.TIED, common.ATTENTION_BIAS, HParam("output_bias", None, BOOL, {"hf": "lm_head_bias"}, required=False),
     common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(bias=True, output=""),
@@ -46,7 +46,7 @@ ROLES = roles(
             "block_sparse_moe.experts.{e}.", "block_sparse_moe.gate", ("w1", "w2", "w3"), width="n_ff"
         ),
     ),
-)  # fmt: skip
+)
 
 WRONG = Remark(
     "n_layer > 0",
@@ -63,20 +63,19 @@ SHORT_ONLY = Remark(
 )
 
 SPEC = Architecture(
-    name="phimoe",
+    name="phimoe", runtimes=("llama.cpp",),
     display_name="Phi-3.5 MoE",
     hf_classes=("PhiMoEForCausalLM", "PhimoeForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.WINDOW, SHORT_ONLY),
             harmless=(Harmless("input_jitter_noise", "used in training only"),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves", "routing": "sparsemixer"},
     remarks=(WRONG,),
 )

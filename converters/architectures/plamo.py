@@ -22,7 +22,7 @@ HPARAMS = (
     # `num_key_value_heads` of the published model says 40, and there are 5: the tensors say it
     HParam("n_head_kv", "attention.head_count_kv", check="0 < n_head_kv and n_head % n_head_kv == 0"),
     common.HEAD_DIM, common.HEAD_DIM_V, common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -38,21 +38,20 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="plamo",
+    name="plamo", runtimes=("llama.cpp",),
     display_name="PLaMo",
     hf_classes=("PlamoForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"query_heads": "tiled"},
             drops=common.DROPS,
             remarks=rope.REMARKS,
             harmless=(common.UNBIASED, Harmless("num_key_value_heads n_shared_head", "the tensors say it")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "residual": "parallel"},
     remarks=(common.own_output("plamo"), common.heads_as_wide_as_the_model("plamo")),
 )

@@ -39,7 +39,7 @@ HPARAMS = (
     HParam("ssm_groups", "ssm.group_count", words={0: 0}, defaults=(Default(0, "llama.cpp knows no others"),)),
     HParam("dt_rank", None, derive=plamo.selection_rank, check="0 < dt_rank"),
     common.ALWAYS_TIED, common.SILU,
-)  # fmt: skip
+)
 
 MIXERS = """
 attn_qkv.weight when=n_head_kv>0        : n_head*head_dim+n_head_kv*head_dim+n_head_kv*head_dim_v n_embd | hf mixer.qkv_proj.weight
@@ -69,13 +69,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="plamo2",
+    name="plamo2", runtimes=("llama.cpp",),
     display_name="PLaMo 2",
     hf_classes=("Plamo2ForCausalLM", "PLaMo2ForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={
                 "decay": "log",
@@ -91,8 +91,7 @@ SPEC = Architecture(
                 Harmless("sliding_window_pattern", "no list of windows without a window"),
             ),
         ),
-        **plamo.GGUF,
-    },
+    ),
     recipe={"rope": "halves", "qkv": "fused", "ffn": "fused", "decay": "rate"},
     remarks=(
         Remark(

@@ -30,7 +30,7 @@ HPARAMS = (
     # A stretched rotation, which PLaMo 3 says in keys of its own, is refused: its range is not rounded.
     HParam("rope_stretched", None, common.F32, {"hf": "rope_scaling_factor"}, words={1: 1.0}, required=False),
     rope.N_ROT, rope.KIND, laguna.PLAIN_WINDOWS, *rope.SCALING, common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROWS = "n_head*head_dim+n_head_kv*head_dim+n_head_kv*head_dim_v"
 ROLES = roles(
@@ -45,20 +45,19 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="plamo3",
+    name="plamo3", runtimes=("llama.cpp",),
     display_name="PLaMo 3",
     hf_classes=("Plamo3ForCausalLM", "PLaMo3ForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"norm_offset": 1.0, "post_norms": "fifths"},
             drops=plamo.DROPS,
             remarks=(*rope.REMARKS, common.NO_WINDOW),
             harmless=(common.UNBIASED,),
         ),
-        **plamo.GGUF,
-    },
+    ),
     recipe={"rope": "halves", "qkv": "fused", "ffn": "fused"},
 )

@@ -19,7 +19,7 @@ HPARAMS = (
     HParam("head_dim_mla", "attention.key_length", derive="plain_dim + n_rot", check="n_rot < head_dim_mla"),
     HParam("head_dim_v_mla", "attention.value_length", fields={"hf": "v_head_dim"}, implied="n_embd / n_head"),
     *deepseek.EPS, rope.BASE, rope.KIND, *rope.SCALING, common.ALWAYS_TIED, common.RELU_SQUARED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -34,13 +34,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="plm",
+    name="plm", runtimes=("llama.cpp",),
     display_name="PLM",
     hf_classes=("PLMForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, deepseek.EPSILON, common.UNTIED),
@@ -53,7 +53,6 @@ SPEC = Architecture(
                 Harmless("sliding_window max_window_layers", "no block has a window"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"attention": "latent", "latent_kv": "joint", "rope": "pairs", "ffn": "plain", "activation": "relu_squared"},
 )

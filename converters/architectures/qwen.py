@@ -28,7 +28,7 @@ HPARAMS = (
     HParam("long_rope", None, ValueType.BOOL, {"hf": "use_dynamic_ntk"}, required=False),
     HParam("scaled", None, ValueType.BOOL, {"hf": "scale_attn_weights"}, words={True: True}, required=False),
     HParam("unbiased", None, ValueType.BOOL, {"hf": "no_bias"}, words={True: True}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("transformer.wte", "transformer.ln_f"),
@@ -48,13 +48,13 @@ LONG = Remark(
 )
 
 SPEC = Architecture(
-    name="qwen",
+    name="qwen", runtimes=("llama.cpp",),
     display_name="Qwen",
     hf_classes=("QWenLMHeadModel",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(
                 *common.DROPS,
@@ -66,7 +66,6 @@ SPEC = Architecture(
                 Harmless("onnx_safe", "of another program"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qkv": "fused"},
 )

@@ -16,7 +16,7 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.ATTENTION_BIAS,
     common.SILU, *embeddings.DECODER_POOLING,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -39,7 +39,7 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="qwen2",
+    name="qwen2", runtimes=("llama.cpp",),
     display_name="Qwen2",
     hf_classes=(
         "Qwen2ForCausalLM", "Qwen2Model", "KORMoForCausalLM", "Qwen2AudioForConditionalGeneration",
@@ -48,15 +48,14 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "qwen2", "dots_ocr"),
-        **half.headless(HF, "Qwen2Model"),
-        "kormo": replace(
+    dialects=(
+        HF,
+        *half.of(HF, "qwen2", "dots_ocr"),
+        *half.headless(HF, "Qwen2Model"),
+        replace(
             HF, name="kormo", names="hf", fields="hf", renames=KORMO, classes=("KORMoForCausalLM",), given={},
             harmless=(common.UNBIASED,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
-)  # fmt: skip
+)

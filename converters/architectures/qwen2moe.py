@@ -21,7 +21,7 @@ HPARAMS = (
     HParam("biased", None, ValueType.BOOL, {"hf": "qkv_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     *common.ALL_SPARSE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -41,18 +41,17 @@ NORMED = Remark(
 )
 
 SPEC = Architecture(
-    name="qwen2moe",
+    name="qwen2moe", runtimes=("llama.cpp",),
     display_name="Qwen2-MoE",
     hf_classes=("Qwen2MoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.WINDOW, common.OWN_OUTPUT, NORMED),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
 )

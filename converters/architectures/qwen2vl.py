@@ -14,7 +14,7 @@ from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *common.QWEN_WINDOWS, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -37,23 +37,22 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="qwen2vl",
+    name="qwen2vl", runtimes=("llama.cpp",),
     display_name="Qwen2-VL",
     hf_classes=(
         "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel", "Qwen2_5OmniModel",
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "omni": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="omni", names="hf", fields="hf", classes=("Qwen2_5OmniModel",),
             within="thinker_config.text_config", nested=("thinker_config",), renames=(("thinker.", ""),),
             drops=(*HF.drops, *half.unheard("audio_tower.*"), *half.unspoken("talker.*", "token2wav.*")),
             harmless=(*HF.harmless, half.THINKERS),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
     remarks=(EPSILON, common.heads_as_wide_as_the_model("qwen2vl")),
-)  # fmt: skip
+)

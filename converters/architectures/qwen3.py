@@ -16,18 +16,18 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU,
     *embeddings.DECODER_POOLING, *embeddings.LABELS, *embeddings.ANSWER_ROWS,
-)  # fmt: skip
+)
 
 ROLES = embeddings.reranking(roles(
     tensors.embedding(),
     block(tensors.pre_norm(tensors.normed_attention(), tensors.gated())),
     tensors.linear("cls.output", "n_labels n_embd", "score", when="classifies == 1"),
-))  # fmt: skip
+))
 
 # llama.cpp turns the scores into shares of one: of a single score nothing is left.
 _SHARES = Remark(
     "n_labels > 1", "llama.cpp gives the softmax of this classifier's scores, transformers the scores",
-)  # fmt: skip
+)
 _ONE_SHARE = Remark(
     "n_labels == 1",
     "llama.cpp gives the softmax of a classifier's scores: of this one, which has a single score, it is always 1",
@@ -37,7 +37,7 @@ _ONE_SHARE = Remark(
 HF = Dialect(
     "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), renames=half.BARE, given={"classifies": False},
     harmless=(common.UNBIASED, embeddings.HARMLESS),
-)  # fmt: skip
+)
 CLASSIFIER = replace(
     HF,
     name="classifier",
@@ -54,7 +54,7 @@ CLASSIFIER = replace(
 )
 
 SPEC = Architecture(
-    name="qwen3",
+    name="qwen3", runtimes=("llama.cpp",),
     display_name="Qwen3",
     hf_classes=(
         "Qwen3ForCausalLM",
@@ -65,13 +65,12 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "qwen3"),
-        **half.headless(HF, "Qwen3Model"),
-        CLASSIFIER.name: CLASSIFIER,
-        **embeddings.rerankers(HF),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(HF, "qwen3"),
+        *half.headless(HF, "Qwen3Model"),
+        CLASSIFIER,
+        *embeddings.rerankers(HF),
+    ),
     recipe={"rope": "halves"},
 )

@@ -7,7 +7,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gated_delta as delta
 from ggferry.converters.architectures import _qwen35 as qwen35
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.architecture import Architecture
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 
@@ -17,11 +17,11 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="qwen35",
+    name="qwen35", runtimes=("llama.cpp",),
     display_name="Qwen3.5",
     hf_classes=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration"),
     hparams=(*qwen35.HPARAMS, common.N_FF),
     roles=ROLES,
-    dialects={"hf": qwen35.HF, "gguf": Dialect("gguf")},
+    dialects=(qwen35.HF,),
     recipe=qwen35.RECIPE,
 )

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gated_delta as delta
 from ggferry.converters.architectures import _qwen35 as qwen35
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.architecture import Architecture
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles, varied
 
@@ -28,19 +28,18 @@ STACKED = "blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_proj"
 CLASSES = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
 
 SPEC = Architecture(
-    name="qwen35moe",
+    name="qwen35moe", runtimes=("llama.cpp",),
     display_name="Qwen3.5 MoE",
     hf_classes=CLASSES,
     hparams=(*qwen35.HPARAMS, *delta.EXPERTS, common.JOINED),
     roles=varied(ROLES, "stacked", "hf", STACKED),
-    dialects={
-        "hf": replace(qwen35.HF, given={"joined": False}),
-        "stacked": replace(
+    dialects=(
+        replace(qwen35.HF, given={"joined": False}),
+        replace(
             qwen35.HF, name="stacked", fields="hf", classes=CLASSES,
             lacks=("*.mlp.experts.0.gate_proj.weight",),
             given={"joined": True},
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=qwen35.RECIPE,
-)  # fmt: skip
+)

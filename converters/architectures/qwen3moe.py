@@ -19,7 +19,7 @@ HPARAMS = (
         defaults=(Default(False, "transformers' default", dialect="hf"),),
     ),
     *common.ALL_SPARSE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -40,15 +40,14 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="qwen3moe",
+    name="qwen3moe", runtimes=("llama.cpp",),
     display_name="Qwen3-MoE",
     hf_classes=("Qwen3MoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "qwen3_moe"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(HF, "qwen3_moe"),
+    ),
     recipe={"rope": "halves"},
 )

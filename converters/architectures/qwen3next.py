@@ -21,7 +21,7 @@ HPARAMS = (
     *delta.HPARAMS, common.N_FF, *delta.EXPERTS,
     HParam("expert_norm", None, ValueType.BOOL, {"hf": "norm_topk_prob"}, words={True: True}, required=False),
     *common.ALL_SPARSE,
-)  # fmt: skip
+)
 
 DELTA_NET = """
 attn_qkv.weight  : 2*n_group*n_state+n_inner n_embd | hf linear_attn.in_proj_qkvz.weight @mixed
@@ -42,20 +42,19 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="qwen3next",
+    name="qwen3next", runtimes=("llama.cpp",),
     display_name="Qwen3-Next",
     hf_classes=("Qwen3NextForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={**delta.CONVENTIONS, "delta_projections": "grouped"},
             drops=(delta.NEXT_TOKENS, *common.DROPS),
             remarks=delta.REMARKS,
             harmless=delta.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=delta.RECIPE,
 )

@@ -15,13 +15,13 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *half.DEEPSTACK, common.TIED, common.SILU,
     *embeddings.POOLING, *embeddings.LABELS, *embeddings.ANSWER_ROWS,
-)  # fmt: skip
+)
 
 ROLES = embeddings.reranking(roles(
     tensors.embedding(),
     block(tensors.pre_norm(tensors.normed_attention(), tensors.gated())),
     tensors.linear("cls.output", "n_labels n_embd", "score", when="classifies == 1"),
-))  # fmt: skip
+))
 HF = Dialect(
     "hf",
     drops=(*common.DROPS, *half.unseen("*visual.*")),
@@ -33,15 +33,14 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="qwen3vl",
+    name="qwen3vl", runtimes=("llama.cpp",),
     display_name="Qwen3-VL",
     hf_classes=("Qwen3VLForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **embeddings.rerankers(HF),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *embeddings.rerankers(HF),
+    ),
     recipe={"rope": "halves"},
 )

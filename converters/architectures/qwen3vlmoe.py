@@ -18,7 +18,7 @@ HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *half.DEEPSTACK, common.N_EXPERT, common.N_EXPERT_USED,
     common.N_FF_EXP,
     *common.ALL_SPARSE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 GATE = Pick("n_expert", 0, "n_ff_exp", stacked=True)
 UP = Pick("n_expert", "n_ff_exp", "2*n_ff_exp", stacked=True)
@@ -46,7 +46,7 @@ ROLES = varied(
     blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.gate_up_proj @up
     """,
     gate=GATE, up=UP,
-)  # fmt: skip
+)
 
 ROLES = varied(
     ROLES, "omni", "hf",
@@ -56,7 +56,7 @@ ROLES = varied(
     blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.{e}.up_proj.weight @one_by_one
     """,
     one_by_one=Stack(),
-)  # fmt: skip
+)
 
 NORMED = Harmless("norm_topk_prob", "this class always makes the weights of the chosen experts sum to one")
 
@@ -71,28 +71,27 @@ _HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="qwen3vlmoe",
+    name="qwen3vlmoe", runtimes=("llama.cpp",),
     display_name="Qwen3-VL-MoE",
     hf_classes=("Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf5": replace(
+    dialects=(
+        replace(
             _HF,
             name="hf5",
             fields="hf",
             conventions={"gate_up": "halves"},
             shapes=("*.mlp.experts.gate_up_proj: experts 2*ff width", "*.mlp.experts.down_proj: experts width ff"),
         ),
-        "hf": _HF,
+        _HF,
         # Qwen3-Omni keeps its experts one by one.
-        "omni": replace(
+        replace(
             _HF, name="omni", fields="hf", conventions={}, classes=("Qwen3OmniMoeForConditionalGeneration",),
             within="thinker_config.text_config", nested=("thinker_config",), renames=(("thinker.", ""),),
             drops=(*_HF.drops, *half.unheard("audio_tower.*"), *half.unspoken("talker.*", "code2wav.*")),
             harmless=(*_HF.harmless, half.THINKERS),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "expert_norm": True},
-)  # fmt: skip
+)

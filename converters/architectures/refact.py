@@ -19,7 +19,7 @@ HPARAMS = (
     replace(common.RMS_EPS, fields={"hf": "layer_norm_epsilon"}), ALIBI, common.ALWAYS_TIED,
     HParam("multi_query", None, gpt.BOOL, {"hf": "multi_query"}, words={True: True}, required=False),
     HParam("scaled", None, gpt.BOOL, {"hf": "scale_attn_weights"}, words={True: True}, required=False),
-)  # fmt: skip
+)
 
 KV, GATE_UP = "attn.kv", "mlp.gate_up_proj"
 ROLES = roles(
@@ -39,13 +39,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="refact",
+    name="refact", runtimes=("llama.cpp",),
     display_name="Refact",
     hf_classes=("GPTRefactForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "joint_kv", "ffn": "fused"},
             drops=gpt.DROPS,
@@ -55,7 +55,6 @@ SPEC = Architecture(
                 Harmless("n_inner", "the tensors say it", (None,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "none"},
 )

@@ -10,7 +10,7 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     *common.ALL_SPARSE, diffusion.CAUSAL, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -18,13 +18,13 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="rnd1",
+    name="rnd1", runtimes=("llama.cpp",),
     display_name="RND1",
     hf_classes=("RND1",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=rope.REMARKS,
@@ -36,8 +36,7 @@ SPEC = Architecture(
                 *diffusion.NO_WINDOWS,
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "expert_norm": True},
     remarks=(diffusion.MASKED,),
 )

@@ -28,7 +28,7 @@ HPARAMS = (
     HParam("n_state", None, fields={"hf": "attention_hidden_size"}),
     HParam("rescale_every", None, fields={"hf": "rescale_every"}, required=False),
     common.TIED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     rwkv.FRAME,
@@ -47,7 +47,7 @@ ROLES = roles(
         layer=rwkv.TIME_MIX, vector=rwkv.VECTOR, state=Reshape(("n_state",)),
     ),
     rwkv.channel_mix(hf=("time_mix_key", "time_mix_receptance"), blinkdl=("time_mix_k", "time_mix_r")),
-)  # fmt: skip
+)
 
 HEADER = HeaderLayout(
     name="rwkv",
@@ -69,13 +69,13 @@ HEADER = HeaderLayout(
         101: {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q5_0", 8: "Q5_1", 9: "Q8_0"},
     },
     axes=4,
-)  # fmt: skip
+)
 
 # rwkv.cpp's convert_pytorch_to_ggml.py stores -exp(w), squeezes what is named time_*, and states no context.
 ROLES = varied(
     ROLES, "rwkvcpp", "blinkdl", "blk.{n}.time_mix_decay.weight blocks.{n}.att.time_decay @decay",
     decay=NEG_EXP.inverse(),
-)  # fmt: skip
+)
 
 RESCALED = Remark(
     "rescale_every > 0",
@@ -94,21 +94,20 @@ SPEC = Architecture(
     hf_classes=("RwkvForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=(common.DROP_TIED,), remarks=(RESCALED,), given={"version": 4}),
-        "blinkdl": replace(
+    dialects=(
+        Dialect("hf", drops=(common.DROP_TIED,), remarks=(RESCALED,), given={"version": 4}),
+        replace(
             rwkv.BLINKDL,
             given={"version": 4, "tied": False},
             marks=("blocks.0.att.time_mix_k", "blocks.0.att.time_first", "blocks.0.ffn.time_mix_r", "emb.weight"),
         ),
-        "rwkvcpp": Dialect(
+        Dialect(
             "rwkvcpp",
             given={"version": 4, "tied": False},
             conventions={"decay": "rate"},
             fields="ggml",
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv4"},
     runtimes=(),
     headers=(HEADER,),

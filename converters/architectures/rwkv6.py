@@ -27,7 +27,7 @@ HPARAMS = (
     rwkv.N_FF, recurrent.NO_HEADS, common.TIED,
     # The norm of the heads' output divides by it squared: 64e-5 in llama.cpp and in BlinkDL's code.
     HParam("norm_divisor", None, fields={"hf": "head_size_divisor"}, words={8: 8}, required=False),
-)  # fmt: skip
+)
 
 _TIME_MIX = """
 time_mix_lerp_x.weight         : n_embd         | hf,blinkdl time_maa_x @vector
@@ -55,7 +55,7 @@ ROLES = roles(
         layer=rwkv.TIME_MIX, vector=rwkv.VECTOR, stack=Stack(), turned=Transpose(), output=_OUTPUT,
     ),
     rwkv.channel_mix(hf=_MAA, blinkdl=_MAA, value=_OUTPUT),
-)  # fmt: skip
+)
 
 TURNED: Conventions = {
     "transposed": rwkv.LOW_RANKS_6,
@@ -68,21 +68,20 @@ HARMLESS = (
 )
 
 SPEC = Architecture(
-    name="rwkv6",
+    name="rwkv6", runtimes=("llama.cpp",),
     display_name="RWKV-6",
     hf_classes=("Rwkv6ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions=TURNED, drops=(common.DROP_TIED,), remarks=(common.OWN_OUTPUT,), harmless=HARMLESS
         ),
-        "blinkdl": replace(
+        replace(
             rwkv.BLINKDL,
             conventions=TURNED,
             marks=("emb.weight", "blocks.0.att.time_maa_w1", "blocks.0.att.time_faaaa"),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv6", "rescaled": True},
 )

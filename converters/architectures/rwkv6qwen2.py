@@ -30,7 +30,7 @@ HPARAMS = (
     HParam("shifted", None, BOOL, {"hf": "use_tokenshift"}, words={True: True}, required=False),
     HParam("gate_kind", None, fields={"hf": "gate_rank_type"}, words={1: 1}, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 _MAA = "time_maa_w time_maa_k time_maa_v time_maa_r time_maa_g"
 TIME_MIX = f"""
@@ -58,16 +58,16 @@ ROLES = roles(
         turned=Then(Transpose(), Reordered((3, 1, 2, 0, 4))),
     ),
     block(tensors.norm("ffn_norm", "post_attention_layernorm"), tensors.gated()),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="rwkv6qwen2",
+    name="rwkv6qwen2", runtimes=("llama.cpp",),
     display_name="QRWKV-6",
     hf_classes=("RWKV6Qwen2ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"mix_order": "rkvwg", "transposed": rwkv.LOW_RANKS_6},
             drops=common.DROPS,
@@ -81,8 +81,7 @@ SPEC = Architecture(
                 Harmless("head_dim", "repeats the width of a head", follows="head_size"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "none", "wkv": "rwkv6"},
     remarks=(common.own_output("rwkv6qwen2"),),
-)  # fmt: skip
+)

@@ -27,7 +27,7 @@ HPARAMS = (
     HParam("n_gate", "attention.gate_lora_rank", fields={"hf": "gate_low_rank_dim"}),
     rwkv.N_FF, recurrent.NO_HEADS, common.TIED,
     HParam("activation", None, ValueType.STRING, {"hf": "hidden_act"}, words={"sqrelu": "relu"}, required=False),
-)  # fmt: skip
+)
 
 _HEADS = Reshape(("n_embd",), of=("n_embd / head_size", "head_size"))
 ROLES = roles(
@@ -90,7 +90,7 @@ ROLES = roles(
         """,
         layer={"hf": "model.layers.{n}.ffn.", "blinkdl": "blocks.{n}.ffn."}, vector=rwkv.VECTOR,
     ),
-)  # fmt: skip
+)
 # Its first checkpoints keep the shares of all six in one tensor.
 JOINED = "blk.{n}.time_mix_lerp_fused.weight model.layers.{n}.attn.x_x @joined"
 ROLES = varied(ROLES, "hf-joined", "hf", JOINED, joined=Reshape((6, 1, 1, "n_embd")))
@@ -106,25 +106,24 @@ HARMLESS = (
 HF = Dialect(
     "hf", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)), remarks=(common.OWN_OUTPUT,),
     harmless=HARMLESS,
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="rwkv7",
+    name="rwkv7", runtimes=("llama.cpp",),
     display_name="RWKV-7",
     hf_classes=("RWKV7ForCausalLM", "Rwkv7ForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "hf-joined": replace(HF, name="hf-joined", fields="hf", marks=("model.layers.0.attn.x_x",)),
-        "blinkdl": replace(
+    dialects=(
+        HF,
+        replace(HF, name="hf-joined", fields="hf", marks=("model.layers.0.attn.x_x",)),
+        replace(
             rwkv.BLINKDL,
             given={"tied": False, "head_size": 64},
             conventions=TURNED,
             drops=(Drop("blocks.0.att.v[012]", _UNUSED),),
             marks=("emb.weight", "blocks.0.att.x_r", "blocks.0.att.r_k", "blocks.0.att.k_a"),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv7"},
 )

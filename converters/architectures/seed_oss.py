@@ -14,7 +14,7 @@ from ggferry.formats.gguf.values import ValueType
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, common.TIED, common.ATTENTION_BIAS,
     HParam("output_bias", None, ValueType.BOOL, {"hf": "attention_out_bias"}, required=False), common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -33,19 +33,18 @@ OUTPUT_BIAS = Remark(
 )
 
 SPEC = Architecture(
-    name="seed_oss",
+    name="seed_oss", runtimes=("llama.cpp",),
     display_name="Seed-OSS",
     hf_classes=("SeedOssForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, OUTPUT_BIAS),
             harmless=(Harmless("mlp_bias", "there is none", (False,)),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "ffn_norm": "post_attention_norm"},
 )

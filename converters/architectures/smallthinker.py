@@ -17,7 +17,7 @@ _FLAGS = {1: True, 0: False}
 _USED = HParam(
     "n_expert_used", "expert_used_count", fields={"hf": "moe_num_active_primary_experts|num_experts_per_tok"},
     check="0 < n_expert_used and n_expert_used <= n_expert",
-)  # fmt: skip
+)
 HPARAMS = (
     *(size for size in common.SIZES if size is not common.N_FF), common.RMS_EPS, *rope.ROPE,
     HParam("n_ff", "feed_forward_length", fields={"hf": "moe_ffn_hidden_size"}),
@@ -37,7 +37,7 @@ HPARAMS = (
            many="n_layer"),
     HParam("rope_odd", None, derive=own.turned_otherwise),
     common.ALWAYS_TIED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -49,7 +49,7 @@ ROLES = roles(
             "block_sparse_moe.experts.{e}.", "block_sparse_moe.primary_router", ("gate", "down", "up")
         ),
     ),
-)  # fmt: skip
+)
 
 FIXED = Remark(
     "n_swa > 0 and n_swa != 4096",
@@ -64,13 +64,13 @@ ODD = Remark(
 )
 
 SPEC = Architecture(
-    name="smallthinker",
+    name="smallthinker", runtimes=("llama.cpp",),
     display_name="SmallThinker",
     hf_classes=("SmallThinkerForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=rope.REMARKS,
@@ -82,10 +82,9 @@ SPEC = Architecture(
                 Harmless("moe_enable_*", "never", (False,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "rope": "halves", "routing": "sigmoid", "router_reads": "start", "expert_norm": True, "activation": "relu",
     },
     remarks=(FIXED, ODD),
-)  # fmt: skip
+)

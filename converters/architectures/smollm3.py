@@ -22,13 +22,13 @@ TURNED = (
     HParam("rope_layers", "attention.rope_pattern", ValueType.BOOL, derive=turned_as_listed,
            implied="each (n + 1) % 4 != 0", many="n_layer"),
     HParam("rope_odd", None, derive=turned_unlike_every_fourth),
-)  # fmt: skip
+)
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, *TURNED, *common.QWEN_WINDOWS[:-1],
     replace(common.QWEN_WINDOWS[-1], derive=windows), common.TIED,
     common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -38,7 +38,7 @@ ROLES = roles(
             tensors.gated(bias="mlp_bias == 1"),
         ),
     ),
-)  # fmt: skip
+)
 
 ODD = Remark(
     "rope_odd > 0",
@@ -48,20 +48,19 @@ ODD = Remark(
 )
 BIASED = Remark(
     "attention_bias == 1 or mlp_bias == 1", "llama.cpp has no biases in smollm3", stops="llama.cpp",
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="smollm3",
+    name="smollm3", runtimes=("llama.cpp",),
     display_name="SmolLM3",
     hf_classes=("SmolLM3ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, BIASED)
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
     remarks=(ODD,),
 )

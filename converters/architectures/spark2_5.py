@@ -31,7 +31,7 @@ HPARAMS = (
     HParam("gated", None, BOOL, {"hf": "headwise_attn_output_gate"}, words={True: True}, required=False),
     HParam("activation", None, STRING, {"hf": "hidden_act"}, words={"gelu": "gelu"}, required=False),
     common.TIED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -45,17 +45,16 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="spark2_5",
+    name="spark2_5", runtimes=("llama.cpp",),
     display_name="Spark X2.5",
     hf_classes=("Spark2_5ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", drops=common.DROPS, remarks=(*rope.REMARKS, replace(gpt.ERF, when="n_layer > 0")),
             harmless=(common.UNBIASED, Harmless("use_sliding_window", "the list of blocks says it", (True,))),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qkv": "fused", "activation": "gelu"},
-)  # fmt: skip
+)

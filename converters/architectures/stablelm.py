@@ -30,7 +30,7 @@ HPARAMS = (
     HParam("qk_norms", None, BOOL, {"hf": "qk_layernorm"}, required=False,
            defaults=(Default(False, _HF, dialect="hf"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 _SEQUENTIAL = "parallel_residual == 0"
 ROLES = roles(
@@ -50,24 +50,23 @@ ROLES = roles(
         tensors.norm("ffn_norm", "post_attention_layernorm", when=_SEQUENTIAL),
         tensors.gated(),
     ),
-)  # fmt: skip
+)
 
 HF = Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.OWN_OUTPUT))
 
 SPEC = Architecture(
-    name="stablelm",
+    name="stablelm", runtimes=("llama.cpp",),
     display_name="StableLM",
     hf_classes=("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "seeing": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="seeing", names="hf", fields="hf", classes=("LlavaStableLMEpochForCausalLM",),
             drops=(*common.DROPS, *half.unseen("*vision_tower.*", "*mm_projector.*")),
             harmless=(Harmless("mm_* tune_mm_* freeze_mm_* use_mm_proj image_* vision_*", "of the half that sees"),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves"},
-)  # fmt: skip
+)

@@ -18,7 +18,7 @@ HPARAMS = (
     replace(gpt.N_HEAD_KV_WRITTEN, derive=gpt.query_groups, implied="n_head"),
     gpt.SCALED, gpt.ATTN_SCALE, common.ALWAYS_TIED, gpt.GELU_TANH,
     HParam("crossed", None, gpt.BOOL, {"hf": "add_cross_attention"}, words=gpt.FALSE, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     gpt.embedding(),
@@ -27,17 +27,17 @@ ROLES = roles(
         gpt.attention_norm(), gpt.attention(heads_to_qkv("n_head_kv"), heads_to_qkv("n_head_kv"), SAME),
         gpt.feed_forward(), layer=gpt.LAYER,
     ),
-)  # fmt: skip
+)
 ROLES = also(ROLES, "ggml", gpt.GGML_NAMES)
 
 SPEC = Architecture(
-    name="starcoder",
+    name="starcoder", runtimes=("llama.cpp",),
     display_name="StarCoder",
     hf_classes=("GPTBigCodeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "grouped"},
             drops=gpt.DROPS,
@@ -55,14 +55,13 @@ SPEC = Architecture(
             ),
         ),
         # ggml's script repeats the keys and values for every head; one copy of them is carried over.
-        "ggml": Dialect(
+        Dialect(
             "ggml",
             renames=gpt.GGML_RENAMES,
             given={"multi_query": True},
             tiled=("model/h*/attn/c_attn/w", "model/h*/attn/c_attn/b"),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=gpt.RECIPE,
     headers=(gpt.GPT2_HEADER,),
 )

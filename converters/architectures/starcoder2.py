@@ -19,7 +19,7 @@ HPARAMS = (
     HParam("biased", None, ValueType.BOOL, {"hf": "use_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     common.ALWAYS_TIED, common.GELU_TANH,
-)  # fmt: skip
+)
 
 _BIASED = "biased == 1"
 ROLES = roles(
@@ -45,14 +45,13 @@ KINDS = (
 )
 
 SPEC = Architecture(
-    name="starcoder2",
+    name="starcoder2", runtimes=("llama.cpp",),
     display_name="StarCoder 2",
     hf_classes=("Starcoder2ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, BIASED), harmless=KINDS),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, BIASED), harmless=KINDS),
+    ),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu_tanh"},
 )

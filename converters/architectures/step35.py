@@ -70,7 +70,7 @@ HPARAMS = (
     *step.listed("shared_limits_stated", "swiglu_limits_shared", F32, null=0.0),
     limits.of_shared(step.limits("shared_limits_stated")),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPARSE = "n_dense <= n"
 ROLES = roles(
@@ -119,21 +119,20 @@ HF = Dialect(
         Harmless("projector_bias understand_projector_stride image_token_len patch_token_len",
                  "of the vision half, dropped"),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="step35",
+    name="step35", runtimes=("llama.cpp",),
     display_name="Step 3.5",
     hf_classes=("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "half": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="half", names="hf", fields="hf", classes=("Step3p7ForConditionalGeneration",), within=half.WITHIN
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid", "limited": "after"},
     remarks=(common.own_output("step35"),),
 )

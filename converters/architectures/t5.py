@@ -17,7 +17,7 @@ HPARAMS = (
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("scale_stated", None, common.BOOL, {"hf": "scale_decoder_outputs"}, required=False, absent="nowhere"),
     HParam("logit_scale", "logit_scale", common.F32, derive=t5.t5_scale, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     t5.ENDS,
@@ -33,7 +33,7 @@ ROLES = roles(
 _TIED = Drop(
     "lm_head.weight", "tied to the embedding, which it repeats", same_as="token_embd.weight",
     when=f"tied == 1 and scale_stated == 'nowhere' and every_block == 0 and hf_class != '{t5.MT5}'",
-)  # fmt: skip
+)
 HF = Dialect(
     "hf", drops=(_TIED, *t5.DROPS), renames=t5.RENAMES, substitutes=t5.SUBSTITUTES,
     harmless=t5.HARMLESS,
@@ -57,9 +57,9 @@ HF = Dialect(
             otherwise="llama.cpp",
         ),
     ),
-)  # fmt: skip
+)
 SPEC = Architecture(
-    name="t5",
+    name="t5", runtimes=("llama.cpp",),
     display_name="T5",
     hf_classes=(
         "T5ForConditionalGeneration", "T5WithLMHeadModel", "MT5ForConditionalGeneration",
@@ -67,15 +67,14 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "headless": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="headless", names="hf", fields="hf", classes=("UMT5Model",), given={"tied": True},
             remarks=(*HF.remarks, half.HEADLESS),
             harmless=(*HF.harmless, Harmless("tie_word_embeddings", "there is no output matrix", (False, True))),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "t5", "norm": "rms"},
     blocks={"enc.blk.": "n_layer", "dec.blk.": "n_layer_dec"},
-)  # fmt: skip
+)

@@ -13,13 +13,13 @@ from ggferry.converters.schema.roles import roles
 DECODER = Harmless("num_decoder_layers scale_decoder_outputs tie_word_embeddings", "of the decoder, which is not here")
 
 SPEC = Architecture(
-    name="t5encoder",
+    name="t5encoder", runtimes=("llama.cpp",),
     display_name="T5 encoder",
     hf_classes=("T5EncoderModel", "MT5EncoderModel", "UMT5EncoderModel"),
     hparams=(*t5.HPARAMS, *embeddings.POOLING, encoder.BOTH_SIDES),
     roles=roles(t5.ENDS, t5.ENCODER),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=t5.DROPS,
             given={"causal": False},
@@ -28,8 +28,7 @@ SPEC = Architecture(
             remarks=t5.REMARKS,
             harmless=(*t5.HARMLESS, DECODER, embeddings.HARMLESS),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "t5encoder", "norm": "rms"},
     blocks={"enc.blk.": "n_layer"},
 )

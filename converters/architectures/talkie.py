@@ -27,7 +27,7 @@ HPARAMS = (
     replace(common.RMS_EPS, fields={}, defaults=(Default(2**-23, "the least of float32, as torch takes it"),)),
     *rope.ROPE,
     HParam("logit_scale", "logit_scale", F32, tensors=GAIN), common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("model.embed", "", ""),
@@ -49,23 +49,22 @@ ROLES = roles(
         layer="model.blocks.{n}.",
         column=Reshape(("n_head", 1), of=("n_head",)),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="talkie",
+    name="talkie", runtimes=("llama.cpp",),
     display_name="Talkie",
     hf_classes=("TalkieForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"turn": "backward"},
             drops=(*common.DROPS, Drop(GAIN, "a number, which becomes a key", follows=True)),
             remarks=rope.REMARKS,
             harmless=(common.UNBIASED, Harmless("num_key_value_heads", "as many as heads", follows="n_head")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qk_norm": "gain", "qk_norm_at": "after", "norm_weights": False, "skip": "embedding"},
 )

@@ -47,7 +47,7 @@ HPARAMS = (
     HParam("activation", None, STRING, {"hf": "activation_function"}, words={"gelu": "gelu"}, required=False),
     # Embeddings multiplied by the root of the width: no published Whisper, and GGUF has no key for it.
     HParam("scaled", None, ValueType.BOOL, {"hf": "scale_embedding"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 
 _ENDS = roles(
     roles(
@@ -97,7 +97,7 @@ ROLES = varied(
     enc.conv2.bias     encoder.conv2.bias @column
     """,
     column=Reshape(("n_embd_enc",)),
-)  # fmt: skip
+)
 
 HEADER = HeaderLayout(
     name="whisper",
@@ -137,8 +137,8 @@ SPEC = Architecture(
     hf_classes=("WhisperForConditionalGeneration", "WhisperModel"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(Drop("proj_out.weight", _TIED, same_as="token_embd.weight"),),
             renames=(("encoder.", "model.encoder."), ("decoder.", "model.decoder.")),
@@ -150,10 +150,9 @@ SPEC = Architecture(
                 Harmless("median_filter_width", "how times of words are smoothed"),
             ),
         ),
-        "openai": Dialect("openai", header="dims", marks=("encoder.conv1.weight", "decoder.token_embedding.weight")),
-        "ggml": Dialect("ggml"),
-        "gguf": Dialect("gguf"),
-    },
+        Dialect("openai", header="dims", marks=("encoder.conv1.weight", "decoder.token_embedding.weight")),
+        Dialect("ggml"),
+    ),
     recipe={"computation": "whisper", "norm": "layer", "ffn": "plain", "activation": "gelu"},
     blocks={"enc.blk.": "n_layer_enc", "dec.blk.": "n_layer"},
     runtimes=(),

@@ -17,7 +17,7 @@ N_HEAD_KV = replace(common.N_HEAD_KV, derive="n_head")
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, N_HEAD_KV, common.HEAD_DIM,
     common.HEAD_DIM_V, common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -25,20 +25,19 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="xverse",
+    name="xverse", runtimes=("llama.cpp",),
     display_name="XVERSE",
     hf_classes=("XverseForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.own_output("xverse"), common.heads_as_wide_as_the_model("xverse")),
             harmless=(common.UNBIASED, Harmless("max_tokenizer_truncation", "how long a text it is given at most")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
 )

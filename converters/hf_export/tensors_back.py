@@ -63,7 +63,7 @@ def plan_back(graph: ModelGraph) -> BackPlan:
     A class that has a place for every value wins over one that has not. Raises UnsupportedError where no class of the
     architecture can say it, with the reason of the first.
     """
-    if "hf" not in graph.architecture.dialects:
+    if not any(each.name == "hf" for each in graph.architecture.dialects):
         raise UnsupportedError(
             "no checkpoint in Hugging Face's form is known of this architecture", path=graph.checkpoint.path,
             found=graph.architecture.name,
@@ -95,7 +95,7 @@ def _candidates(graph: ModelGraph) -> Iterator[tuple[KnownClass, Dialect]]:
     Classes of a text model alone come first, and last those without what makes words of the last states, which have
     names of their own.
     """
-    spoken = [each for each in graph.architecture.dialects.values() if each.source == "hf" and not each.types]
+    spoken = [each for each in graph.architecture.dialects if each.source == "hf" and not each.types]
     named = (name for dialect in spoken for name in dialect.classes)
     found = []
     for name in dict.fromkeys((*graph.architecture.hf_classes, *named)):

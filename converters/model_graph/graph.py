@@ -117,7 +117,7 @@ class ModelGraph:
 
         They are those of its architecture, except where a remark says that one does not run it.
         """
-        spoken = (remark for dialect in self.architecture.dialects.values() for remark in dialect.remarks)
+        spoken = (remark for dialect in self.architecture.dialects for remark in dialect.remarks)
         remarks = (*self.architecture.remarks, *spoken)
         stopped = {remark.stops for remark in remarks if remark.stops and holds(remark.when, self.sizes)}
         return tuple(name for name in self.architecture.runtimes if name not in stopped)
@@ -125,7 +125,7 @@ class ModelGraph:
     @property
     def reservations(self) -> tuple[str, ...]:
         """What is known of current programs that do not run this model, or compute something else; a sentence each."""
-        spoken = (remark for dialect in self.architecture.dialects.values() for remark in dialect.remarks)
+        spoken = (remark for dialect in self.architecture.dialects for remark in dialect.remarks)
         remarks = dict.fromkeys((*self.architecture.remarks, *spoken))
         sizes, found = self.sizes, []
         for remark in remarks:
@@ -192,7 +192,7 @@ def bind(
         UnsupportedError: Checkpoint and tables do not fit each other.
     """
     validate(architecture)
-    speech = architecture.dialects[dialect]
+    speech = architecture.dialect(dialect)
     solver = Solver(checkpoint, architecture, speech, overrides or {})
     assigned, dropped = assign(checkpoint, architecture, speech, solver.early)
     found = slots(checkpoint, architecture, speech, assigned) if tensors else []

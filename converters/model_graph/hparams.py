@@ -206,7 +206,8 @@ class Solver:
         self.notes += [remark.text.format(**known) for remark in remarks if holds(remark.when, known)]
         file = "params.json" if self.dialect.source == "meta" else "config.json"
         legacy = self.dialect.source == "ggml"  # its configuration, where there is one, is a checkpoint's
-        spoken = self.architecture.dialects.get("hf", self.dialect) if legacy else self.dialect
+        hf = (each for each in self.architecture.dialects if legacy and each.name == "hf")
+        spoken = next(hf, self.dialect)
         half = (*(f"{name}." for name in (*spoken.nested, PREPROCESSOR)), *OF_THE_HALF)
         parts = half if self.architecture.projector else ()
         self.notes += unread_notes(self.statements.config, spoken, known, file, parts)

@@ -45,7 +45,7 @@ V_N_LAYER = _vision("n_layer", "block_count", "vision_config.num_hidden_layers")
 V_N_HEAD = _vision(
     "n_head", "attention.head_count", "vision_config.num_attention_heads",
     check="0 < v_n_head and v_n_embd % v_n_head == 0",
-)  # fmt: skip
+)
 V_EPS = _vision("eps", "attention.layer_norm_epsilon", "vision_config.layer_norm_eps", F32)
 
 
@@ -94,7 +94,7 @@ divided by the deviation. A processor that does not normalize, or that rescales 
 deviation there."""
 VISION = (
     HAS_VISION, V_PROJECTION, V_IMAGE_SIZE, V_PATCH_SIZE, V_N_EMBD, V_N_FF, V_N_LAYER, V_N_HEAD, *COLORS,
-)  # fmt: skip
+)
 """What every tower that sees states, but its projector's type and its epsilon."""
 
 A_PROJECTION = _audio("projection", "projection_dim", _WIDTH)
@@ -105,10 +105,10 @@ A_N_LAYER = _audio("n_layer", "block_count", "audio_config.num_hidden_layers|aud
 A_N_HEAD = _audio(
     "n_head", "attention.head_count", "audio_config.num_attention_heads|audio_config.encoder_attention_heads",
     check="0 < a_n_head and a_n_embd % a_n_head == 0",
-)  # fmt: skip
+)
 A_EPS = _audio("eps", "attention.layer_norm_epsilon", kind=F32, defaults=(
     Default(1e-5, "torch.nn.LayerNorm's, which Whisper's encoder uses"),
-))  # fmt: skip
+))
 AUDIO = (HAS_AUDIO, A_PROJECTION, A_N_EMBD, A_N_FF, A_N_LAYER, A_N_HEAD, A_N_MELS)
 """What every tower that hears states, but its projector's type and its epsilon."""
 
@@ -118,7 +118,7 @@ def projector_act(*words: str) -> HParam:
     return HParam(
         "projector_act", None, STRING, {"hf": "projector_hidden_act"}, words={word: word for word in words},
         required=False,
-    )  # fmt: skip
+    )
 
 
 def sees(projector: str) -> Mapping[str, Any]:
@@ -143,7 +143,7 @@ TEXT = tuple(
         "language_model.*", "model.language_model.*", "lm_head.*", "model.lm_head.*", "model.layers.*",
         "model.embed_tokens.*", "model.norm.*", "model.text_model.*", "text_model.*", "llm.*",
     )
-)  # fmt: skip
+)
 """The text model's tensors, which the other file holds."""
 
 HARMLESS = (
@@ -160,5 +160,5 @@ HARMLESS = (
     Harmless("preprocessor.do_flip_channel_order", "red, green, blue", (False,)),
     Harmless("preprocessor.resample", "how pixels are interpolated: the runtime has its own way for each projector"),
     Harmless("preprocessor.chat_template preprocessor.tokenizer*", "read with the tokenizer"),
-)  # fmt: skip
+)
 """Keys of a processor that every table may leave unread."""

@@ -38,4 +38,4 @@ BLOCKS = (
     HParam("n_deepstack", None, derive=_count, required=False),
     HParam("v_deepstack", "vision.is_deepstack_layers", clip.BOOL, derive=flags, many="v_n_layer"),
     HParam("deepstack_end", None, derive=_end),
-)  # fmt: skip
+)

@@ -22,12 +22,12 @@ COLUMN = Reshape(("a_n_embd", "1"), back=("a_n_embd",))
 N_CTX = HParam(
     "a_n_ctx", None, fields={"hf": "audio_config.max_source_positions|audio_config.max_position_embeddings"},
     defaults=(Default(1500, "Whisper's, thirty seconds", dialect="hf"),), check="0 < a_n_ctx",
-)  # fmt: skip
+)
 """Rows of the table of positions."""
 ACTIVATION = HParam(
     "a_activation", None, clip.STRING, {"hf": "audio_config.activation_function|audio_config.hidden_act"},
     words={"gelu": "gelu"}, required=False,
-)  # fmt: skip
+)
 SCALED = HParam(
     "a_scaled", None, clip.BOOL, {"hf": "audio_config.scale_embedding"}, words={False: False}, required=False
 )
@@ -67,7 +67,7 @@ HARMLESS = (
     Harmless("audio_config.head_dim", "repeats width and heads", follows="a_n_embd/a_n_head"),
     Harmless("preprocessor.feature_size preprocessor.n_mels", "repeats the bins", follows="a_n_mels"),
     *spectrum(sampling_rate=16000, n_fft=400, hop_length=160, dither=0.0),
-)  # fmt: skip
+)
 
 
 def under(members: tuple[str, ...], *hparams: HParam) -> tuple[HParam, ...]:

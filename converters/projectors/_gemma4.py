@@ -42,7 +42,7 @@ VISION = (
     HParam("v_merge", "vision.projector.scale_factor", fields={"hf": f"{_SEEN}pooling_kernel_size"}, absent=3,
            check="0 < v_merge"),
     HParam("v_places", None, fields={"hf": f"{_SEEN}position_embedding_size|{_SEEN}mm_posemb_size"}),
-)  # fmt: skip
+)
 EYE = (
     *VISION,
     clip.USE_GELU,
@@ -53,7 +53,7 @@ EYE = (
     HParam("v_activation", None, clip.STRING, {"hf": f"{_SEEN}hidden_activation"}, required=False,
            words={"gelu_pytorch_tanh": "gelu_tanh"}),
     _granted("v_rope_base", f"{_SEEN}rope_parameters.rope_theta", 100.0, clip.F32),
-)  # fmt: skip
+)
 _HEARD = "audio_config."
 EAR = (
     *(one for one in clip.AUDIO if one.name not in ("a_n_ff", "a_n_mels")),
@@ -74,7 +74,7 @@ EAR = (
     _granted("a_residual", f"{_HEARD}residual_weight", 0.5, clip.F32),
     _granted("a_act", f"{_HEARD}hidden_act", "silu", clip.STRING),
     _granted("a_eps_known", f"{_HEARD}rms_norm_eps", 1e-6, clip.F32),
-)  # fmt: skip
+)
 
 SEEN = roles(
     roles(
@@ -192,7 +192,7 @@ RENAMES = (
     ("model.vision_tower.", "vision_tower."), ("model.audio_tower.", "audio_tower."),
     ("model.embed_vision.", "embed_vision."), ("model.embed_audio.", "embed_audio."),
     ("model.vision_embedder.", "vision_embedder."),
-)  # fmt: skip
+)
 HARMLESS = (
     *clip.HARMLESS,
     Harmless("vision_config.max_position_embeddings vision_config.default_output_length vision_config.attention_bias",
@@ -217,4 +217,4 @@ HARMLESS = (
     ),
     Harmless("preprocessor.preemphasis_htk_flavor preprocessor.feature_extractor.preemphasis_htk_flavor",
              "of an emphasis of zero"),
-)  # fmt: skip
+)

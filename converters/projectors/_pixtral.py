@@ -15,14 +15,14 @@ MERGE = HParam(
         vit.UNMERGED,
         Default(1, "LLaVA's projector merges none", 'hf_class == "LlavaForConditionalGeneration"', dialect="hf"),
     ),
-)  # fmt: skip
+)
 HPARAMS = (
     clip.PROJECTOR, *(one for one in clip.VISION if one is not clip.V_N_LAYER), *llava.feature_layer(),
     clip.projector_act("gelu"),
     HParam("norm_eps", None, clip.F32, {"hf": "text_config.rms_norm_eps"}, required=False, check="norm_eps <= 0.00001"),
     replace(clip.V_EPS, fields={}, defaults=(Default(1e-5, "transformers: every norm of this tower", dialect="hf"),)),
     vit.ROPE, MERGE, *vit.activation(silu="silu", gelu="gelu"),
-)  # fmt: skip
+)
 _HEADS = heads_halves_to_pairs("v_n_head")
 _PROJECTIONS = "\n".join(
     f"attn_{x}.weight : v_n_embd v_n_embd | hf attention.{x}_proj.weight {'@heads' if x in 'qk' else ''}" for x in "qkv"
@@ -47,7 +47,7 @@ ROLES = roles(
     ),
     vit.linear("mm.1", "multi_modal_projector.linear_1", "v_projection", "v_n_embd", bias="optional"),
     vit.linear("mm.2", "multi_modal_projector.linear_2", "v_projection", "v_projection", bias="optional"),
-)  # fmt: skip
+)
 NAMES = (
     ("model.vision_tower.", "vision_tower."),
     ("model.multi_modal_projector.", "multi_modal_projector."),
@@ -65,4 +65,4 @@ HF = Dialect(
         Harmless("vision_config.vocab_size", "a tower has no vocabulary"),
         Harmless("vision_config.head_dim", "the width over the heads", follows="v_n_embd / v_n_head"),
     ),
-)  # fmt: skip
+)

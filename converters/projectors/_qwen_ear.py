@@ -63,7 +63,7 @@ HARMLESS = (
     Harmless(" ".join(f"{member}.{key}" for member in MEMBERS
                       for key in ("max_source_positions", "max_position_embeddings", "conv_chunksize")),
              "how much is computed at a time"),
-)  # fmt: skip
+)
 
 EARLIER = roles(
     ear.convolutions(),

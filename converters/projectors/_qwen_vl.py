@@ -20,7 +20,7 @@ EPS = replace(clip.V_EPS, fields={}, defaults=(Default(1e-6, "transformers: ever
 MERGE = HParam(
     "v_merge", None, fields={"hf": "vision_config.spatial_merge_size"}, words={2: 2}, required=False,
     defaults=(Default(2, "squares of two by two patches"),),
-)  # fmt: skip
+)
 HARMLESS = (
     *vit.HARMLESS,
     vit.AXIAL,
@@ -42,7 +42,7 @@ def frames(source: str, bias: bool = False) -> Roles:
         {more}
         """,
         first=Item(2, 0), second=Item(2, 1),
-    )  # fmt: skip
+    )
 
 
 def merger(first: str, second: str) -> Roles:

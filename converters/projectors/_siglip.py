@@ -22,11 +22,11 @@ LAST_NORM = vit.norm("v.post_ln", "vision_tower.post_layernorm")
 BLOCKS = vit.blocks(
     "vision_tower.encoder.layers.{n}.",
     vit.norm("ln1", "layer_norm1"), vit.attention(), vit.norm("ln2", "layer_norm2"), vit.plain("mlp.fc1", "mlp.fc2"),
-)  # fmt: skip
+)
 TOWER = roles(
     vit.patches("vision_tower.embeddings.patch_embedding"), vit.table("vision_tower.embeddings.position_embedding"),
     LAST_NORM, BLOCKS,
-)  # fmt: skip
+)
 """The whole tower."""
 
 

@@ -40,7 +40,7 @@ def _bias(name: str, source: str, rows: str, bias: bool | str) -> str:
 def attention(
     at: str = "self_attn.", q: str = "q_proj", k: str = "k_proj", v: str = "v_proj", out: str = "out_proj",
     bias: bool | str = True,
-) -> Roles:  # fmt: skip
+) -> Roles:
     """Return queries, keys, values and output, each a matrix of its own."""
     names = zip(("attn_q", "attn_k", "attn_v", "attn_out"), (q, k, v, out), strict=True)
     return roles(*(linear(name, f"{at}{source}", WIDTH, WIDTH, bias) for name, source in names))
@@ -130,7 +130,7 @@ def _is_silu(values: Values) -> bool:
 ROPE = HParam(
     "v_rope_theta", None, clip.F32, {"hf": "vision_config.rope_parameters.rope_theta|vision_config.rope_theta"},
     words={10000: 10000.0}, required=False,
-)  # fmt: skip
+)
 """The base of a tower's rotation, for which GGUF has no key: all known ones have the same."""
 AXIAL = Harmless("vision_config.rope_parameters.rope_type", "rotated along two axes", ("axial", "default"))
 COLORS = Harmless(
@@ -142,14 +142,14 @@ TRAINED = Harmless(
     "vision_config.hidden_dropout_prob vision_config.dropout vision_config.projector_dropout "
     "vision_config.projection_dropout vision_config.drop_path_rate vision_config.gradient_checkpointing",
     "used in training only",
-)  # fmt: skip
+)
 SIZES = Harmless(
     "preprocessor.size preprocessor.size.* preprocessor.crop_size preprocessor.crop_size.* preprocessor.min_pixels "
     "preprocessor.max_pixels preprocessor.patch_size preprocessor.merge_size preprocessor.temporal_patch_size "
     "preprocessor.image_seq_length preprocessor.image_token preprocessor.video_processor "
     "preprocessor.video_processor.* preprocessor.num_additional_image_tokens",
     "how large pictures may be: the runtime has limits of its own for this projector",
-)  # fmt: skip
+)
 HARMLESS = (*clip.HARMLESS, COLORS, TRAINED, SIZES)
 
 

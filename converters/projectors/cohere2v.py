@@ -17,7 +17,7 @@ HPARAMS = (
     HParam("v_max_tiles", "vision.preproc_max_tiles", fields={"hf": "preprocessor.max_patches"}),
     HParam("n_inner", None, fields={"hf": "alignment_intermediate_size"}, required=False),
     HParam("v_gated_by_half", None, clip.BOOL, defaults=(Default(True, "as in every Cohere 2 Vision"),)),
-)  # fmt: skip
+)
 
 ROLES = roles(
     siglip.TOWER,
@@ -26,15 +26,15 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="cohere2v",
     display_name="Cohere 2 Vision, the half that sees",
     hf_classes=("Cohere2VisionForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("cohere2v"),
             drops=(*clip.TEXT, Drop("vision_tower.head.*", "it pools a picture into one vector, which nothing reads")),
@@ -46,9 +46,8 @@ SPEC = Architecture(
                 Harmless("preprocessor.min_patches preprocessor.crop_to_patches", "how pictures are cut into tiles"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector", "vision": "siglip_mlp", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
     },
-)  # fmt: skip
+)

@@ -23,7 +23,7 @@ HPARAMS = (
     clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, *clip.COLORS,
     replace(clip.V_EPS, fields={"hf": "vision_config.rms_norm_eps"}),
     replace(qwen.MERGE, key="vision.projector.scale_factor"), *vit.activation(silu="silu", usual="silu"), *vit.pixels(),
-)  # fmt: skip
+)
 
 ROLES = roles(
     vit.patches("vision_tower.patch_embed.patchifier.proj"),
@@ -36,7 +36,7 @@ ROLES = roles(
     vit.norm("mm.post_norm", "vision_tower.post_trunk_norm", bias=False),
     vit.norm("mm.input_norm", "vision_tower.merger.ln_q"),
     qwen.merger("vision_tower.merger.mlp.0", "vision_tower.merger.mlp.2"),
-)  # fmt: skip
+)
 
 _UNNORMED = Remark(
     "",
@@ -44,15 +44,15 @@ _UNNORMED = Remark(
     otherwise="llama.cpp",
 )
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="dots_ocr",
     display_name="dots.ocr, the half that sees",
     hf_classes=("DotsOCRForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("dots_ocr"),
             drops=clip.TEXT,
@@ -68,7 +68,7 @@ SPEC = Architecture(
                 Harmless("vision_config.init_merger_std vision_config.attn_implementation", "of training"),
             ),
         ),
-        "gguf": Dialect("gguf", remarks=(_UNNORMED,)),
-    },
+        Dialect("gguf", remarks=(_UNNORMED,)),
+    ),
     recipe={"computation": "projector", "vision": "dots_ocr", "norm": "rms", "ffn": "gated", "rope": "halves"},
 )

@@ -19,7 +19,7 @@ HPARAMS = (
            check="0 < v_n_head_kv and v_n_head % v_n_head_kv == 0"),
     *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(silu="silu"), *vit.pixels(),
     windows.FULL, windows.COUNT, windows.PATTERN, replace(windows.WINDOW, absent=None),
-)  # fmt: skip
+)
 
 _ROWS = "v_n_embd+2*v_n_head_kv*(v_n_embd/v_n_head)"
 ROLES = roles(
@@ -32,18 +32,18 @@ ROLES = roles(
     ),
     vit.norm("v.post_ln", "visual.merger.ln_q", bias=False),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="exaone4_5",
     display_name="EXAONE 4.5, the half that sees",
     hf_classes=("Exaone4_5_ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("exaone4_5"),
             drops=clip.TEXT,
@@ -51,7 +51,6 @@ SPEC = Architecture(
             nested=("vision_config",),
             harmless=qwen.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "vision": "qwen_vl", "norm": "rms", "ffn": "gated", "rope": "halves"},
 )

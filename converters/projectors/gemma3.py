@@ -22,7 +22,7 @@ HPARAMS = (
     HParam("mm_tokens", None, fields={"hf": "mm_tokens_per_image|preprocessor.image_seq_length"}, required=False,
            defaults=(Default(256, _DEFAULT, dialect="hf"),)),
     HParam("v_merge", "vision.projector.scale_factor", derive=siglip.patches_a_square, absent=4, check="0 < v_merge"),
-)  # fmt: skip
+)
 
 ROLES = roles(
     """
@@ -34,15 +34,15 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="gemma3",
     display_name="Gemma 3, the half that sees",
     hf_classes=("Gemma3ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"norm_offset": 1.0, "offset_norms": ("soft_emb_norm",)},
             given={**clip.sees("gemma3"), "use_gelu": True},
@@ -58,10 +58,9 @@ SPEC = Architecture(
                 Harmless("preprocessor.pan_and_scan_*", "cuts of a picture beside the whole: llama.cpp makes none"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector", "vision": "gemma3", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
         "transposed": ("input_projection",),
     },
-)  # fmt: skip
+)

@@ -22,23 +22,22 @@ HPARAMS = tuple(
         replace(clip.A_EPS, fields={"hf": "audio_config.rms_norm_eps"}),
         HParam("v_pixels", None, check="v_pixels == 3*v_merge*v_patch_size*v_merge*v_patch_size"),
     )
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="gemma4uv+gemma4ua",
     display_name="Gemma 4 unified, the half that sees and hears",
     hf_classes=("Gemma4UnifiedForConditionalGeneration",),
     hparams=HPARAMS,
     roles=roles(gemma4.UNIFIED),
     blocks={**clip.SEEN, **clip.HEARD},
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"patches": "pixels"}, drops=clip.TEXT, renames=gemma4.RENAMES,
             given={**clip.sees_and_hears("gemma4uv", "gemma4ua"), **_NONE},
             nested=("vision_config", "audio_config"), harmless=gemma4.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "vision": "gemma4uv", "audio": "gemma4ua", "norm": "layer"},
-)  # fmt: skip
+)

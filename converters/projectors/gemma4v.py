@@ -8,20 +8,19 @@ from ggferry.converters.projectors import _gemma4 as gemma4
 from ggferry.converters.schema.architecture import Architecture, Dialect
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="gemma4v",
     display_name="Gemma 4, the half that sees",
     hparams=(clip.PROJECTOR, clip.V_PROJECTOR, *gemma4.EYE),
     roles=gemma4.SEEN,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"patches": "pixels"}, drops=clip.TEXT, renames=gemma4.RENAMES,
             given={"v_projector_type": "gemma4v", "has_vision": True, "use_gelu": True},
             classes=("Gemma4ForConditionalGeneration", "EmbeddingGemma2Model"), lacks=("*audio_tower.*",),
             nested=("vision_config",), harmless=gemma4.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "vision": "gemma4v", "norm": "rms", "activation": "gelu_tanh"},
-)  # fmt: skip
+)

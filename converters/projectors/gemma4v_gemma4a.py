@@ -10,21 +10,20 @@ from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import roles
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="gemma4v+gemma4a",
     display_name="Gemma 4, the half that sees and hears",
     hf_classes=("Gemma4ForConditionalGeneration", "EmbeddingGemma2Model"),
     hparams=(clip.V_PROJECTOR, clip.A_PROJECTOR, *gemma4.EYE, *gemma4.EAR),
     roles=roles(gemma4.SEEN, gemma4.HEARD),
     blocks={**clip.SEEN, **clip.HEARD},
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"patches": "pixels", "query_scales": "raw"}, drops=clip.TEXT, renames=gemma4.RENAMES,
             given={**clip.sees_and_hears("gemma4v", "gemma4a"), "use_gelu": True},
             nested=("vision_config", "audio_config"), harmless=gemma4.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "vision": "gemma4v", "audio": "gemma4a", "norm": "rms",
             "activation": "gelu_tanh"},
-)  # fmt: skip
+)

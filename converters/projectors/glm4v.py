@@ -20,7 +20,7 @@ HPARAMS = (
     vit.ROPE, qwen.MERGE, *vit.activation(silu="silu", gelu="gelu"),
     HParam("n_inner", None, fields={}, required=False),
     HParam("n_block_ff", None, fields={}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj", bias=True),
@@ -45,18 +45,18 @@ ROLES = roles(
     vit.linear("mm.gate", "visual.merger.gate_proj", "n_inner", "v_projection", bias=False),
     vit.linear("mm.up", "visual.merger.up_proj", "n_inner", "v_projection", bias=False),
     vit.linear("mm.down", "visual.merger.down_proj", "v_projection", "n_inner", bias=False),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="glm4v",
     display_name="GLM-4V, the half that sees",
     hf_classes=("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "GlmOcrForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("glm4v"),
             drops=clip.TEXT,
@@ -64,10 +64,9 @@ SPEC = Architecture(
             nested=("vision_config",),
             harmless=qwen.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector", "vision": "glm4v", "norm": "rms", "ffn": "gated", "activation": "gelu",
         "rope": "halves",
     },
-)  # fmt: skip
+)

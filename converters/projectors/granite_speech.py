@@ -58,7 +58,7 @@ HPARAMS = (
     HParam("a_n_features", None, derive=granite.features, required=False),
     HParam("a_states", None, fields={"hf": "projector_config.encoder_hidden_size"}),
     HParam("adapted", None, clip.BOOL, {"hf": "has_lora_adapter"}, required=False),
-)  # fmt: skip
+)
 
 _ADAPTED = (
     "where it hears something, its text model wears the adapter that lies beside it (adapter_config.json); without "
@@ -67,15 +67,15 @@ _ADAPTED = (
 _SPECTRUM = {"sample_rate": 16000, "n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 80}
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="granite_speech",
     display_name="Granite Speech, the half that hears",
     hf_classes=("GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration"),
     hparams=HPARAMS,
     roles=roles(granite.ENDS, granite.BLOCKS, granite.QUERIES),
     blocks={**clip.HEARD, "a.proj_blk.": "a_proj_layers"},
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"qkv": "joint_kv", "batch_norm": "running"}, given=clip.hears("granite_speech"),
             drops=(
                 *clip.TEXT,
@@ -97,8 +97,7 @@ SPEC = Architecture(
             ),
             remarks=(Remark("adapted == 1", _ADAPTED),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "granite_speech", "norm": "layer", "ffn": "plain",
             "activation": "silu"},
-)  # fmt: skip
+)

@@ -19,7 +19,7 @@ HPARAMS = (
     replace(clip.V_EPS, fields={"hf": "vision_config.rms_norm_eps"}),
     HParam("v_merge", "vision.spatial_merge_size", fields={"hf": "vision_config.spatial_merge_size"}),
     *vit.activation(gelu="gelu"), *vit.pixels(),
-)  # fmt: skip
+)
 
 ROLES = roles(
     vit.patches("vit.embeddings.patch_embedding"),
@@ -49,18 +49,18 @@ ROLES = roles(
         """,
         under={"hf": "vit.perceive."},
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="hunyuanvl",
     display_name="HunYuan-VL, the half that sees",
     hf_classes=("HunYuanVLForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("hunyuanvl"),
             drops=clip.TEXT,
@@ -85,8 +85,7 @@ SPEC = Architecture(
                 ),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     remarks=(
         Remark(
             "",

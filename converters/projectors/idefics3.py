@@ -45,7 +45,7 @@ _UNMARKED = Remark(
     stops="llama.cpp",
 )
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="idefics3",
     display_name="Idefics 3 and SmolVLM, the half that sees",
     hf_classes=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
@@ -55,8 +55,8 @@ SPEC = Architecture(
         siglip.TOWER,
     ),
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("idefics3"),
             drops=clip.TEXT,
@@ -77,8 +77,7 @@ SPEC = Architecture(
                 ),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector",
         "vision": "idefics3",

@@ -29,15 +29,15 @@ _HARMLESS = (
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="internvl",
     display_name="InternVL, the half that sees",
     hf_classes=("InternVLChatModel", "InternVisionModel"),
     hparams=internvl.HPARAMS,
     roles=internvl.ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "fused"},
             given=clip.sees("internvl"),
@@ -45,7 +45,7 @@ SPEC = Architecture(
             nested=("vision_config",),
             harmless=_HARMLESS,
         ),
-        "tf": Dialect(
+        Dialect(
             "tf",
             fields="hf",
             classes=("InternVLForConditionalGeneration", "QianfanOCRForConditionalGeneration"),
@@ -62,8 +62,7 @@ SPEC = Architecture(
             nested=("vision_config",),
             harmless=_HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     remarks=(vit.SHIFTED, internvl.QK_NORMED),
     recipe={
         "computation": "projector",

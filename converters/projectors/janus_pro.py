@@ -18,7 +18,7 @@ HPARAMS = (
     replace(clip.V_EPS, defaults=(Default(1e-6, "transformers' default", dialect="hf"),)),
     *vit.activation(gelu="gelu"),
     HParam("depth", None, fields={"hf": "vision_config.depth"}, words={2: 2}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     vit.patches("vision_tower.embeddings.patch_embedding"),
@@ -31,19 +31,19 @@ ROLES = roles(
     siglip.LAST_NORM,
     vit.linear("mm.0", "aligner.fc1", "v_projection", vit.WIDTH),
     vit.linear("mm.1", "aligner.hidden_layers.0", "v_projection", "v_projection"),
-)  # fmt: skip
+)
 
 _SPEAKS = "of the part that draws pictures, which this file does not hold"
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="janus_pro",
     display_name="Janus-Pro, the half that sees",
     hf_classes=("JanusForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("janus_pro"),
             drops=(
@@ -63,9 +63,8 @@ SPEC = Architecture(
                 Harmless("preprocessor.background_color preprocessor.min_size", "how pictures are padded"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector", "vision": "siglip_mlp", "norm": "layer", "ffn": "plain", "activation": "gelu",
     },
-)  # fmt: skip
+)

@@ -78,10 +78,10 @@ ROLES = roles(
     vit.norm("mm.input_norm", "mm_projector.pre_norm"),
     vit.linear("mm.1", "mm_projector.proj.0", _SQUARE, _SQUARE),
     vit.linear("mm.2", "mm_projector.proj.2", "v_projection", _SQUARE),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="kimik25",
     display_name="Kimi K2.5, the half that sees",
     hf_classes=(
@@ -90,8 +90,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"axes": "in_turn"},
             given=clip.sees("kimik25"),
@@ -110,10 +110,9 @@ SPEC = Architecture(
                          "limits of pictures and films"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector", "vision": "kimi", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
         "rope": "pairs",
     },
-)  # fmt: skip
+)

@@ -29,7 +29,7 @@ HPARAMS = (
     clip.projector_act("gelu"),
     HParam("n_positions", None, required=False),
     HParam("n_inner", None, required=False),
-)  # fmt: skip
+)
 
 _SQUARE = "v_n_embd*v_merge*v_merge"
 ROLES = roles(
@@ -46,18 +46,18 @@ ROLES = roles(
     f"mm.input_norm.bias optional : {_SQUARE} | hf multi_modal_projector.layer_norm.bias",
     vit.linear("mm.1", "multi_modal_projector.linear_1", "n_inner", _SQUARE, bias="optional"),
     vit.linear("mm.2", "multi_modal_projector.linear_2", "v_projection", "n_inner", bias="optional"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="lfm2",
     display_name="LFM2-VL, the half that sees",
     hf_classes=("Lfm2VlForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"patches": "pixels"},
             given=clip.sees("lfm2"),
@@ -76,9 +76,8 @@ SPEC = Architecture(
                          "how pictures are cut into tiles: the runtime does it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector", "vision": "siglip_mlp", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
     },
-)  # fmt: skip
+)

@@ -14,7 +14,7 @@ from ggferry.converters.schema.roles import roles
 _PLACES = {
     "a_n_embd": "encoder.d_model", "a_n_layer": "encoder.n_layers", "a_n_head": "encoder.n_heads",
     "a_n_mels": "encoder.feat_in", "a_projection": "lfm.hidden_size|text_config.hidden_size|hidden_size",
-}  # fmt: skip
+}
 HPARAMS = (
     clip.PROJECTOR,
     HParam("a_ff_mult", None, fields={"hf": "encoder.ff_expansion_factor"}, required=False,
@@ -34,7 +34,7 @@ HPARAMS = (
     HParam("a_norm", None, clip.STRING, {"hf": "encoder.conv_norm_type"}, words={"batch_norm": "batch_norm"},
            required=False),
     HParam("a_scaled", None, clip.BOOL, {"hf": "encoder.xscaling"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     conformer.CONVOLUTIONS,
@@ -56,15 +56,15 @@ _SPEAKS = "of what speaks, for which this file has no place"
 _POSITIONS = "llama.cpp makes positions of 512 columns only, and this ear is {a_n_embd} wide"
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="lfm2a",
     display_name="LFM2-Audio, the half that hears",
     hf_classes=("Lfm2AudioForConditionalGeneration",),
     hparams=(*HPARAMS, HParam("a_adapter", None)),
     roles=ROLES,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"batch_norm": "running"}, given=clip.hears("lfm2a"), nested=("encoder",),
             drops=(
                 *clip.TEXT,
@@ -90,8 +90,7 @@ SPEC = Architecture(
                          "how NeMo builds or runs it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "lfm2a", "norm": "layer", "ffn": "plain", "activation": "silu"},
     remarks=(Remark("a_n_embd != 512", _POSITIONS, stops="llama.cpp"),),
-)  # fmt: skip
+)

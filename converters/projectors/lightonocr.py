@@ -8,10 +8,10 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _pixtral as pixtral
-from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.architecture import Architecture
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="lightonocr",
     display_name="LightOnOCR, the half that sees",
     hf_classes=("LightOnOCRForConditionalGeneration", "LightOnOcrForConditionalGeneration"),
@@ -21,9 +21,9 @@ SPEC = Architecture(
     ),
     roles=pixtral.ROLES,
     blocks=clip.SEEN,
-    dialects={"hf": replace(pixtral.HF, given=clip.sees("lightonocr")), "gguf": Dialect("gguf")},
+    dialects=(replace(pixtral.HF, given=clip.sees("lightonocr")),),
     recipe={
         "computation": "projector", "vision": "pixtral", "norm": "rms", "ffn": "gated", "activation": "gelu",
         "rope": "pairs",
     },
-)  # fmt: skip
+)

@@ -61,15 +61,15 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="llama4",
     display_name="Llama 4, the half that sees",
     hf_classes=("Llama4ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("llama4"),
             drops=clip.TEXT,
@@ -94,8 +94,7 @@ SPEC = Architecture(
                 ),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     remarks=(
         Remark(
             "",

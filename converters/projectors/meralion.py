@@ -15,7 +15,7 @@ HPARAMS = (
     replace(ear.STACK, fields={"hf": "speech_mlp_scale_factor"},
             defaults=(Default(15, "MERaLiON 2's", dialect="hf"),)),
     HParam("a_wide", None),
-)  # fmt: skip
+)
 
 ROLES = roles(
     ear.whisper(),
@@ -38,15 +38,15 @@ _NORMED = (
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="meralion",
     display_name="MERaLiON 2, the half that hears",
     hf_classes=("MERaLiON2ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", given=clip.hears("meralion"), drops=(*clip.TEXT, Drop("text_decoder.*", "of the text model")),
             renames=(("speech_encoder.", "audio_tower."),), nested=("speech_config",),
             harmless=(
@@ -57,8 +57,7 @@ SPEC = Architecture(
                          "of Whisper's decoder or its training"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "meralion", "norm": "layer", "ffn": "plain", "activation": "gelu"},
     remarks=(Remark("", _NORMED, otherwise="llama.cpp"),),
-)  # fmt: skip
+)

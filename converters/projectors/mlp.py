@@ -53,14 +53,14 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="mlp",
     display_name="LLaVA 1.5, the half that sees",
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             classes=("LlavaForConditionalGeneration",),
             within="vision_config",
@@ -81,8 +81,7 @@ SPEC = Architecture(
                 ),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     remarks=(
         vit.SHIFTED,
         llava.LATE,

@@ -24,20 +24,19 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="musicflamingo",
     display_name="Audio Flamingo 3, the half that hears",
     hf_classes=("AudioFlamingo3ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", given=clip.hears("musicflamingo"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
             harmless=ear.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "musicflamingo", "norm": "layer", "ffn": "plain",
             "activation": "gelu"},
-)  # fmt: skip
+)

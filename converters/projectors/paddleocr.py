@@ -20,7 +20,7 @@ HPARAMS = (
     replace(clip.V_EPS, fields={"hf": "vision_config.layer_norm_eps"}),
     vit.ROPE, qwen.MERGE, *vit.activation(gelu_pytorch_tanh="gelu_tanh"), *vit.pixels(),
     HParam("n_positions", None, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     vit.patches("visual.vision_model.embeddings.patch_embedding"),
@@ -34,7 +34,7 @@ ROLES = roles(
     vit.norm("mm.input_norm", "mlp_AR.pre_norm"),
     vit.linear("mm.1", "mlp_AR.linear_1", "4*v_n_embd", "4*v_n_embd"),
     vit.linear("mm.2", "mlp_AR.linear_2", "v_projection", "4*v_n_embd"),
-)  # fmt: skip
+)
 
 _SMOOTHED = Remark(
     "",
@@ -44,15 +44,15 @@ _SMOOTHED = Remark(
     otherwise="llama.cpp",
 )
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="paddleocr",
     display_name="PaddleOCR-VL, the half that sees",
     hf_classes=("PaddleOCRVLForConditionalGeneration", "PaddleOCRVisionModel"),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("paddleocr"),
             drops=(
@@ -71,11 +71,10 @@ SPEC = Architecture(
                 Harmless("vision_config.tokens_per_second vision_config.temporal_patch_size", "of films"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     remarks=(_SMOOTHED,),
     recipe={
         "computation": "projector", "vision": "paddleocr", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
         "rope": "halves",
     },
-)  # fmt: skip
+)

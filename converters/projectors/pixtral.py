@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _pixtral as pixtral
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
+from ggferry.converters.schema.architecture import Architecture, HParam
 from ggferry.converters.schema.partial_layouts import Row
 from ggferry.converters.schema.roles import roles
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="pixtral",
     display_name="Pixtral and Mistral 3, the half that sees",
     hf_classes=("Mistral3ForConditionalGeneration",),
@@ -32,8 +32,8 @@ SPEC = Architecture(
         row=Row("v_img_break"),
     ),
     blocks=clip.SEEN,
-    dialects={
-        "hf": replace(
+    dialects=(
+        replace(
             pixtral.HF,
             given=clip.sees("pixtral"),
             renames=(
@@ -42,7 +42,7 @@ SPEC = Architecture(
                 ("model.language_model.embed_tokens.", "embed_tokens."),
             ),
         ),
-        "llava": replace(
+        replace(
             pixtral.HF, name="llava", names="hf", fields="hf", classes=("LlavaForConditionalGeneration",),
             within="vision_config", types=("pixtral",), given=clip.sees("pixtral"),
             renames=(
@@ -51,10 +51,9 @@ SPEC = Architecture(
                 ("model.language_model.embed_tokens.", "embed_tokens."),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector", "vision": "pixtral", "norm": "rms", "ffn": "gated", "activation": "gelu",
         "rope": "pairs",
     },
-)  # fmt: skip
+)

@@ -19,7 +19,7 @@ HPARAMS = (
         *vit.activation(silu="silu"), *windows.EVERY,
     ),
     *ear.hparams(),
-)  # fmt: skip
+)
 
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj"),
@@ -31,22 +31,22 @@ ROLES = roles(
     vit.norm("v.post_ln", "visual.merger.ln_q", bias=False),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
     ear.EARLIER,
-)  # fmt: skip
+)
 _CHUNKS = (
     "it hears a recording in chunks of {a_window} frames twice, each with positions of its own and without the others; "
     "llama.cpp hears up to thirty seconds at once, as Qwen2-Audio does"
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen2.5o",
     display_name="Qwen2.5-Omni, the half that sees and hears",
     hf_classes=("Qwen2_5OmniModel",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks={**clip.SEEN, **clip.HEARD},
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given={**clip.sees("qwen2.5o"), **clip.hears("qwen2.5o")},
             drops=(*ear.DROPS, *ear.SPEAKS, Drop("audio_tower.audio_bos_eos_token.weight", "no model reads it")),
@@ -55,8 +55,7 @@ SPEC = Architecture(
             harmless=(*ear.thought(*qwen.HARMLESS), *ear.HARMLESS),
             remarks=(*windows.REMARKS, Remark("a_window < 1500", _CHUNKS, otherwise="llama.cpp")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "vision": "qwen_vl", "audio": "qwen2a", "norm": "rms", "ffn": "gated",
             "rope": "halves"},
-)  # fmt: skip
+)

@@ -15,7 +15,7 @@ HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION, qwen.IMAGE_SIZE, clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF,
     qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(silu="silu"),
     *windows.EVERY,
-)  # fmt: skip
+)
 
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj"),
@@ -26,18 +26,18 @@ ROLES = roles(
     ),
     vit.norm("v.post_ln", "visual.merger.ln_q", bias=False),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen2.5vl_merger",
     display_name="Qwen2.5-VL, the half that sees",
     hf_classes=("Qwen2_5_VLForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "fused"},
             given=clip.sees("qwen2.5vl_merger"),
@@ -47,7 +47,6 @@ SPEC = Architecture(
             harmless=qwen.HARMLESS,
             remarks=windows.REMARKS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "vision": "qwen_vl", "norm": "rms", "ffn": "gated", "rope": "halves"},
 )

@@ -17,19 +17,18 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen2a",
     display_name="Qwen2-Audio, the half that hears",
     hf_classes=("Qwen2AudioForConditionalGeneration",),
     hparams=ear.WHISPER,
     roles=ROLES,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", given=clip.hears("qwen2a"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
             harmless=ear.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "qwen2a", "norm": "layer", "ffn": "plain", "activation": "gelu"},
-)  # fmt: skip
+)

@@ -17,7 +17,7 @@ HPARAMS = (
     replace(clip.V_N_EMBD, fields={"hf": "vision_config.embed_dim"}),
     replace(clip.V_N_FF, fields={}),
     qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(),
-)  # fmt: skip
+)
 
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj"),
@@ -28,18 +28,18 @@ ROLES = roles(
     ),
     vit.norm("v.post_ln", "visual.merger.ln_q"),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen2vl_merger",
     display_name="Qwen2-VL, the half that sees",
     hf_classes=("Qwen2VLForConditionalGeneration", "Qwen2VLModel", "Sarashina2VisionForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "fused"},
             given=clip.sees("qwen2vl_merger"),
@@ -52,8 +52,7 @@ SPEC = Architecture(
                 Harmless("vision_config.mlp_ratio", "the matrices say it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "vision": "qwen_vl", "norm": "layer", "ffn": "plain", "activation": "gelu",
             "rope": "halves"},
-)  # fmt: skip
+)

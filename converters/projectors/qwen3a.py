@@ -8,15 +8,15 @@ from ggferry.converters.projectors import _qwen_ear as qwen
 from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen3a",
     display_name="Qwen3-ASR, the half that hears",
     hf_classes=("Qwen3ASRForConditionalGeneration",),
     hparams=(clip.PROJECTOR, *qwen.hparams(qwen.WIDE, qwen.SEEN_AT_ONCE)),
     roles=qwen.LATER,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", given=clip.hears("qwen3a"), drops=qwen.DROPS, nested=qwen.MEMBERS, harmless=qwen.HARMLESS,
             renames=(
                 ("model.multi_modal_projector.linear_1.", "audio_tower.proj1."),
@@ -26,7 +26,6 @@ SPEC = Architecture(
             ),
             remarks=(Remark("0 < a_window_infer and a_window_infer < 3000", qwen.WINDOWS, otherwise="llama.cpp"),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "qwen3a", "norm": "layer", "ffn": "plain", "activation": "gelu"},
-)  # fmt: skip
+)

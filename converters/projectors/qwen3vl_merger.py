@@ -59,7 +59,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen3vl_merger",
     display_name="Qwen3-VL, the half that sees",
     hf_classes=(
@@ -71,8 +71,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks={**clip.SEEN, "v.deepstack.": "deepstack_end"},
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("qwen3vl_merger"),
             drops=clip.TEXT,
@@ -84,8 +84,7 @@ SPEC = Architecture(
                 Harmless("vision_config.image_size", "the table of positions says it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector",
         "vision": "qwen_vl",

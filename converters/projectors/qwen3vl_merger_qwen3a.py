@@ -23,7 +23,7 @@ HPARAMS = (
         *deepstack.BLOCKS,
     ),
     *ear.hparams(ear.WIDE, ear.SEEN_AT_ONCE),
-)  # fmt: skip
+)
 
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj", bias=True),
@@ -48,7 +48,7 @@ ROLES = roles(
     vit.norm("v.post_ln", "visual.merger.ln_q"),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
     ear.LATER,
-)  # fmt: skip
+)
 
 _WIDER = Remark(
     "0 < deepstack_end",
@@ -57,15 +57,15 @@ _WIDER = Remark(
     stops="llama.cpp",
 )
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen3vl_merger+qwen3a",
     display_name="Qwen3-Omni, the half that sees and hears",
     hf_classes=("Qwen3OmniMoeForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks={**clip.SEEN, "v.deepstack.": "deepstack_end", **clip.HEARD},
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees_and_hears("qwen3vl_merger", "qwen3a"),
             drops=(*ear.DROPS, *ear.SPEAKS),
@@ -81,8 +81,8 @@ SPEC = Architecture(
                 _WIDER, Remark("0 < a_window_infer and a_window_infer < 3000", ear.WINDOWS, otherwise="llama.cpp"),
             ),
         ),
-        "gguf": Dialect("gguf", remarks=(_WIDER,)),
-    },
+        Dialect("gguf", remarks=(_WIDER,)),
+    ),
     recipe={"computation": "projector", "vision": "qwen_vl", "audio": "qwen3a", "norm": "layer", "ffn": "plain",
             "activation": "gelu_tanh", "rope": "halves"},
-)  # fmt: skip
+)

@@ -21,7 +21,7 @@ HPARAMS = (
     # Before version 0.5 the second norm stood behind the network, where llama.cpp has none.
     HParam("projector_ln_mid", None, clip.BOOL, {"hf": "projector_ln_mid"}, words={True: True}, required=False),
     HParam("text_model", None, clip.STRING, {"hf": "text_model_id"}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     ear.whisper(),
@@ -34,15 +34,15 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="ultravox",
     display_name="Ultravox, the half that hears",
     hf_classes=("UltravoxModel",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", given=clip.hears("ultravox"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
             harmless=(
                 *ear.HARMLESS,
@@ -53,7 +53,6 @@ SPEC = Architecture(
             ),
             remarks=(Remark("text_model != ''", _SPAN),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "ultravox", "norm": "layer", "ffn": "plain", "activation": "gelu"},
-)  # fmt: skip
+)

@@ -31,20 +31,19 @@ _HALVED = (
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="voxtral",
     display_name="Voxtral, the half that hears",
     hf_classes=("VoxtralForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", given=clip.hears("voxtral"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
             harmless=ear.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "voxtral", "norm": "layer", "ffn": "plain", "activation": "gelu"},
     remarks=(Remark("", _HALVED, otherwise="llama.cpp"),),
-)  # fmt: skip
+)

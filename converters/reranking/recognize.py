@@ -85,10 +85,10 @@ def recognized(
             raise
         return None, (f"{why}, which names a reranker, but {error.message}: converted as the causal model it is",)
     tied = bool(bind(checkpoint, architecture, "hf", hparams, tensors=False).sizes.get("tied"))
-    dialect = architecture.dialects[RERANKERS[tied]]
+    dialect = architecture.dialect(RERANKERS[tied])
     given = {f"answer_{answer}": row for answer, row in zip(ANSWERS, rows or (), strict=bool(rows))}
     dialect = replace(dialect, given={**dialect.given, **given})
-    spec = replace(architecture, dialects={**architecture.dialects, dialect.name: dialect})
+    spec = architecture.with_dialect(dialect)
     return Found(spec, dialect.name, why), ()
 
 

@@ -8,7 +8,7 @@ written here without the architecture's name ('attention.head_count').
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from ggferry.converters.schema.derivations import Derivation, TensorFunction
@@ -16,7 +16,7 @@ from ggferry.converters.schema.layouts import SAME, Layout
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.reader import HeaderLayout
-from ggferry.support.places import Place, caller
+from ggferry.support.places import Place, Written, caller
 from ggferry.support.records import dataclass
 
 TARGET = "--target-model"
@@ -25,7 +25,7 @@ TARGET = "--target-model"
 
 
 @dataclass(frozen=True, slots=True)
-class Default:
+class Default(Written):
     """A value that is taken where no source states it. The first default whose conditions all hold is taken.
 
     Attributes:
@@ -44,7 +44,7 @@ class Default:
 
 
 @dataclass(frozen=True, slots=True)
-class HParam:
+class HParam(Written):
     """One hyper-parameter: its short name, GGUF key and type, where each dialect keeps it, and how else to find it.
 
     Order of authority: `--hparam`; the value the dialect fixes (`Dialect.given`); the source's field; the tensors'
@@ -136,6 +136,7 @@ class Role:
         when: The condition on hparams (and `n`, the block) under which the model has the tensor. Where it holds, the
             tensor must be present; where it does not, the tensor must be absent; where it cannot be decided, both are
             allowed.
+        place: Where its line is written.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Role:
     always_f32: bool = False
     when: str = ""
     plain: bool = False
+    place: Place | None = field(default=None, repr=False, compare=False)
 
     @property
     def per_block(self) -> bool:
@@ -158,7 +160,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Written):
     """Source tensors that are not carried over, and why.
 
     A drop with neither `same_as` nor `follows` loses what the tensors held: the user is informed, and the source is not
@@ -181,7 +183,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Harmless:
+class Harmless(Written):
     """Keys of config.json that no hparam reads, and why that changes nothing.
 
     Attributes:
@@ -198,7 +200,7 @@ class Harmless:
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
+class Remark(Written):
     """Something the user should know about a model.
 
     Attributes:
@@ -216,7 +218,7 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(Written):
     """One naming and ordering of the weights.
 
     Attributes:
@@ -292,47 +294,60 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(Written):
     """Everything ggferry knows of one model family.
 
     Attributes:
         name: GGUF's `general.architecture`.
         hparams: Its hyper-parameters.
         roles: Its tensors.
-        dialects: Its dialects by name.
+        dialects: Its dialects; one of name 'gguf' without anything of its own need not be written.
         recipe: The forward pass on the GGUF side.
         hf_classes: The `architectures` strings of config.json.
         headers: Its GGML-era header layouts.
         display_name: Its name for people.
-        runtimes: Current programs that run it.
+        runtimes: Current programs that run it; a table claims none by saying nothing.
         blocks: How the names of blocks begin → the hparam that counts them.
         remarks: What the user of any of its models should know.
         projector: Of the second file of a model that also sees or hears (`converters/projectors`): its projector types,
             that of pictures first, joined by '+'.
-        place: Where the table is written.
     """
 
     name: str
     hparams: tuple[HParam, ...]
     roles: Sequence[Role]
-    dialects: Mapping[str, Dialect]
+    dialects: tuple[Dialect, ...]
     recipe: Conventions
     hf_classes: tuple[str, ...] = ()
     headers: tuple[HeaderLayout, ...] = ()
     display_name: str = ""
-    runtimes: tuple[str, ...] = ("llama.cpp",)
+    runtimes: tuple[str, ...] = ()
     blocks: Mapping[str, str] = field(default_factory=lambda: {"blk.": "n_layer"})
     remarks: tuple[Remark, ...] = ()
     projector: str = ""
-    place: Place = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "place", caller(2))
+        object.__setattr__(self, "place", caller())
+        if not any(dialect.name == "gguf" for dialect in self.dialects):
+            object.__setattr__(self, "dialects", (*self.dialects, Dialect("gguf")))
 
     @property
     def identity(self) -> str:
         """Its name among all tables, also those of second files, which GGUF calls by one name: 'clip:gemma3'."""
         return f"{self.name}:{self.projector}" if self.projector else self.name
+
+    def dialect(self, name: str) -> Dialect:
+        """Return the dialect of that name. Raises KeyError where it has none."""
+        for dialect in self.dialects:
+            if dialect.name == name:
+                return dialect
+        raise KeyError(name)
+
+    def with_dialect(self, dialect: Dialect) -> Architecture:
+        """Return the architecture with this dialect, in place of the one of its name or as a further one."""
+        if not any(each.name == dialect.name for each in self.dialects):
+            return replace(self, dialects=(*self.dialects, dialect))
+        return replace(self, dialects=tuple(dialect if each.name == dialect.name else each for each in self.dialects))
 
     def role(self, name: str) -> Role:
         """Return the role of that name."""

@@ -226,7 +226,8 @@ def _role(line: str, words: _Words) -> Role:
             if dialect in sources:
                 words.wrong(line, "a dialect twice", dialect)
             sources[dialect] = _origin(origin, line, words)
-    return Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags, when.strip(), "plain" in flags)
+    place = words.place.at(line)
+    return Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags, when.strip(), "plain" in flags, place)
 
 
 def _also(table: Sequence[Role], dialect: str, text: str, words: _Words) -> tuple[Role, ...]:

@@ -20,8 +20,10 @@ from ggferry.converters.schema.recipe import Conventions, recipe_of
 from ggferry.formats.errors import TableError
 from ggferry.formats.gguf.values import KEY_PATTERN
 from ggferry.formats.reader import VocabCount, VocabTexts
-from ggferry.support.places import BadWord
+from ggferry.support.places import BadWord, Place
 
+PROGRAMS = {"llama.cpp", "transformers"}
+"""Programs of which a remark may speak, besides those that run the family (`Architecture.runtimes`)."""
 SHARED_COLUMNS = {"hf", "meta", "ggml", "gguf"}
 """Columns of `HParam.fields` that shared pieces of tables have, whether or not each family has the dialect."""
 FACTS = {"n", "hf_class"}
@@ -40,39 +42,44 @@ def validate(spec: Architecture) -> None:
 class _Validator:
     def __init__(self, spec: Architecture) -> None:
         self.spec = spec
+        self.place: Place = spec.place
         self.hparams = {hparam.name for hparam in spec.hparams}
         self.known = self.hparams | FACTS
         self.header = {f"header_{field.name}" for layout in spec.headers for field in layout.header.members}
-        self.columns = {dialect.column for dialect in spec.dialects.values()}
-        self.sources = {dialect.source for dialect in spec.dialects.values()} | SHARED_COLUMNS
+        self.columns = {dialect.column for dialect in spec.dialects}
+        self.sources = {dialect.source for dialect in spec.dialects} | SHARED_COLUMNS
 
     def run(self) -> None:
-        self.once("two hparams of one name", (hparam.name for hparam in self.spec.hparams))
-        self.once("two hparams for one key", (hparam.key for hparam in self.spec.hparams if hparam.key))
+        hparams = self.spec.hparams
+        self.once("two hparams of one name", ((hparam.name, hparam.place) for hparam in hparams))
+        self.once("two hparams for one key", ((hparam.key, hparam.place) for hparam in hparams if hparam.key))
         for hparam in self.spec.hparams:
             self.hparam(hparam)
-        for name, dialect in self.spec.dialects.items():
-            self.one_of("a dialect stands under its own name", name, {dialect.name})
+        self.once("two dialects of one name", ((dialect.name, dialect.place) for dialect in self.spec.dialects))
+        for dialect in self.spec.dialects:
+            self.place = dialect.place
             self.dialect(dialect)
-        self.once("two roles of one name", (role.name for role in self.spec.roles))
+        self.once("two roles of one name", ((role.name, role.place) for role in self.spec.roles))
         for role in self.spec.roles:
             self.role(role)
+        self.place = self.spec.place
         self.blocks()
         self.headers()
-        self.remarks(self.spec)
         self.conventions(self.spec.recipe)
+        self.remarks(self.spec)
 
     def wrong(self, problem: str, word: object, expected: object = None, text: str = "") -> Never:
-        place = self.spec.place.with_shared().of(text or str(word))
+        place = self.place.of(text or str(word))
         raise TableError(f"{self.spec.name}: {problem}", path=place, found=word, expected=expected)
 
     def one_of(self, problem: str, word: str, known: Iterable[str], text: str = "") -> None:
         if word not in known:
             self.wrong(problem, word, ", ".join(sorted(known)), text)
 
-    def once(self, problem: str, words: Iterable[str]) -> None:
+    def once(self, problem: str, words: Iterable[tuple[str, Place | None]]) -> None:
         seen: set[str] = set()
-        for word in words:
+        for word, place in words:
+            self.place = place or self.spec.place
             if word in seen:
                 self.wrong(problem, word)
             seen.add(word)
@@ -105,6 +112,7 @@ class _Validator:
             self.size(rule)
 
     def hparam(self, hparam: HParam) -> None:
+        self.place = hparam.place
         if not hparam.name.isidentifier():
             self.wrong("not a name for an hparam", hparam.name)
         if hparam.key is not None and not re.fullmatch(KEY_PATTERN, hparam.key):
@@ -125,15 +133,19 @@ class _Validator:
             self.default(default)
 
     def default(self, default: Default) -> None:
+        self.place = default.place
         self.condition(default.when)
         if default.dialect:
-            self.one_of("no such dialect", default.dialect, self.sources | set(self.spec.dialects))
+            self.one_of(
+                "no such dialect", default.dialect, self.sources | {dialect.name for dialect in self.spec.dialects}
+            )
         try:
             re.compile(default.named)
         except re.error as error:
             self.wrong(f"not a regular expression ({error})", default.named)
 
     def role(self, role: Role) -> None:
+        self.place = role.place or self.spec.place
         for size in role.shape:
             self.size(size)
         self.condition(role.when)
@@ -165,29 +177,32 @@ class _Validator:
         for name in dialect.given:
             self.one_of("no such hparam", name, self.hparams)
         roles = {role.name for role in self.spec.roles}
-        for drop in dialect.drops:
-            self.condition(drop.when)
-            if drop.same_as:
-                self.one_of("no such role", drop.same_as, roles)
-        for harmless in dialect.harmless:
-            self.rule(harmless.follows)
+        self.conventions(dialect.conventions)
         for layout in dialect.layouts:
             self.one_of("no such header", layout, {header.name for header in self.spec.headers})
         for size in dialect.shaped[1:]:
             self.said(check_size, size, {name.removeprefix("header_") for name in self.header})
+        for drop in dialect.drops:
+            self.place = drop.place
+            self.condition(drop.when)
+            if drop.same_as:
+                self.one_of("no such role", drop.same_as, roles)
+        for harmless in dialect.harmless:
+            self.place = harmless.place
+            self.rule(harmless.follows)
         self.remarks(dialect)
-        self.conventions(dialect.conventions)
 
     def remarks(self, owner: Architecture | Dialect) -> None:
         for remark in owner.remarks:
+            self.place = remark.place
             self.condition(remark.when, self.header)
             for _, name, _, _ in string.Formatter().parse(remark.text):
                 if name is not None:
                     self.one_of("no such hparam", name, self.known | self.header, f"{{{name}}}")
             if remark.stops:
-                self.one_of("no such runtime", remark.stops, self.spec.runtimes)
+                self.one_of("no such runtime", remark.stops, PROGRAMS.union(self.spec.runtimes))
             if remark.otherwise:
-                self.one_of("no such program", remark.otherwise, (*self.spec.runtimes, "transformers"))
+                self.one_of("no such program", remark.otherwise, PROGRAMS.union(self.spec.runtimes))
 
     def conventions(self, conventions: Conventions) -> None:
         try:

@@ -199,7 +199,7 @@ OTHERS_FIRST = {
 
 def test_harmless_keys_have_a_reason_and_are_not_read_anyway() -> None:
     for spec in architectures().values():
-        for dialect in spec.dialects.values():
+        for dialect in spec.dialects:
             places = {place for param in spec.hparams for place in param.fields.get(dialect.source, "").split("|")}
             for entry in (*dialect.harmless, *GENERAL):
                 assert entry.keys.split() and entry.reason

@@ -27,7 +27,7 @@ from helpers.witnesses import CORPUS
 assert CORPUS is not None
 ARCH = CORPUS / "arch"
 ALL = sorted(path.parent.name for path in ARCH.glob("*/mmproj_map.json"))
-KNOWN = {name for spec in projectors().values() for dialect in spec.dialects.values()
+KNOWN = {name for spec in projectors().values() for dialect in spec.dialects
          for name in (*spec.hf_classes, *dialect.classes)}  # fmt: skip
 pytestmark = [pytest.mark.corpus, pytest.mark.filterwarnings("ignore")]
 

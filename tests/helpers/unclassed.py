@@ -1,5 +1,5 @@
 """Tiny random models of families that transformers has no class for: configuration and tensors under their publishers'
-names, written by hand. Eight heads on two, experts that differ; llama.cpp is the witness."""
+names, written by hand. Eight heads on two, experts that differ; llama.cpp is the witness where it runs the family."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def keys(kind: str) -> set[str]:
     return {*found.__dataclass_fields__, *found.attribute_map}
 
 
-LINES = [(spec, dialect) for spec in architectures().values() for dialect in spec.dialects.values() if dialect.harmless]
+LINES = [(spec, dialect) for spec in architectures().values() for dialect in spec.dialects if dialect.harmless]
 
 
 @pytest.mark.parametrize(("spec", "dialect"), LINES, ids=lambda each: each.name)
@@ -104,12 +104,12 @@ def test_what_is_harmless_everywhere_whatever_it_says_is_listed() -> None:
 
 def test_every_reason_is_given() -> None:
     for spec in architectures().values():
-        for dialect in spec.dialects.values():
+        for dialect in spec.dialects:
             assert all(entry.reason for entry in dialect.harmless)
 
 
 def test_a_list_is_harmless_where_each_item_is() -> None:
     spec = architectures()["deepseek2-ocr"]
-    dialect = next(each for each in spec.dialects.values() if any("layer_types" in e.keys for e in each.harmless))
+    dialect = next(each for each in spec.dialects if any("layer_types" in e.keys for e in each.harmless))
     for items, expected in ((["reference_sliding_attention"] * 3, []), (["full_attention"] * 3, ["layer_types"])):
         assert unread(Recorded({"layer_types": items}), dialect, {}) == expected

@@ -16,7 +16,7 @@ from ggferry.formats.gguf.values import KEY_PATTERN
 from ggferry.formats.limits import MAX_GGUF_NAME, MAX_LAYERS
 
 ARCHITECTURES = architectures()
-SPOKEN = [(spec, dialect) for spec in ARCHITECTURES.values() for dialect in spec.dialects.values()]
+SPOKEN = [(spec, dialect) for spec in ARCHITECTURES.values() for dialect in spec.dialects]
 IDS = [f"{spec.name}-{dialect.name}" for spec, dialect in SPOKEN]
 each_architecture = pytest.mark.parametrize("spec", ARCHITECTURES.values(), ids=ARCHITECTURES)
 each_dialect = pytest.mark.parametrize(("spec", "dialect"), SPOKEN, ids=IDS)
@@ -76,7 +76,7 @@ def test_names_of_roles_are_ggufs(spec: Architecture) -> None:
 
 @each_architecture
 def test_every_role_comes_from_somewhere(spec: Architecture) -> None:
-    columns = {dialect.column for dialect in spec.dialects.values()} - {"gguf"}
+    columns = {dialect.column for dialect in spec.dialects} - {"gguf"}
     for role in spec.roles:
         assert role.sources and set(role.sources) <= columns
 

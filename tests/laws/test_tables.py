@@ -128,8 +128,8 @@ def with_hparam(**facts: Any) -> Architecture:
 
 
 def with_dialect(**facts: Any) -> Architecture:
-    hf = replace(qwen2.SPEC.dialects["hf"], **facts)
-    return changed(dialects={**qwen2.SPEC.dialects, "hf": hf})
+    hf = replace(qwen2.SPEC.dialect("hf"), **facts)
+    return qwen2.SPEC.with_dialect(hf)
 
 
 def with_role(line: str, **named: Any) -> Architecture:
@@ -191,6 +191,61 @@ def test_a_wrong_word_in_an_architecture_is_refused(name: str) -> None:
     assert caught.value.found == word and re.search(r"\.py:\d+$", str(caught.value.path))
 
 
+def line_of(text: str) -> int:
+    """The first line of this module that holds `text`."""
+    with open(__file__) as file:
+        return next(number for number, line in enumerate(file, 1) if text in line)
+
+
+PLACED = {
+    "a remark": with_dialect(remarks=(Remark("", "", stops="lama.cpp"),)),
+    "a drop": with_dialect(drops=(Drop("a", "", when="tied"),)),
+    "an hparam": changed(hparams=(*qwen2.HPARAMS, replace(qwen2.HPARAMS[0], name="more", key=None, check="0 < mroe"))),
+    "a dialect": changed(
+        dialects=(
+            replace(
+                qwen2.HF,
+                given={"tide": False},
+            ),
+            *qwen2.SPEC.dialects[1:],
+        )
+    ),
+    "a role": changed(
+        roles=roles(
+            qwen2.ROLES,
+            """
+        a.weight : n_embd | hf a
+        b.weight : n_embed | hf b
+        """,
+        )
+    ),
+}
+"""Mistakes in records, each on the line of this module that `LINE_OF` says."""
+LINE_OF = {
+    "a remark": '"a remark": with_', "a drop": '"a drop": with_', "an hparam": '"an hparam": changed',
+    "a dialect": 'given={"tide": False},', "a role": "b.weight : n_embed | hf b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_an_error_names_the_record_that_is_wrong_and_no_other_file_that_has_the_word(name: str) -> None:
+    """Each word also stands elsewhere; the line of `a dialect` and of `a role` first stands further up."""
+    with pytest.raises(TableError) as caught:
+        validate(PLACED[name])
+    start = line_of("PLACED =") if name in ("a dialect", "a role") else 0
+    with open(__file__) as file:
+        wanted = next(n for n, line in enumerate(file, 1) if n > start and LINE_OF[name] in line)
+    assert str(caught.value.path) == f"{__file__}:{wanted}"
+
+
+def test_a_family_that_no_runtime_knows_may_share_remarks_on_one() -> None:
+    validate(changed(runtimes=(), dialects=(qwen2.HF,)))
+
+
+def test_a_new_table_claims_no_runtime() -> None:
+    assert Architecture("more", (), (), (), {}).runtimes == ()
+
+
 def test_what_a_table_says_of_a_recipe_has_the_recipes_fields_and_types() -> None:
     assert get_type_hints(Conventions) == get_type_hints(Recipe)
     for field in fields(Recipe):
@@ -216,7 +271,7 @@ def test_headers_name_block_types_and_containers_that_exist(layout: HeaderLayout
 
 @pytest.mark.parametrize("spec", architectures().values(), ids=architectures())
 def test_every_computation_exists(spec: Architecture) -> None:
-    for dialect in spec.dialects.values():
+    for dialect in spec.dialects:
         assert find_spec(computation_name(recipe_of(spec.recipe, dialect.conventions)))
 
 
@@ -302,4 +357,4 @@ def test_headers_are_found_without_importing_every_table() -> None:
 
 
 def _classes(spec: Architecture) -> set[str]:
-    return {*spec.hf_classes, *(name for dialect in spec.dialects.values() for name in dialect.classes)}
+    return {*spec.hf_classes, *(name for dialect in spec.dialects for name in dialect.classes)}

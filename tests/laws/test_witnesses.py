@@ -126,7 +126,7 @@ def test_every_header_layout_has_a_witness() -> None:
 
 def classes(spec: Architecture) -> set[str]:
     """The classes of config.json that can be of this architecture."""
-    return {*spec.hf_classes, *(name for dialect in spec.dialects.values() for name in dialect.classes)}
+    return {*spec.hf_classes, *(name for dialect in spec.dialects for name in dialect.classes)}
 
 
 def test_every_architecture_has_a_witness() -> None:

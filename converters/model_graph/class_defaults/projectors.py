@@ -54,7 +54,7 @@ def with_class_defaults(spec: Architecture, name: str, config: Mapping[str, Any]
 
     Raises UnsupportedError where the class's default is a word that the table does not compute.
     """
-    dialect, classes = spec.dialects[name], config.get("architectures")
+    dialect, classes = spec.dialect(name), config.get("architectures")
     known = (
         [each for each in classes if isinstance(each, str) and each in _known()] if isinstance(classes, list) else []
     )

@@ -100,8 +100,8 @@ def test_a_configuration_that_says_no_type_holds_a_llama() -> None:
     from ggferry.converters.model_graph.open_checkpoint import architectures
     from ggferry.converters.understand import text_type
 
-    assert text_type({"text_config": {"hidden_size": 8}}, architectures()["llama"].dialects["half"]) == "llama"
-    assert text_type({"model_type": "dots_ocr"}, architectures()["qwen2"].dialects["half"]) == "dots_ocr"
+    assert text_type({"text_config": {"hidden_size": 8}}, architectures()["llama"].dialect("half")) == "llama"
+    assert text_type({"model_type": "dots_ocr"}, architectures()["qwen2"].dialect("half")) == "dots_ocr"
 
 
 def headless(tensors: Tensors) -> Tensors:

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def spoken() -> Iterator[tuple[str, Architecture, Dialect]]:
     """Every class of transformers whose tower we read, with its table and dialect."""
     for spec in projectors().values():
-        listed = {name for dialect in spec.dialects.values() for name in dialect.classes}
-        for dialect in spec.dialects.values():
+        listed = {name for dialect in spec.dialects for name in dialect.classes}
+        for dialect in spec.dialects:
             own = dialect.classes or tuple(name for name in spec.hf_classes if name not in listed)
             if dialect.source == "hf":
                 yield from ((name, spec, dialect) for name in own if hasattr(transformers, name))

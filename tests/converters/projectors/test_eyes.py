@@ -156,8 +156,8 @@ def test_deepstack_mergers_in_another_order_are_noticed_by_transformers(
     spec = projectors()["qwen3vl_merger"]
     merger = "visual.deepstack_merger_list."
     names = ((f"model.{merger}0.", f"{merger}1."), (f"model.{merger}1.", f"{merger}0."))
-    hf = replace(spec.dialects["hf"], renames=(*names, *names_of(names), *spec.dialects["hf"].renames))
-    planted("qwen3vl_merger", monkeypatch, dialects={**spec.dialects, "hf": hf})
+    hf = replace(spec.dialect("hf"), renames=(*names, *names_of(names), *spec.dialect("hf").renames))
+    planted("qwen3vl_merger", monkeypatch, dialects=spec.with_dialect(hf).dialects)
     assert relative(expected, rows_of(str(folder), {"picture": given})) > 100 * LIMIT
 
 

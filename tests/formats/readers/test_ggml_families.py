@@ -123,7 +123,7 @@ def test_the_user_may_say_which() -> None:
 
 def test_every_layout_is_read_by_a_dialect_of_its_owners() -> None:
     for spec in architectures().values():
-        readers = [dialect for dialect in spec.dialects.values() if dialect.source == "ggml"]
+        readers = [dialect for dialect in spec.dialects if dialect.source == "ggml"]
         legacy = [layout for layout in spec.headers if kind_of(layout.containers[0][0]) is Kind.LEGACY]
         for layout in legacy:
             assert any(not dialect.layouts or layout.name in dialect.layouts for dialect in readers), layout.name

@@ -20,7 +20,7 @@ SPEC = Architecture(
             tensors.gated(),
         ),
     ),
-    dialects={"hf": Dialect("hf", drops=common.DROPS), "gguf": Dialect("gguf")},
+    dialects=(Dialect("hf", drops=common.DROPS),),
     recipe={"rope": "halves"},
     runtimes=(),
 )

@@ -258,7 +258,7 @@ WINDOWLESS = {"layer_types": ["full_attention"] * 5}
 def unaware(graph: ModelGraph) -> ModelGraph:
     """The graph as a table makes it whose remarks nobody wrote."""
     spec = graph.architecture
-    dialects = {name: replace(dialect, remarks=()) for name, dialect in spec.dialects.items()}
+    dialects = tuple(replace(dialect, remarks=()) for dialect in spec.dialects)
     return replace(graph, architecture=replace(spec, remarks=(), dialects=dialects))
 
 
