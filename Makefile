@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser corpus models faults fuzz kills witnessed dist check lint types clean
+.PHONY: setup demo test slow postgres browser corpus models faults fuzz kills witnessed dist docs check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -65,6 +65,14 @@ kills: $(VENV)/.dev
 # The source archive and the wheel in dist/, and README's commands run from the wheel in an environment of its own.
 dist: $(VENV)/.dev
 	$(BIN)/python tools/dist.py
+
+# The documents as a site in build/docs/html, with the reference of Python and a search; warnings are errors.
+$(VENV)/.docs: $(BIN)/ggferry
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/python tools/docs_site.py
 
 # The list of what was computed as other programs compute it, from the tests that ask them; minutes. Those of the
 # corpus run where GGFERRY_CORPUS names it, and keep their rows where it does not.

@@ -1,8 +1,8 @@
 """Build the source archive and the wheel, and use the wheel as a stranger would: python tools/dist.py [--keep]
 
-The wheel is made from the archive, and both are dated by the commit. The commands of README.md are then run from the
-wheel, in an environment and a folder that have nothing else; those that need a server or a terminal are named in
-ELSEWHERE. `--keep` leaves that folder.
+The wheel is made from the archive, and both are dated by the commit. The commands of README.md and docs/cli.md are then
+run from the wheel, in an environment and a folder that have nothing else; those that need a server or a terminal are
+named in ELSEWHERE. `--keep` leaves that folder.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ ggferry apply plan.jsonl -j 1
 ggferry ledger status plan.jsonl.ledger
 """
 ELSEWHERE = {"serve": "a server", "remote": "a server", "completion": "a terminal"}
-"""Commands of README.md that are not run here, and what they need."""
+"""Commands of the pages that are not run here, and what they need."""
+PAGES = ("README.md", "docs/cli.md")
 _FIRST_WORDS = re.compile(r"^(?:ggferry|convert)\s+(?:--install-)?(\w+)", re.MULTILINE)
 
 
@@ -83,9 +84,9 @@ def date(archive: Path, epoch: int) -> None:
 
 
 def unused() -> set[str]:
-    """Return the commands that README.md shows and that are neither run here nor excused."""
-    shown = {line for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-             for line in _FIRST_WORDS.findall(block)}  # fmt: skip
+    """Return the commands that the pages show and that are neither run here nor excused."""
+    blocks = re.findall(r"```sh\n(.*?)```", "".join((ROOT / page).read_text() for page in PAGES), re.DOTALL)
+    shown = {line for block in blocks for line in _FIRST_WORDS.findall(block)}
     run = set(_FIRST_WORDS.findall(COMMANDS))
     return {word for word in shown if word not in run | {*ELSEWHERE, "old"}}
 
@@ -127,7 +128,9 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="leave the folder in which the wheel was used")
     arguments = parser.parse_args()
     if lacking := unused():
-        raise SystemExit(f"README.md shows commands that nothing here runs: {', '.join(sorted(lacking))}")
+        raise SystemExit(
+            f"README.md or docs/cli.md shows commands that nothing here runs: {', '.join(sorted(lacking))}"
+        )
     files = build(ROOT / "dist")
     place = Path(tempfile.mkdtemp(prefix="ggferry-dist-"))
     try:

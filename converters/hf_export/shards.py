@@ -1,7 +1,7 @@
 """Safetensors shards, streamed: the header is known before any data, so every chunk has its place.
 
 The `safetensors` library writes tensors that it is given whole; a header of ours is what it reads all the same
-(docs/decisions/road-back.md).
+(docs/decisions/export.md).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[type[GgferryError], str]] = {
     "gemma4_moe": NO_SPACE,
     "glm4v": (VerificationError, "the forward pass of the output differs from the source's"),
 }
-"""What does not lead back, and what is said of it (docs/road-back.md)."""
+"""What does not lead back, and what is said of it (docs/export.md)."""
 
 
 def _gguf(name: str, folder: Path) -> str:

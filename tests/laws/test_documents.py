@@ -11,7 +11,8 @@ import pytest
 
 from helpers.witnesses import ROOT
 
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/README.md", "docs/decisions/README.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/README.md",
+             "docs/decisions/README.md", "examples/README.md")  # fmt: skip
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 PATH = re.compile(r"`([\w.*-]+/[\w./*-]*|[\w*-]+\.(?:py|md|toml))`")
 IN_A_PICTURE = re.compile(r"\b(?:support|quant|formats|converters|service|tests)/[\w/]+\.py\b")

@@ -1,7 +1,7 @@
 """One of everything, each a file of another distribution: found, converted with proof, and under the laws.
 
-`toys/` has what the recipes of CONTRIBUTING.md ask for: an architecture, a container, a block type, a tokenizer and a
-scheme of quantized checkpoints. Each is installed as a distribution of its own, with entry points.
+`examples/plugins/` has what the recipes of CONTRIBUTING.md ask for: an architecture, a container, a block type, a
+tokenizer and a scheme of quantized checkpoints. They are installed as its pyproject.toml says: with entry points.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,7 @@ import pytest
 
 from helpers.witnesses import ROOT
 
-TOYS = Path(__file__).parent / "toys"
-POINTS = {
-    "toy_architecture": {"ggferry.converters.architectures": "SPEC"},
-    "toy_container": {"ggferry.formats.readers": "SPEC"},
-    "toy_block": {"ggferry.quant.codecs": "CODECS"},
-    "toy_tokenizer": {
-        "ggferry.converters.tokenizers.encoders": "SPEC", "ggferry.converters.tokenizers.files": "SOURCE",
-        "ggferry.formats.checkpoint_folder": "SIDECARS",
-    },
-    "toy_scheme": {"ggferry.converters.prequantized.schemes": "SCHEME"},
-}  # fmt: skip
+TOYS = ROOT / "examples" / "plugins"
 WORDS = ("<unk>", *(f"word{number}" for number in range(1, 71)), "hello")
 CONFIG: dict[str, Any] = {
     "architectures": ["ToyForCausalLM"], "vocab_size": len(WORDS), "hidden_size": 64, "intermediate_size": 96,
@@ -42,15 +33,18 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed distributions: each toy's file and its entry points."""
+    """A folder with the installed distribution of the examples: its modules and its entry points."""
     folder = tmp_path_factory.mktemp("site")
-    for name, points in POINTS.items():
-        shutil.copy(TOYS / f"{name}.py", folder)
-        facts = folder / f"{name}-1.0.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        lines = [f"[{group}]\ntoy = {name}:{attribute}\n" for group, attribute in points.items()]
-        (facts / "entry_points.txt").write_text("\n".join(lines))
+    stated = tomllib.loads((TOYS / "pyproject.toml").read_text())
+    name, version = stated["project"]["name"], stated["project"]["version"]
+    for module in stated["tool"]["setuptools"]["py-modules"]:
+        shutil.copy(TOYS / f"{module}.py", folder)
+    facts = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    points = stated["project"]["entry-points"].items()
+    lines = [f"[{group}]\n{key} = {value}\n" for group, entries in points for key, value in entries.items()]
+    (facts / "entry_points.txt").write_text("\n".join(lines))
     return folder
 
 
