@@ -110,7 +110,7 @@ def undescribed(checkpoint: Checkpoint, why: str) -> ModelGraph:
     nodes = tuple(
         Node(ref.name, Role(ref.name, (), {}), ref.shape, (ref,), SAME) for ref in checkpoint.tensors.values()
     )
-    architecture = Architecture(architecture_name(checkpoint), (), (), {"gguf": Dialect("gguf")}, {}, runtimes=())
+    architecture = Architecture(architecture_name(checkpoint), (), (), (), {})
     by_name: Mapping[str, Node] = {node.name: node for node in nodes}
     notes = (
         f"{why}: carried as it is, compared value by value, without a forward pass",
