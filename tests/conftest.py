@@ -15,8 +15,8 @@ from ggferry.service.storage import urls
 from helpers.peers import Peers
 from helpers.postgres_server import postgres_server
 from helpers.store_faults import S3Store, Web, s3_store, web_server
+from helpers.third_party_fixtures import CORPUS, FIXTURES, ROOT, VARIABLE, witness
 from helpers.within import Within
-from helpers.witnesses import CORPUS, FIXTURES, ROOT, VARIABLE, witness
 
 __all__ = ["FIXTURES", "ROOT"]
 
@@ -25,7 +25,7 @@ collect_ignore = [*([] if CORPUS else ["corpus"]), *([] if MODELS else ["models"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--witnessed", action="store_true", help="write converters/proof/witnessed.txt; with -n0")
+    parser.addoption("--witnessed", action="store_true", help="write converters/proof/reference_checked.txt; with -n0")
     parser.addoption("--within", type=float, metavar="SECONDS", help="begin no test after that (helpers/within.py)")
 
 
@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--within") is not None:
         config.pluginmanager.register(Within(config.getoption("--within")))
     if config.getoption("--witnessed"):
-        from helpers.witnessed import Recorder
+        from helpers.reference_checked import Recorder
 
         config.pluginmanager.register(Recorder())
     if CORPUS is not None and not (CORPUS / "legacy-llama" / "MANIFEST.json").is_file():

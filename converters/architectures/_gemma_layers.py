@@ -4,7 +4,7 @@ and what Gemma 4's configuration says of its two kinds of blocks.
 
 from statistics import NormalDist
 
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._tensors import linear, norm
 from ggferry.converters.schema.architecture import Default, Harmless, HParam, Role
 from ggferry.converters.schema.block_patterns import all_but_every, of_window

@@ -7,7 +7,7 @@ Rows of Q and K lie in pairs, as in GGUF (conversion/mistral.py, `undo_permute =
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Default, Dialect, Harmless, HParam
 from ggferry.formats.gguf.values import ValueType
 

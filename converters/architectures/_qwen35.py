@@ -7,7 +7,7 @@ are one number; the sections of its rotary positions are for images.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gated_delta as delta
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Default, Dialect, Harmless, HParam, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Rearrange

@@ -8,7 +8,7 @@ transformers `modeling_chameleon.py`. What makes pictures of tokens (`vqmodel`) 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import Rearrange
 from ggferry.converters.schema.partial_layouts import Columns

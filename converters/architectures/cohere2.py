@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _cohere2 as cohere
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
 from ggferry.converters.schema.block_patterns import turned_where_windowed, window_layers
 from ggferry.converters.schema.roles import block, roles

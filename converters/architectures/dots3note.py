@@ -15,7 +15,7 @@ from ggferry.converters.architectures import _indexer as index
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import latent_attention
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
 from ggferry.converters.schema.partial_layouts import Scaled, rotary_pairs_to_halves

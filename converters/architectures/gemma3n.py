@@ -8,7 +8,7 @@ constants for much of it.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma_layers as gemma
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
 from ggferry.converters.schema.block_patterns import window_layers
 from ggferry.converters.schema.layouts import Stack

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma4 as gemma4
 from ggferry.converters.architectures import _gemma_layers as gemma
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType

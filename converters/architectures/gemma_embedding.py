@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _gemma3 as shared
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 
 _BIDIRECTIONAL = HParam(

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _kimi as kimi
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import low_rank
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
 from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Stack, Then

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _minimax as minimax
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.block_patterns import leading_dense
 from ggferry.converters.schema.layouts import ADD_ONE

@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _muse as muse
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
 from ggferry.converters.schema.layouts import SAME
 from ggferry.converters.schema.partial_layouts import Plus

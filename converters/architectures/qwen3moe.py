@@ -6,7 +6,7 @@ Source: llama.cpp `src/models/qwen3moe.cpp`, transformers `modeling_qwen3_moe.py
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType

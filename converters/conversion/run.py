@@ -23,9 +23,9 @@ from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.write.watch_weights import check_sums
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, RefusedError, UsageError, VerificationError
+from ggferry.formats.files.digesting import begin, passing, record
 from ggferry.formats.files.digests import Record
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
-from ggferry.formats.files.passing import begin, passing, record
 from ggferry.formats.files.sources import known_by
 from ggferry.support.allocator import give_back
 from ggferry.support.progress import Phase, Stage, silent

@@ -29,13 +29,13 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.compare import Case, Proof, check_accounting, check_hparams, compare_outputs
 from ggferry.converters.proof.metadata import KeyProof, compare_keys
 from ggferry.converters.proof.receipt import line_of
+from ggferry.converters.proof.reference_checked import unseen
 from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.proof.references.examine import chosen
 from ggferry.converters.proof.runtime_notes import runtime_notes
-from ggferry.converters.proof.second_reader.stated_keys import check_stated
+from ggferry.converters.proof.second_reader.declared_keys import check_stated
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
-from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.reranking.recognize import asked_with
 from ggferry.converters.rewrite.lineage import edited_keys
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
@@ -51,9 +51,9 @@ from ggferry.formats.errors import (
     UsageError,
     VerificationError,
 )
+from ggferry.formats.files.digesting import passing
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import read_bytes
-from ggferry.formats.files.passing import passing
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.support.progress import Phase, Stage

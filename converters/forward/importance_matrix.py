@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.forward.batched_passes import in_lockstep
 from ggferry.converters.forward.evaluate import forward, result_of
-from ggferry.converters.forward.lockstep import in_lockstep
 from ggferry.converters.forward.weights import Factor, Product, Weights, in_a_thread
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder

@@ -6,8 +6,8 @@ clip.cpp asks of such files.
 
 from dataclasses import replace
 
+from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.projectors import _ear as ear
 from ggferry.converters.schema.architecture import Default, Harmless, HParam
 from ggferry.converters.schema.layouts import Rearrange, Reshape, Squeeze
 from ggferry.converters.schema.partial_layouts import Columns

@@ -7,9 +7,9 @@ Source: transformers `modeling_granite_speech.py`, `modeling_blip_2.py`; llama.c
 
 from dataclasses import replace
 
+from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.projectors import _ear as ear
-from ggferry.converters.projectors import _granite_ear as granite
+from ggferry.converters.projectors import _granite_audio_encoder as granite
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType

@@ -5,9 +5,9 @@ Source: llama.cpp `conversion/lfm2.py`, `tools/mtmd/models/conformer.cpp`, after
 
 from dataclasses import replace
 
+from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _conformer as conformer
-from ggferry.converters.projectors import _ear as ear
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import roles
 

@@ -5,8 +5,8 @@ Source: MERaLiON's `modeling_meralion2.py`; llama.cpp `conversion/ultravox.py`, 
 
 from dataclasses import replace
 
+from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.projectors import _ear as ear
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import roles
 

@@ -4,8 +4,8 @@ Source: transformers `modeling_audioflamingo3.py`; llama.cpp `conversion/ultravo
 `tools/mtmd/models/whisper-enc.cpp`.
 """
 
+from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.projectors import _ear as ear
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import roles
 

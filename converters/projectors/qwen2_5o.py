@@ -4,7 +4,7 @@ Source: transformers `modeling_qwen2_5_omni.py`; llama.cpp `conversion/qwenvl.py
 """
 
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.projectors import _qwen_ear as ear
+from ggferry.converters.projectors import _qwen_audio_encoder as ear
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.projectors import _windows as windows

@@ -4,7 +4,7 @@ Source: transformers `modeling_qwen3_asr.py`; llama.cpp `conversion/qwen3vl.py`,
 """
 
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.projectors import _qwen_ear as qwen
+from ggferry.converters.projectors import _qwen_audio_encoder as qwen
 from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
 
 SPEC = Architecture(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _deepstack as deepstack
-from ggferry.converters.projectors import _qwen_ear as ear
+from ggferry.converters.projectors import _qwen_audio_encoder as ear
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, Remark

@@ -6,8 +6,8 @@ Source: fixie-ai/ultravox `ultravox_model.py`, `ultravox_config.py`; llama.cpp `
 
 from dataclasses import replace
 
+from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.projectors import _ear as ear
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import roles
 

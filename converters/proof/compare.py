@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.logits import LogitsProof, check_all_logits
-from ggferry.converters.proof.references.testimony import Testimony
+from ggferry.converters.proof.references.cross_check import Testimony
 from ggferry.converters.proof.second_reader.check import SecondReading
 from ggferry.converters.proof.tensors import Sides, TensorProof, check_tensor
 from ggferry.formats.errors import VerificationError
-from ggferry.quant.accuracy import differences, likeness
+from ggferry.quant.accuracy import differences, similarity
 from ggferry.quant.accuracy.known_values import decodes_as_known
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
@@ -181,7 +181,7 @@ def prefetch_comparing(kinds: Iterable[tuple[BlockType, BlockType, int]]) -> Non
             codec(after.name).expect(elements)
             differences.expect(elements)
             if codec(after.name).searches:
-                likeness.expect(after.name, elements)
+                similarity.expect(after.name, elements)
 
 
 def _kinds(case: Case) -> Iterator[tuple[BlockType, BlockType, int]]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.forward.batched_passes import in_lockstep
 from ggferry.converters.forward.evaluate import embedding, forward, result_of
-from ggferry.converters.forward.lockstep import in_lockstep
 from ggferry.converters.forward.model import Choices
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph

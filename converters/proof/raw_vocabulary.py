@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import spell, unspell
 from ggferry.converters.tokenizers.files.sidecar_settings import TEMPLATE_FOLDER, Sidecars, special_text
-from ggferry.converters.tokenizers.libraries.testimony import FAIRSEQ, QWEN, SENTENCEPIECE, TEKKEN, TIKTOKEN, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import FAIRSEQ, QWEN, SENTENCEPIECE, TEKKEN, TIKTOKEN, Witness
 from ggferry.converters.tokenizers.tokenizer import CHAT_TEMPLATE, GGML, SPACE, SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import VerificationError

@@ -14,7 +14,7 @@ from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.conversion_plan.steps import Plan, count_types, step_record
 from ggferry.converters.forward.model import as_stored
 from ggferry.converters.proof.compare import Proof
-from ggferry.converters.proof.references.testimony import CONVERSATIONS, who_testified
+from ggferry.converters.proof.references.cross_check import CONVERSATIONS, who_testified
 from ggferry.converters.proof.runtime_notes import computed_otherwise, loads
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.gguf.values import Value

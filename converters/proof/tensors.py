@@ -21,13 +21,13 @@ from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.imatrix import Imatrix
-from ggferry.quant.accuracy.bands import TOLERANCE, band_of, beyond_band
 from ggferry.quant.accuracy.bounds import Limits, rescaling_bound
 from ggferry.quant.accuracy.differences import Differences, differences
-from ggferry.quant.accuracy.likeness import first_unlike
+from ggferry.quant.accuracy.expected_error import TOLERANCE, band_of, beyond_band
+from ggferry.quant.accuracy.similarity import first_unlike
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
-from ggferry.quant.marks import Marks
+from ggferry.quant.fingerprints import Marks
 from ggferry.quant.types import BlockError
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Progress

@@ -12,7 +12,7 @@ from ggferry.converters.proof.raw_vocabulary import check_held, check_raw
 from ggferry.converters.tokenizers.compare import compare
 from ggferry.converters.tokenizers.legacy.byte_level import MergeSource
 from ggferry.converters.tokenizers.legacy.check import check_conversion, check_merges
-from ggferry.converters.tokenizers.libraries.testimony import Agreement, hear, texts_of
+from ggferry.converters.tokenizers.libraries.cross_check import Agreement, hear, texts_of
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, witness_of
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Encoder, Tokenizer, encoder

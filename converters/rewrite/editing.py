@@ -14,8 +14,16 @@ from ggferry.converters.rewrite.changes import Asked, Changes, changes_of
 from ggferry.converters.rewrite.consequences import consequences
 from ggferry.converters.rewrite.lineage import FILLER, Lineage, begin, fits, load, with_edit
 from ggferry.converters.rewrite.parts import Part, close, part_of, take_apart
+from ggferry.converters.rewrite.rewrite_output import (
+    CHUNK,
+    NewFile,
+    Wrote,
+    check_header,
+    fresh_digest,
+    recovered,
+    write,
+)
 from ggferry.converters.rewrite.typed_text import shown
-from ggferry.converters.rewrite.written import CHUNK, NewFile, Wrote, check_header, fresh_digest, recovered, write
 from ggferry.formats import limits
 from ggferry.formats.errors import InconsistentError, RefusedError, VerificationError
 from ggferry.formats.files.digests import Digests, Record

@@ -16,7 +16,7 @@ from itertools import accumulate
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.rewrite.parts import stored
-from ggferry.converters.rewrite.written import CHUNK, Wrote, check_room, digest_of, fresh_digest, recovered
+from ggferry.converters.rewrite.rewrite_output import CHUNK, Wrote, check_room, digest_of, fresh_digest, recovered
 from ggferry.formats import limits
 from ggferry.formats.errors import NotFoundError, TruncatedError, UsageError, VerificationError
 from ggferry.formats.files.local_files import Named

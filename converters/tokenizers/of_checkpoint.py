@@ -11,7 +11,7 @@ from ggferry.converters.tokenizers.files.rwkv_world import KEY, read_world
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars
 from ggferry.converters.tokenizers.legacy.families import from_family
 from ggferry.converters.tokenizers.legacy.llama import from_raw_vocab
-from ggferry.converters.tokenizers.libraries.testimony import Witness
+from ggferry.converters.tokenizers.libraries.cross_check import Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import MissingError, UsageError

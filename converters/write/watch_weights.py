@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.model_graph.rows import CHUNK
 from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.declared_checksums import verify_checksums
 from ggferry.formats.errors import BadValueError
-from ggferry.formats.stated_checksums import verify_checksums
 from ggferry.quant.accuracy.bad_values import LEAST_SUSPICIOUS, scan_bad
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType

@@ -20,7 +20,7 @@ from ggferry.formats.errors import BadValueError, InconsistentError
 from ggferry.quant.accuracy.bad_values import ValueRefused
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
-from ggferry.quant.marks import Marks
+from ggferry.quant.fingerprints import Marks
 from ggferry.quant.types import BlockError
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Progress

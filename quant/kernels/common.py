@@ -19,7 +19,7 @@ from numba.core import types
 
 from ggferry.quant.accuracy.bad_values import ValueRefused, refuse_nonfinite
 from ggferry.quant.blocks import check_values
-from ggferry.quant.kernels.kept import kernel as kernel
+from ggferry.quant.kernels.kernel_cache import kernel as kernel
 from ggferry.quant.kernels.lanes import (
     Lanes,
     as_ints,

@@ -10,7 +10,7 @@ import numpy as np
 
 from ggferry.quant.kernels.common import F, I, inline, kernel, nearest, nearest_int
 from ggferry.quant.kernels.grids import entry_of, group_width, pointers
-from ggferry.quant.kernels.iquants_settle import settle, slack_of
+from ggferry.quant.kernels.iquants_refine import settle, slack_of
 from ggferry.quant.kernels.iquants_weights import mean_square, prepare, scale_of_positives
 from ggferry.quant.kernels.lanes import (
     WIDTH,

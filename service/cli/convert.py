@@ -14,7 +14,7 @@ from ggferry.service.cli.options import HeadedCommand, offers, print_json, reach
 if TYPE_CHECKING:
     from ggferry.converters.conversion.request import Request
     from ggferry.converters.conversion.run import Result
-    from ggferry.service.sources.at_hand import AtHand
+    from ggferry.service.sources.local_source import AtHand
 
 commands = typer.Typer(rich_markup_mode=None)
 

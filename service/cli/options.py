@@ -19,7 +19,7 @@ from ggferry.service.cli.terminal import tell as tell
 from ggferry.support.sizes import parse_size
 
 if TYPE_CHECKING:
-    from ggferry.service.sources.at_hand import AtHand
+    from ggferry.service.sources.local_source import AtHand
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -115,7 +115,7 @@ def reached(source: str, given: Mapping[str, Any], *, tensors: bool = True) -> I
         given: The options of the command.
         tensors: Whether the command may read tensor data.
     """
-    from ggferry.service.sources.at_hand import CACHE, at_hand
+    from ggferry.service.sources.local_source import CACHE, at_hand
 
     if given.get("follow_redirects"):
         from ggferry.service.storage.urls import Access, grant

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.device import computing_on
 from ggferry.service.library.keywords import StrPath
-from ggferry.service.sources.at_hand import at_hand
+from ggferry.service.sources.local_source import at_hand
 from ggferry.support.progress import Stage, silent
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from ggferry.service.library.keywords import (
     request,
     signed,
 )
-from ggferry.service.sources.at_hand import at_hand
+from ggferry.service.sources.local_source import at_hand
 from ggferry.support.progress import Stage, silent
 
 

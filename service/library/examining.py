@@ -8,7 +8,7 @@ from ggferry.converters.analysis.doctor import Diagnosis as Diagnosis
 from ggferry.converters.analysis.doctor import examine
 from ggferry.converters.analysis.mixed_endian import repair as _repair
 from ggferry.service.library.keywords import StrPath
-from ggferry.service.sources.at_hand import at_hand
+from ggferry.service.sources.local_source import at_hand
 from ggferry.support.progress import Stage, silent
 
 

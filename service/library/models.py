@@ -17,7 +17,7 @@ from ggferry.formats.files.sources import known_by
 from ggferry.service.library.answers import Inspection, Model, TensorFacts, plain
 from ggferry.service.library.conversions import dropped
 from ggferry.service.library.keywords import Computing, Opening, StrPath, Tokenizing, given, request, signed
-from ggferry.service.sources.at_hand import at_hand
+from ggferry.service.sources.local_source import at_hand
 
 if TYPE_CHECKING:
     import numpy.typing as npt

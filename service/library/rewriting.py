@@ -60,7 +60,7 @@ def split(
         >>> ggferry.split("model.gguf", split_max_tensors=12).outputs
         ('model-00001-of-00002.gguf', 'model-00002-of-00002.gguf')
     """
-    from ggferry.converters.rewrite.cutting import Cuts, carry_out
+    from ggferry.converters.rewrite.splitting import Cuts, carry_out
 
     size = parse_size(split_max_size) if isinstance(split_max_size, str) else split_max_size or 0
     cuts = Cuts(split_max_tensors, size, tensor_first_split)
@@ -90,8 +90,8 @@ def merge(path: StrPath, out: StrPath | None = None, *, force: bool = False, pro
         >>> ggferry.merge("model-00001-of-00002.gguf", "whole.gguf").output
         'whole.gguf'
     """
-    from ggferry.converters.rewrite.cutting import carry_out
     from ggferry.converters.rewrite.pieces import is_piece, join, pieces_of
+    from ggferry.converters.rewrite.splitting import carry_out
 
     given, name = Named(os.fspath(path)), None if out is None else os.fspath(out)
     notes: tuple[str, ...] = ()
@@ -122,6 +122,6 @@ def check_shards(shards: StrPath, whole: StrPath, *, progress: Stage = silent) -
         >>> ggferry.check_shards("model-00001-of-00002.gguf", "model.gguf")
         21
     """
-    from ggferry.converters.rewrite.cutting import check
+    from ggferry.converters.rewrite.splitting import check
 
     return check(Named(os.fspath(shards)), Named(os.fspath(whole)), progress)[1]

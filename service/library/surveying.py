@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ggferry.service.library.keywords import StrPath
-from ggferry.service.sources.at_hand import at_hand
+from ggferry.service.sources.local_source import at_hand
 from ggferry.support.progress import Phase, Stage, silent
 
 if TYPE_CHECKING:

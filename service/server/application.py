@@ -14,7 +14,7 @@ from ggferry.formats.errors import GgferryError
 from ggferry.service.server.api import archive, downloads, events, health, jobs, sign_in, uploads
 from ggferry.service.server.api.common import VERSION, Problem
 from ggferry.service.server.guard import problems
-from ggferry.service.server.guard.front import Front, is_page
+from ggferry.service.server.guard.middleware import Front, is_page
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages.routes import add_pages, error_page
 from ggferry.service.server.state import Service

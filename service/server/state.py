@@ -17,7 +17,7 @@ from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.events import Hub
 from ggferry.service.server.work.housekeeping import Housekeeper
-from ggferry.service.server.work.lookers import Lookers
+from ggferry.service.server.work.inspectors import Lookers
 from ggferry.service.server.work.notices import Notifier
 from ggferry.service.server.work.outputs import Outputs
 from ggferry.service.server.work.planning import Planner, secrets_file

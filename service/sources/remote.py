@@ -12,7 +12,7 @@ from ggferry.formats.errors import RefusedError
 from ggferry.formats.files.local_files import AWAITED
 from ggferry.formats.files.sources import Source, mount, unmount
 from ggferry.service.sources.siblings import files_of
-from ggferry.service.storage.kept_blocks import sweep
+from ggferry.service.storage.block_cache import sweep
 from ggferry.service.storage.mirror import SMALL, SMALL_CAP, TOTAL_CAP, Mirror
 from ggferry.service.storage.ranged_file import DATA_BLOCK, RangedFile
 from ggferry.service.storage.stores import Found, check_unchanged, whole

@@ -12,9 +12,9 @@ import os
 import threading
 
 from ggferry.formats.errors import ChangedError, TransportError, TruncatedError
+from ggferry.service.storage.block_cache import Blocks, lasting
 from ggferry.service.storage.broker import revive
 from ggferry.service.storage.checksums import Running
-from ggferry.service.storage.kept_blocks import Blocks, lasting
 from ggferry.service.storage.stores import Found, check_unchanged, place
 
 HEADER_BLOCK, DATA_BLOCK = 256 << 10, 8 << 20

@@ -21,8 +21,8 @@ from ggferry.converters.model_graph.open_checkpoint import architectures, open_c
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError
+from helpers.third_party_fixtures import FIXTURES
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
-from helpers.witnesses import FIXTURES
 
 BIN = Path(sys.executable).parent
 LIMIT = 1e-5

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from helpers.third_party_fixtures import FIXTURES, ROOT
 from helpers.within import rotated
-from helpers.witnesses import FIXTURES, ROOT
 
 TESTS = ROOT / "tests"
 

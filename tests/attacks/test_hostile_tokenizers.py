@@ -22,7 +22,7 @@ from ggferry.converters.tokenizers.libraries import ask as asking
 from ggferry.converters.tokenizers.libraries.ask import ask
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.formats.errors import GgferryError, OutOfRangeError, UnsupportedError
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 SOURCE = FIXTURES / "tokenizers" / "bpe_llama3"
 DOCUMENT = json.loads((SOURCE / "tokenizer.json").read_text())

@@ -12,7 +12,7 @@ import pytest
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.service.cli.describe import SHOWN_TEXT, describe, lines
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 CHECKPOINTS = sorted(path for path in (FIXTURES / "hf" / "ckpt").iterdir() if path.is_dir())
 CONFIG: dict[str, Any] = {

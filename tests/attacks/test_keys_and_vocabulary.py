@@ -25,7 +25,7 @@ from ggferry.formats.readers.gguf import open_gguf
 from ggferry.service.cli.app import _run
 from ggferry.support.progress import silent
 from helpers.peers import Peers
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 CHECKPOINTS = FIXTURES / "hf" / "ckpt"
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -18,7 +18,7 @@ from ggferry.formats.files.patched_start import journal_of, load
 from ggferry.formats.memory_cap import limited
 from helpers.attack_tools import typed
 from helpers.builders import Llama
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 DEEP = 100_000
 NOTHING = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)

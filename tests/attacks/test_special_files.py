@@ -24,7 +24,7 @@ from helpers.archive_tools import command, plan
 from helpers.attack_tools import typed
 from helpers.builders import Llama
 from helpers.checkpoints import write_checkpoint
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 PATIENCE = 20  # seconds; what is tested here takes none
 
@@ -194,7 +194,7 @@ OTHERS = {
     "converters/proof/references/child_process.py": "what a child wrote into a folder of our own",
     "converters/proof/references/conversations.py": "what a child wrote into a folder of our own",
     "converters/proof/references/programs/llama_cpp_chat.py": "what it printed itself, in a folder of its own",
-    "converters/proof/references/programs/hearing.py": "what the parent wrote into a folder of its own",
+    "converters/proof/references/programs/worker_protocol.py": "what the parent wrote into a folder of its own",
     "converters/proof/second_reader/programs/library_reader.py": "descriptors that the parent has opened",
     "converters/model_graph/class_defaults/text_models.py": "of the installation",
     "converters/tokenizers/building_blocks/bert_signs.py": "of the installation",

@@ -30,7 +30,7 @@ from helpers.archive_tools import GGFERRY
 from helpers.attack_tools import Typed, typed
 from helpers.builders import Llama
 from helpers.checkpoints import write_checkpoint
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 FORGED = "proved   all ok"
 HOSTILE = f"e\x1b[31m\x1b]0;title\x07\n{FORGED}\r\x08\x7f\x85\x9b1m\u202e\u2066\u200f\u2028[bold]x[red]:bomb:"

@@ -18,7 +18,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.errors import CorruptError, GgferryError
 from ggferry.service.cli.describe import describe, lines
 from helpers.sampling import one_in
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 Place = tuple[str | int, ...]
 CHECKPOINTS = sorted(path for path in (FIXTURES / "hf" / "ckpt").iterdir() if path.is_dir())

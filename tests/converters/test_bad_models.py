@@ -25,7 +25,7 @@ from ggferry.formats.readers.gguf import open_gguf
 from ggferry.service.library.answers import Conversion
 from helpers.checkpoints import write_checkpoint
 from helpers.hf_llama import hf_llama
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 
 @dataclass

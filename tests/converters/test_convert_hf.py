@@ -18,7 +18,7 @@ from ggferry.converters.understand import graph_of
 from ggferry.formats.readers.gguf import open_gguf
 from helpers.llama_cpp import continuations
 from helpers.peers import Peers, metadata_of
-from helpers.witnesses import cases, has, hf_models, hf_tokens, record, witness
+from helpers.third_party_fixtures import cases, has, hf_models, hf_tokens, record, witness
 
 MODELS = hf_models()
 

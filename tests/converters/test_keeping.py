@@ -24,7 +24,7 @@ from ggferry.formats.gguf.values import ValueType, array
 from ggferry.formats.json_files import text as json_text
 from ggferry.support.content_cache import Recent, keeping
 from helpers.builders import Llama
-from helpers.witnesses import cases, listed, witness
+from helpers.third_party_fixtures import cases, listed, witness
 
 SCORES = (*[0.0] * 260, *(-float(i) for i in range(1, 41)))
 RAW = RawVocab(tuple(Llama().vocabulary()), SCORES)

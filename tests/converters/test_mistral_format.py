@@ -20,7 +20,7 @@ import ggferry
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.formats.errors import GgferryError, NotFoundError, UnexpectedTensorError
 from helpers.archive_tools import command
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 CHECKPOINTS = ROOT / "fixtures/hf/ckpt"
 DATA = Path(mistral_common.__file__).parent / "data"

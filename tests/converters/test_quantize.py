@@ -22,7 +22,7 @@ from ggferry.service.cli.app import _run
 from helpers.builders import Llama
 from helpers.llama_cpp import continuations
 from helpers.peers import Peers
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 WITNESSES = [f"k256.{name}" for name in (
     "F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_S", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S",

@@ -16,7 +16,7 @@ from ggferry.converters.model_graph import rows
 from ggferry.converters.proof import tensors
 from ggferry.formats.errors import VerificationError
 from ggferry.support.progress import Stage
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -11,7 +11,7 @@ import pytest
 from ggferry.converters.proof.runtime_keys import architectures as read_by_llama_cpp
 from ggferry.converters.supported import block_types, class_names, coverage, families, is_of_second_files, out_types
 from ggferry.formats.errors import InconsistentError
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 MAP = ROOT / "benchmarks" / "convert_hf_to_gguf_classes.json"
 LLAMA_31_8B = {

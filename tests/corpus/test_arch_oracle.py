@@ -20,8 +20,8 @@ from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.readers.gguf import open_gguf
 from helpers.llama_cpp import continuations
+from helpers.third_party_fixtures import CORPUS
 from helpers.tiny_models import relative
-from helpers.witnesses import CORPUS
 
 assert CORPUS is not None
 ARCH = CORPUS / "arch"

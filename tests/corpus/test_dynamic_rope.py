@@ -14,8 +14,8 @@ from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import understand
+from helpers.third_party_fixtures import CORPUS
 from helpers.tiny_models import relative
-from helpers.witnesses import CORPUS
 
 assert CORPUS is not None
 VARIANTS = CORPUS / "variants"

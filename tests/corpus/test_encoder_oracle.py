@@ -14,8 +14,8 @@ from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import embedding, forward
 from ggferry.converters.understand import graph_of
+from helpers.third_party_fixtures import CORPUS
 from helpers.tiny_models import relative
-from helpers.witnesses import CORPUS
 
 assert CORPUS is not None
 ARCH = CORPUS / "arch"

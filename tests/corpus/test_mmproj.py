@@ -21,8 +21,8 @@ from ggferry.converters.understand import graph_of
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.formats.tensor_read import read_rows
 from helpers import llama_clip, llama_pictures, multimodal
+from helpers.third_party_fixtures import CORPUS
 from helpers.tiny_models import relative
-from helpers.witnesses import CORPUS
 
 assert CORPUS is not None
 ARCH = CORPUS / "arch"

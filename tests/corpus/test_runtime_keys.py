@@ -12,7 +12,7 @@ import pytest
 from ggferry.converters.proof import runtime_keys as runtime
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.gguf.values import ValueType as T
-from helpers.witnesses import CORPUS
+from helpers.third_party_fixtures import CORPUS
 
 pytestmark = pytest.mark.corpus
 REFUSED = {

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from helpers.peers import is_record, record_of
-from helpers.witnesses import CORPUS, FIXTURES
+from helpers.third_party_fixtures import CORPUS, FIXTURES
 
 pytestmark = pytest.mark.corpus
 OURS = ("README.md", "mixtures.json", "tinyllama-q2_k.tensors.txt", "MANIFEST.json", "QUANT_MIX.json.gz")

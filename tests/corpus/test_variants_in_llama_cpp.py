@@ -10,7 +10,7 @@ import pytest
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from helpers.asked_llama_cpp import alike
-from helpers.witnesses import CORPUS
+from helpers.third_party_fixtures import CORPUS
 
 pytestmark = [pytest.mark.corpus, pytest.mark.filterwarnings("ignore")]
 VARIANTS = Path(CORPUS or "") / "variants"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 TYPES = ("q8_0", "q4_0")
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
-from helpers.witnesses import legacy_other
+from helpers.third_party_fixtures import legacy_other
 
 LOSSY = ("gptneox", "dolly-v2", "stablelm", "bloom", "llmrs")
 """Their makers decoded the vocabulary to text."""

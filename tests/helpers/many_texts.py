@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 TEXT = (
     "the Hello don't WE'LL I'm x1y2 12345678 3.14159 foo_bar camelCase café naïve e\u0301 \u200b \u200d \ufe0f \u00ad "

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 UNREACHED = "ggferry_unreached"
 

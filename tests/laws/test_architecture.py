@@ -9,7 +9,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 ROOMS = ("support", "quant", "formats", "converters", "service")
 FILES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]

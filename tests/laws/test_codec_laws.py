@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ggferry.quant.accuracy.bad_values import LEAST_SUSPICIOUS
-from ggferry.quant.accuracy.bands import TOLERANCE
 from ggferry.quant.accuracy.bounds import narrowing_bound
+from ggferry.quant.accuracy.expected_error import TOLERANCE
 from ggferry.quant.blocks import as_blocks
 from ggferry.quant.codec import Codec, codec, codecs
 from ggferry.quant.endian import swap

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/README.md",
              "docs/decisions/README.md", "examples/README.md")  # fmt: skip

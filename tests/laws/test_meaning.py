@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 WORDS = {"message", "why", "reason", "origin", "hint", "words", "line", "lines", "notes"}
 """Attributes, keys and variables that hold sentences."""

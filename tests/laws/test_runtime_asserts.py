@@ -11,7 +11,7 @@ from ggferry.converters.model_graph.open_checkpoint import architectures
 from ggferry.converters.proof import runtime_keys
 from ggferry.converters.proof.runtime_rules import assertions as rules
 from ggferry.converters.proof.runtime_rules.listed import LIST, asserting, asserts
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 OURS = {name for name, spec in architectures().items() if "llama.cpp" in spec.runtimes}
 BY_RULE = {

@@ -29,8 +29,8 @@ from ggferry.formats.gguf.values import ValueType as T
 from ggferry.formats.gguf.write import write_gguf
 from ggferry.quant.codec import block_type
 from helpers.llama_api import loads
+from helpers.third_party_fixtures import FIXTURES
 from helpers.tiny_models import TINY, make, vocabulary, whole
-from helpers.witnesses import FIXTURES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SPECS = architectures()

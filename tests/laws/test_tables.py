@@ -34,7 +34,7 @@ from ggferry.formats.reader import HeaderLayout, VocabLayout, readers
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockError, table
 from helpers.held_weights import held_model
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 NORM = "output_norm.weight f32 : n_embd | hf model.norm.weight"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 
 def test_the_list_is_what_the_script_makes_of_the_installed_gguf() -> None:

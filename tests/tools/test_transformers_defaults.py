@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import transformers_defaults
 
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 
 def test_the_file_is_what_the_tool_makes(capsys: pytest.CaptureFixture[str]) -> None:

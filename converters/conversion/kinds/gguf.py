@@ -22,7 +22,7 @@ from ggferry.converters.proof import receipt as receipts
 from ggferry.converters.proof.compare import Case, Proof, compare_outputs, of_texts, prefetch_comparing
 from ggferry.converters.proof.metadata import check_metadata
 from ggferry.converters.proof.references.beside import Beside
-from ggferry.converters.proof.second_reader.stated_keys import check_stated
+from ggferry.converters.proof.second_reader.declared_keys import check_stated
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.reranking.recognize import asked_with
@@ -33,10 +33,10 @@ from ggferry.converters.write.recovery import recover
 from ggferry.converters.write.watch_weights import Watch
 from ggferry.converters.write.write_tensors import Writing, prefetch_writing, steps_in_order, write_tensors
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.files.digesting import passing, record
 from ggferry.formats.files.digests import Record
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Identity
-from ggferry.formats.files.passing import passing, record
 from ggferry.formats.files.publication import publish
 from ggferry.formats.files.sources import Source
 from ggferry.support.interrupts import interrupts_wait

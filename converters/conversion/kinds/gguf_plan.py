@@ -11,9 +11,9 @@ from ggferry.converters.conversion_plan.steps import Plan, place, plan_steps
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
 from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.proof.reference_checked import unseen
 from ggferry.converters.proof.runtime_keys import architectures
 from ggferry.converters.proof.runtime_notes import runtime_notes
-from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.reranking.recognize import with_template
 from ggferry.converters.tokenizers.llama_cpp_limits import differences, objections
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.references.conversations import rendering_of, stated_template, template_of
-from ggferry.converters.proof.references.testimony import Testimony
+from ggferry.converters.proof.references.cross_check import Testimony
 from ggferry.converters.proof.second_reader.check import Reading, SecondReading
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint

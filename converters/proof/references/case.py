@@ -11,7 +11,7 @@ from ggferry.converters.forward.model import Choices
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.prompts import Prompt
-from ggferry.converters.proof.references.testimony import Testimony
+from ggferry.converters.proof.references.cross_check import Testimony
 from ggferry.support.lazy_import import lazy
 from ggferry.support.records import dataclass
 

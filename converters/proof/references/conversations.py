@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from ggferry.converters.proof.references.child_process import ROOM, Answer, Child, read_answer, write_job
+from ggferry.converters.proof.references.cross_check import Testimony
 from ggferry.converters.proof.references.small_model import write_small_model
-from ggferry.converters.proof.references.testimony import Testimony
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.gguf.values import Value
 from ggferry.support.records import dataclass

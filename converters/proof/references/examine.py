@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.references import ctransformers_files, llama_cpp, transformers_model
 from ggferry.converters.proof.references.case import Case, Witness
-from ggferry.converters.proof.references.testimony import Testimony, short
+from ggferry.converters.proof.references.cross_check import Testimony, short
 from ggferry.formats.errors import UsageError, VerificationError
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.threads import workers

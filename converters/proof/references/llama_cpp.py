@@ -28,7 +28,7 @@ from ggferry.converters.proof.references.case import (
     not_enough_memory,
 )
 from ggferry.converters.proof.references.child_process import ask, available_memory, prompts_of
-from ggferry.converters.proof.references.testimony import Testimony
+from ggferry.converters.proof.references.cross_check import Testimony
 from ggferry.converters.proof.runtime_notes import computed_otherwise, loads
 from ggferry.converters.schema.recipe import recipe_of
 from ggferry.formats.gguf.values import Value

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.references.child_process import ask
+from ggferry.converters.proof.references.cross_check import Testimony
 from ggferry.converters.proof.references.llama_cpp import NAME, link_model
-from ggferry.converters.proof.references.testimony import Testimony
 from ggferry.converters.tokenizers.in_llama_cpp import PROBES, runtime
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder

@@ -36,7 +36,7 @@ from ggferry.converters.proof.references.case import (
     not_enough_memory,
 )
 from ggferry.converters.proof.references.child_process import Answer, ask, available_memory, prompts_of
-from ggferry.converters.proof.references.testimony import Testimony
+from ggferry.converters.proof.references.cross_check import Testimony
 from ggferry.converters.schema.recipe import recipe_of
 from ggferry.formats.checkpoint_folder.modules import DENSE
 from ggferry.formats.errors import VerificationError

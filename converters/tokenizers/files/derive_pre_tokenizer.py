@@ -20,7 +20,7 @@ from ggferry.converters.tokenizers.building_blocks.steps import BYTES, patterns
 from ggferry.converters.tokenizers.compare import TokenizerCheck
 from ggferry.converters.tokenizers.encoders.bpe import BpeEncoder
 from ggferry.converters.tokenizers.libraries.ask import Answer, ask
-from ggferry.converters.tokenizers.libraries.testimony import Witness, weigh
+from ggferry.converters.tokenizers.libraries.cross_check import Witness, weigh
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.errors import InconsistentError, UnsupportedError

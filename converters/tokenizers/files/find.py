@@ -16,7 +16,7 @@ from ggferry.converters.tokenizers.files.sidecar_settings import (
     with_roles,
     with_templates,
 )
-from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import SENTENCEPIECE, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint_folder.sidecars import MISTRAL, tokenizer_names
 from ggferry.formats.errors import MissingError

@@ -12,7 +12,7 @@ from ggferry.converters.tokenizers.building_blocks.steps import placed
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
 from ggferry.converters.tokenizers.files.tiktoken import in_rank_order, read_ranks
-from ggferry.converters.tokenizers.libraries.testimony import QWEN, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import QWEN, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.files.local_files import read_bytes
 

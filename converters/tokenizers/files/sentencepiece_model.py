@@ -13,7 +13,7 @@ from ggferry.converters.tokenizers.encoders import sentencepiece_bpe as spm
 from ggferry.converters.tokenizers.encoders import unigram
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
-from ggferry.converters.tokenizers.libraries.testimony import FAIRSEQ, SENTENCEPIECE, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import FAIRSEQ, SENTENCEPIECE, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.checkpoint_folder.sidecars import MISTRAL
 from ggferry.formats.errors import UnsupportedError

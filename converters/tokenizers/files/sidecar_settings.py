@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, read_added, read_all_added
-from ggferry.converters.tokenizers.libraries.testimony import Witness
+from ggferry.converters.tokenizers.libraries.cross_check import Witness
 from ggferry.converters.tokenizers.tokenizer import SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.formats.checkpoint_folder.sidecars import tokenizer_names
 from ggferry.formats.errors import NotFoundError

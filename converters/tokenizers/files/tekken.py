@@ -18,7 +18,7 @@ from ggferry.converters.tokenizers.building_blocks.steps import placed
 from ggferry.converters.tokenizers.files.derive_pre_tokenizer import canonical
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
-from ggferry.converters.tokenizers.libraries.testimony import TEKKEN, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import TEKKEN, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.errors import CorruptError, InconsistentError, OutOfRangeError, UnsupportedError
 from ggferry.formats.json_files import kinds as json_kinds

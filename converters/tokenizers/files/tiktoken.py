@@ -10,7 +10,7 @@ from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pr
 from ggferry.converters.tokenizers.building_blocks.steps import placed
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
-from ggferry.converters.tokenizers.libraries.testimony import TIKTOKEN, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import TIKTOKEN, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.errors import CorruptError, DuplicateError, InconsistentError, UnsupportedError
 from ggferry.formats.files.local_files import read_bytes

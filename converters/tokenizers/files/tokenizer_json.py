@@ -19,7 +19,7 @@ from ggferry.converters.tokenizers.files.derive_pre_tokenizer import UNICODE_FOR
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted, framing, special_text
 from ggferry.converters.tokenizers.libraries.ask import ask
-from ggferry.converters.tokenizers.libraries.testimony import TOKENIZERS, Witness, hear, weigh
+from ggferry.converters.tokenizers.libraries.cross_check import TOKENIZERS, Witness, hear, weigh
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, byte_of, encoder, unique
 from ggferry.formats.errors import CorruptError, InconsistentError, OutOfRangeError, UnsupportedError

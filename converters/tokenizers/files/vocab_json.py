@@ -11,7 +11,7 @@ from ggferry.converters.tokenizers.building_blocks.added_tokens import as_entry
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
 from ggferry.converters.tokenizers.files import tokenizer_json as hf_json
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
-from ggferry.converters.tokenizers.libraries.testimony import TOKENIZERS, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import TOKENIZERS, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.files.local_files import read_text

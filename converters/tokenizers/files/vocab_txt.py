@@ -8,7 +8,7 @@ from itertools import pairwise
 from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, as_entry
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted, special_text
 from ggferry.converters.tokenizers.files.tokenizer_json import word_piece
-from ggferry.converters.tokenizers.libraries.testimony import TOKENIZERS, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import TOKENIZERS, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.files.local_files import read_text

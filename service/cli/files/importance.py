@@ -13,7 +13,7 @@ from ggferry.service.cli.options import print_json, reached, say, tell
 
 if TYPE_CHECKING:
     from ggferry.converters.forward.importance_matrix import Recorder
-    from ggferry.service.sources.at_hand import AtHand
+    from ggferry.service.sources.local_source import AtHand
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Measurement:
 
 def measured(path: AtHand, asked: Measurement, given: dict[str, Any]) -> tuple[int, int]:
     """Write the matrix; return how many weights it has, and how many chunks are in it."""
+    from ggferry.converters.forward.imatrix_resume import SUFFIX, Unfinished
+    from ggferry.converters.forward.imatrix_resume import measured as what
     from ggferry.converters.forward.importance_matrix import Recorder, chunks_of, measure, write_imatrix
-    from ggferry.converters.forward.unfinished import SUFFIX, Unfinished
-    from ggferry.converters.forward.unfinished import measured as what
     from ggferry.converters.forward.weights import prepare
     from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
     from ggferry.converters.understand import graph_of

@@ -31,7 +31,7 @@ def split(
     if check is not None:
         _check(check, file, given["as_json"])
         return
-    from ggferry.converters.rewrite.cutting import Cuts
+    from ggferry.converters.rewrite.splitting import Cuts
 
     size = given["split_max_size"]
     nbytes = size_of(size, "--split-max-size") if size else 0
@@ -51,8 +51,8 @@ def merge(
     **given: Any,
 ) -> None:
     """Join the shards of a GGUF model, or the pieces of a file that was cut at any byte (model.gguf.part1of2)."""
-    from ggferry.converters.rewrite.cutting import Cuts
     from ggferry.converters.rewrite.pieces import is_piece
+    from ggferry.converters.rewrite.splitting import Cuts
 
     if check is not None:
         _check(_only(files), check, given["as_json"])
@@ -69,7 +69,7 @@ def _only(files: list[str]) -> str:
 
 
 def _cut(command: str, file: str, out: str | None, cuts: Any, given: dict[str, Any]) -> None:
-    from ggferry.converters.rewrite.cutting import carry_out, plan
+    from ggferry.converters.rewrite.splitting import carry_out, plan
     from ggferry.service.cli.progress_bar import progress
 
     quiet = given["as_json"]
@@ -124,7 +124,7 @@ def _report(wrote: Any) -> None:
 
 
 def _check(shards: str, whole: str, as_json: bool) -> None:
-    from ggferry.converters.rewrite.cutting import check
+    from ggferry.converters.rewrite.splitting import check
     from ggferry.service.cli.progress_bar import progress
 
     count, tensors = check(shards, whole, lambda title, total: progress(title, total, wanted=not as_json))

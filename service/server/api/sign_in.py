@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse
 
 from ggferry.service.server.api.common import Of, form_of
 from ggferry.service.server.guard import callers
-from ggferry.service.server.guard.front import with_session
+from ggferry.service.server.guard.middleware import with_session
 
 router = APIRouter(include_in_schema=False)
 

@@ -12,7 +12,7 @@ from typing import Any
 from ggferry.converters.conversion.summary import rating_of
 from ggferry.converters.metadata.beside import files_written
 from ggferry.converters.model_graph.hparams import Known, Param, is_assumed
-from ggferry.converters.proof.references.testimony import CONVERSATIONS
+from ggferry.converters.proof.references.cross_check import CONVERSATIONS
 from ggferry.formats.reader import label_of
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockError

@@ -16,7 +16,7 @@ from ggferry.service.records.plan_file import digest_of
 from ggferry.service.records.receipts import receipt_of, receipts_of
 from ggferry.service.server.store import models
 from ggferry.service.server.store.database import Store
-from ggferry.service.server.work.lookers import Lookers
+from ggferry.service.server.work.inspectors import Lookers
 from ggferry.service.storage.stores import is_remote
 from ggferry.support.lazy_import import lazy
 

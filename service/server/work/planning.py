@@ -20,7 +20,7 @@ from ggferry.service.records.report import summary
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models
 from ggferry.service.server.store.database import Store
-from ggferry.service.server.work.lookers import Lookers
+from ggferry.service.server.work.inspectors import Lookers
 from ggferry.service.server.work.sources import Place
 from ggferry.service.storage.stores import is_remote, join
 from ggferry.service.storage.urls import PATIENCE, Access, read_secrets, secrets_of, write_secrets

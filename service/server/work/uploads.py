@@ -30,7 +30,7 @@ from ggferry.service.records.report import summary
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.tokens import Token
-from ggferry.service.server.work.lookers import Lookers
+from ggferry.service.server.work.inspectors import Lookers
 from ggferry.service.storage.urls import Access
 from ggferry.support.lazy_import import lazy
 

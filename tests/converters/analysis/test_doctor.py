@@ -24,7 +24,7 @@ from ggferry.converters.analysis.doctor import examine
 from ggferry.converters.analysis.mixed_endian import repair
 from ggferry.formats.errors import RefusedError
 from helpers.archive_tools import command
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 MODEL = ROOT / "fixtures/hf/out/llama/llama.q8_0.gguf"
 CHECKPOINT = ROOT / "fixtures/hf/ckpt/llama"

@@ -22,8 +22,8 @@ from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError, UsageError
 from helpers.peers import Peers
+from helpers.third_party_fixtures import hf_tokens
 from helpers.tiny_models import relative, shake, whole
-from helpers.witnesses import hf_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BARE = VocabOptions(none=True)

@@ -15,8 +15,8 @@ from ggferry.converters.understand import understand
 from ggferry.formats.errors import ShapeError
 from ggferry.formats.gguf.values import Value
 from helpers.peers import Peers
+from helpers.third_party_fixtures import cases, has, hf_tokens, witness
 from helpers.tiny_models import relative, whole
-from helpers.witnesses import cases, has, hf_tokens, witness
 
 NAMES = (
     "llama", "llama_k256", "llama_shards_bf16", "llama_bin_shards", "llama_linear_rope", "llama3_rope_tied", "mistral",

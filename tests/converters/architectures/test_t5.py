@@ -24,8 +24,8 @@ from ggferry.formats.errors import GgferryError, InconsistentError, MissingError
 from helpers.llama_api import encoded_and_decoded
 from helpers.peers import Peers
 from helpers.sentence_transformers import listed, pooled
+from helpers.third_party_fixtures import hf_tokens
 from helpers.tiny_models import relative, shake, whole
-from helpers.witnesses import hf_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BARE = VocabOptions(none=True)

@@ -16,7 +16,7 @@ from ggferry.converters.model_graph import rows
 from ggferry.formats.errors import BadValueError, UsageError
 from ggferry.quant.kernels import Compiled
 from ggferry.service.cli.app import _run
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 SOURCE = FIXTURES / "hf" / "ckpt" / "llama_k256"
 TYPES = "q4_k_m,keep,f16"

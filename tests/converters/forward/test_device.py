@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ggferry.converters.forward import device, weights
+from ggferry.converters.forward.batched_passes import in_lockstep
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.forward.lockstep import in_lockstep
 from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.understand import graph_of

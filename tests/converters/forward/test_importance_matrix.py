@@ -19,9 +19,9 @@ from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward import importance_matrix as importance
+from ggferry.converters.forward.batched_passes import in_lockstep
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.importance_matrix import chunks_of, group_size, measure, write_imatrix
-from ggferry.converters.forward.lockstep import in_lockstep
 from ggferry.converters.forward.weights import Factor, Product, Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer

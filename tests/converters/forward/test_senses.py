@@ -15,12 +15,12 @@ import pytest
 import ggferry
 from ggferry.converters.forward.senses.pictures import FITS
 from ggferry.formats.errors import CorruptError, GgferryError, UnsupportedError, UsageError
-from helpers.eyes import EYES, _features, _flat
-from helpers.hearing import TEXT, WHISPER, saved
+from helpers.audio_encoders import TEXT, WHISPER, saved
 from helpers.multimodal import LIMIT, written
-from helpers.tiny_ears import ASR, EARS
+from helpers.third_party_fixtures import ROOT
+from helpers.tiny_audio_encoders import ASR, EARS
 from helpers.tiny_models import relative
-from helpers.witnesses import ROOT
+from helpers.vision_encoders import EYES, _features, _flat
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COLORS = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}

@@ -18,7 +18,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import understand
 from ggferry.formats.errors import UnsupportedError
-from helpers.road_back import check_tensors
+from helpers.hf_export import check_tensors
 from helpers.tiny_models import IN_DOUBLE, TINY, TOKENS, make, relative, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -23,7 +23,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.quant.codec import codec
 from helpers.legacy_families import BY_NAME, ENTRIES, path_of, relative, rewritten, vocabulary
-from helpers.witnesses import entry_cases, witness
+from helpers.third_party_fixtures import entry_cases, witness
 
 FOUR_BIT_ACTIVATIONS = ("rwkvOld-q4_0",)
 """The runtime of that day quantized what it multiplied: its logits are 0.18 away from those of its own weights."""

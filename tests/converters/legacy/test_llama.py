@@ -23,7 +23,7 @@ from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import MissingError, RefusedError, UsageError
 from helpers.builders import Llama
 from helpers.llama_cpp import continuations
-from helpers.witnesses import FIXTURES, entry_cases, legacy_llama
+from helpers.third_party_fixtures import FIXTURES, entry_cases, legacy_llama
 
 # The runtime of those folders used LayerNorm with eps 1e-5 over LLaMA's ordinary weights (docs/formats/ggml-era.md).
 LAYER_NORM = ("ggml-20230310-planar", "ggml-20230315", "ggml-20230315-2part")

@@ -19,7 +19,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.model_graph.rows import values_of
 from ggferry.converters.understand import graph_of
 from helpers.builders import Llama
-from helpers.witnesses import cases, witness
+from helpers.third_party_fixtures import cases, witness
 
 EPS = 1e-5
 TOKENS = [1, 17, 299, 260, 5, 5, 130]

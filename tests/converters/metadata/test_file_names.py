@@ -21,7 +21,7 @@ from ggferry.converters.metadata.file_names import (
     visible,
 )
 from helpers.peers import metadata_of
-from helpers.witnesses import cases, listed, record
+from helpers.third_party_fixtures import cases, listed, record
 
 # The five test cases of the specification's Node.js program.
 SPEC_CASES = [

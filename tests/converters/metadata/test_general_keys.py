@@ -31,7 +31,7 @@ from ggferry.formats.gguf.values import Value, ValueType, string, u32
 from ggferry.formats.readers.gguf import SPEC
 from ggferry.quant.recipes.file_types import file_type_of
 from helpers.peers import Peers
-from helpers.witnesses import cases, listed, witness
+from helpers.third_party_fixtures import cases, listed, witness
 
 SENTENCE = "Converted from x (GGJT v3) by ggferry"
 

@@ -16,10 +16,10 @@ from ggferry.converters.conversion.request import request_of
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.understand import graph_of
-from helpers.eyes import EYES
 from helpers.multimodal import LIMIT, check, picture, written
-from helpers.tiny_ears import _unified
+from helpers.tiny_audio_encoders import _unified
 from helpers.tiny_models import TOKENS, make, relative
+from helpers.vision_encoders import EYES
 
 FEW = [token % 300 for token in TOKENS]
 Tensors = dict[str, np.ndarray]

@@ -23,11 +23,11 @@ from ggferry.converters.model_graph.config_keys import GENERAL, OF_THE_HALF, _ma
 from ggferry.converters.model_graph.open_checkpoint import projectors
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.formats.errors import GgferryError, VerificationError
-from helpers import tiny_ears
-from helpers.eyes import EYES
+from helpers import tiny_audio_encoders
 from helpers.multimodal import TEXT, picture, rows_of, written
-from helpers.tiny_ears import EARS
+from helpers.tiny_audio_encoders import EARS
 from helpers.tiny_models import relative
+from helpers.vision_encoders import EYES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -269,12 +269,12 @@ def test_no_key_changes_what_is_heard_without_a_word(
 ) -> None:
     table, kind = HEARD[name]
     config = getattr(importlib.import_module(module_of(kind)), kind)()
-    stated = {**config.to_dict(), **getattr(tiny_ears, table)}
+    stated = {**config.to_dict(), **getattr(tiny_audio_encoders, table)}
     found = {}
     for key, value in stated.items():
         for number, other in enumerate(others(key, value)) if key not in OUTSIDE and "_id" not in key else ():
             with monkeypatch.context() as patch:
-                patch.setattr(tiny_ears, table, {**getattr(tiny_ears, table), key: other})
+                patch.setattr(tiny_audio_encoders, table, {**getattr(tiny_audio_encoders, table), key: other})
                 found[key, json.dumps(other)] = sound_outcome(name, tmp_path / f"{key}-{number}")
     assert {each: word for each, word in found.items() if word not in ("", "same", "said", "refused")} == {}
     assert sum(word == "same" for word in found.values()) > 5

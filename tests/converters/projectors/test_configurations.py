@@ -15,10 +15,10 @@ import pytest
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.readers.gguf import open_gguf
 from helpers import llama_clip
-from helpers.eyes import EYES, Eye
 from helpers.multimodal import MEAN, STD, check, picture, rows_of, written
 from helpers.sampling import one_in
 from helpers.tiny_models import relative
+from helpers.vision_encoders import EYES, Eye
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ggferry.formats.readers.gguf import open_gguf
-from helpers.eyes import EYES
 from helpers.multimodal import written
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
+from helpers.vision_encoders import EYES
 
 PROCESSED = sorted(set(EYES) - {"glm_ocr", "llama4", "lfm2", "cohere2v", "kimik25", "hunyuanvl"})
 """Families whose processor transformers has without torchvision, and finds by the configuration alone."""

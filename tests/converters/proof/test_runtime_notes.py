@@ -19,8 +19,8 @@ from ggferry.formats.gguf.values import ValueType as T
 from ggferry.formats.gguf.write import write_gguf
 from ggferry.quant.codec import block_type
 from ggferry.support.progress import silent
+from helpers.third_party_fixtures import FIXTURES
 from helpers.tiny_models import make, whole
-from helpers.witnesses import FIXTURES
 
 WHO = f"llama.cpp {runtime.version()}"
 BARE = VocabOptions(none=True)

@@ -221,7 +221,7 @@ def test_caches_that_blocks_take_over(windows: tuple[bool, ...], shared: int, wa
 def test_a_name_of_phi_3_without_its_tokens_is_run_by_nobody(tmp_path: Path) -> None:
     from ggferry.converters.conversion.request import Request
     from ggferry.converters.conversion.run import convert
-    from helpers.witnesses import FIXTURES
+    from helpers.third_party_fixtures import FIXTURES
 
     source = str(FIXTURES / "hf/ckpt/llama")
     trapped = convert(Request(source, str(tmp_path / "x.gguf"), model_name="Phi3 of mine"))[0]

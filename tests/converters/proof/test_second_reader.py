@@ -14,8 +14,8 @@ from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.proof.second_reader import process
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from helpers.third_party_fixtures import FIXTURES
 from helpers.tiny_models import make
-from helpers.witnesses import FIXTURES
 
 LLAMA = FIXTURES / "hf/ckpt/llama"
 

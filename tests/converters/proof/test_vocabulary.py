@@ -23,15 +23,15 @@ from ggferry.converters.tokenizers.building_blocks.sentencepiece_proto import re
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.files.find import load
 from ggferry.converters.tokenizers.libraries.ask import ask
-from ggferry.converters.tokenizers.libraries.testimony import hear, texts_of
+from ggferry.converters.tokenizers.libraries.cross_check import hear, texts_of
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, encoder
 from ggferry.converters.understand import understand
 from ggferry.formats.errors import UnsupportedError, VerificationError
 from ggferry.service.cli.app import _run
-from helpers.witnesses import FIXTURES
-from helpers.witnesses import witness as witness_file
+from helpers.third_party_fixtures import FIXTURES
+from helpers.third_party_fixtures import witness as witness_file
 
 TOKENIZERS = FIXTURES / "tokenizers"
 CHECKPOINTS = FIXTURES / "hf" / "ckpt"

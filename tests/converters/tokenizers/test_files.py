@@ -39,7 +39,7 @@ from ggferry.formats.errors import (
     UnsupportedError,
 )
 from helpers.peers import metadata_of
-from helpers.witnesses import cases, hf_models, record, witness
+from helpers.third_party_fixtures import cases, hf_models, record, witness
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "tokenizers"
 

@@ -17,7 +17,7 @@ from ggferry.converters.tokenizers.legacy import llama as legacy
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import InconsistentError, RefusedError, UnsupportedError
-from helpers.witnesses import FIXTURES, entry_cases, legacy_llama
+from helpers.third_party_fixtures import FIXTURES, entry_cases, legacy_llama
 
 MINE = FIXTURES / "legacy-llama"
 EACH = pytest.mark.parametrize(("root", "entry"), entry_cases(legacy_llama()))

@@ -21,7 +21,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.gguf.values import boolean, string
 from ggferry.formats.gguf.write import write_gguf
 from helpers.many_texts import many_texts
-from helpers.witnesses import FIXTURES, ROOT
+from helpers.third_party_fixtures import FIXTURES, ROOT
 
 FOLDERS = {path.name: path for path in sorted((FIXTURES / "tokenizers").iterdir()) if path.is_dir()}
 FOLDERS |= {name: FIXTURES / "hf" / "ckpt" / name for name in ("bert", "falcon7b", "gemma2", "phi3", "rwkv6", "t5")}

@@ -20,12 +20,12 @@ from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.building_blocks import byte_level
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.libraries.child import LLAMA_3
-from ggferry.converters.tokenizers.libraries.testimony import hear, texts_of
+from ggferry.converters.tokenizers.libraries.cross_check import hear, texts_of
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.errors import InconsistentError, VerificationError
 from helpers.hf_llama import hf_llama
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"

@@ -25,11 +25,11 @@ from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.encoders.unigram import UnigramEncoder
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.libraries import rules
-from ggferry.converters.tokenizers.libraries.testimony import Agreement, hear, texts_of
+from ggferry.converters.tokenizers.libraries.cross_check import Agreement, hear, texts_of
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, encoder
 from ggferry.formats.errors import VerificationError
 from helpers.hf_llama import hf_llama
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 DATA = Path(mistral_common.__file__).parent / "data"
 V3, V7 = DATA / "mistral_instruct_tokenizer_240323.model.v3", DATA / "mistral_instruct_tokenizer_241114.model.v7"

@@ -14,7 +14,7 @@ from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenize
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from ggferry.converters.tokenizers.files import find
-from ggferry.converters.tokenizers.libraries.testimony import hear
+from ggferry.converters.tokenizers.libraries.cross_check import hear
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, encoder
 from ggferry.formats.errors import CorruptError, GgferryError, UnsupportedError

@@ -21,7 +21,7 @@ from ggferry.converters.tokenizers.llama_cpp_limits import differences
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from helpers.hf_llama import hf_llama
-from helpers.witnesses import FIXTURES, ROOT
+from helpers.third_party_fixtures import FIXTURES, ROOT
 
 CORPUS = (FIXTURES / "tokenizers" / "corpus.txt").read_text(encoding="utf-8", errors="replace").replace("\0", "")
 

@@ -28,7 +28,7 @@ from ggferry.formats.errors import (
     UnsupportedError,
 )
 from helpers.builders import MAGIC, Llama, record
-from helpers.witnesses import FIXTURES, entry_cases, legacy_llama
+from helpers.third_party_fixtures import FIXTURES, entry_cases, legacy_llama
 
 SMALL = {"n_vocab": 262, "n_embd": 32, "n_head": 4, "n_head_kv": 2, "n_layer": 2, "n_ff": 64}
 

@@ -19,7 +19,7 @@ from ggferry.converters.model_graph.rows import values_of
 from ggferry.formats.errors import AmbiguousError, CorruptError, UnsupportedError, UsageError
 from ggferry.formats.reader import HeaderLayout, Kind, kind_of
 from ggferry.formats.readers import ggml
-from helpers.witnesses import FIXTURES, entry_cases, legacy_other
+from helpers.third_party_fixtures import FIXTURES, entry_cases, legacy_other
 
 LAYOUTS = {"neox": "gptneox", "neox-old": "gptneox-2023-04", "falcon-early": "falcon-2023-06-05"}
 LAYOUTS |= {"falcon-early2": "falcon-2023-06-10"}

@@ -21,7 +21,7 @@ from ggferry.formats.gguf.write import write_gguf
 from ggferry.formats.readers.gguf import SPEC, open_gguf
 from ggferry.quant.codec import block_type
 from helpers.peers import Peers
-from helpers.witnesses import cases, listed
+from helpers.third_party_fixtures import cases, listed
 
 F32, Q8_0 = block_type("F32"), block_type("Q8_0")
 LLAMA = {"general.architecture": string("llama")}

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from ggferry.formats import errors
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.declared_checksums import verify_checksums
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, find_reader
 from ggferry.formats.readers.pytorch import open_checkpoint
-from ggferry.formats.stated_checksums import verify_checksums
 from ggferry.formats.tensor_read import read_rows
 
 TYPES = {

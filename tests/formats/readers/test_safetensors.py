@@ -23,7 +23,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.reader import find_reader
 from ggferry.formats.readers.safetensors import SPEC, TYPES, open_checkpoint
 from ggferry.formats.tensor_read import read_rows
-from helpers.witnesses import cases, listed, witness
+from helpers.third_party_fixtures import cases, listed, witness
 
 TORCH = {
     "BOOL": torch.bool,

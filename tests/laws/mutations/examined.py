@@ -36,8 +36,8 @@ from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import GgferryError
 from helpers import packed_fp8_gptq, packed_further, quantized_llama
+from helpers.third_party_fixtures import FIXTURES
 from helpers.tiny_models import make, relative
-from helpers.witnesses import FIXTURES
 
 STAGES = {
     "check_metadata": "keys", "check_hparams": "keys", "compare_keys": "keys", "check_accounting": "accounting",

@@ -19,7 +19,7 @@ from ggferry.formats.gguf.values import Value, f32, string
 from ggferry.formats.gguf.write import write_gguf
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 BASE = str(FIXTURES / "hf" / "ckpt" / "llama")
 ADAPTER = str(FIXTURES / "lora" / "lora_plain")

@@ -12,7 +12,7 @@ from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.accuracy import known_values
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 
 def test_the_list_is_what_gguf_py_says() -> None:

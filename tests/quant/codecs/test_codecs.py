@@ -22,7 +22,7 @@ from ggferry.quant.codec import block_type, codec, codecs, types_by_id
 from ggferry.quant.codecs import grids
 from ggferry.quant.types import BlockError
 from helpers.peers import Peers
-from helpers.witnesses import FIXTURES, entry_cases, legacy_llama
+from helpers.third_party_fixtures import FIXTURES, entry_cases, legacy_llama
 
 KNOWN_TO_GGUF = [*sorted(t.name for t in gguf.quants._type_traits), "F16", "F32"]
 KNOWN_TO_GGML = [k.name for k in types_by_id().values() if k.quantized and k.name != "Q8_1"]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from ggferry.quant import kernels
-from ggferry.quant.kernels import kept
+from ggferry.quant.kernels import kernel_cache
 
 
 def test_a_folder_of_one_s_own_is_made_and_found_again(tmp_path: Path) -> None:
-    path = kept.private_folder(str(tmp_path))
+    path = kernel_cache.private_folder(str(tmp_path))
     assert Path(path).parent == tmp_path and os.stat(path).st_mode & 0o777 == 0o700
-    assert kept.private_folder(str(tmp_path)) == path
+    assert kernel_cache.private_folder(str(tmp_path)) == path
 
 
 @pytest.mark.parametrize("trap", ["link", "open", "file", "foreign"])
@@ -35,16 +35,16 @@ def test_one_that_others_may_write_to_is_not_used(trap: str, tmp_path: Path, mon
         path.chmod(0o777 if trap == "open" else 0o700)
         if trap == "foreign":
             os.chown(path, 12345, 12345)
-    assert kept.private_folder(str(tmp_path)) == ""
+    assert kernel_cache.private_folder(str(tmp_path)) == ""
 
 
 def test_without_any_folder_it_is_compiled_each_time_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(function: Any) -> Any:
         raise RuntimeError("no locator available")
 
-    monkeypatch.setattr(kept, "_Cache", nowhere)
-    monkeypatch.setattr(kept, "private_folder", lambda parent: "")
-    monkeypatch.setattr(kept.nb.config, "CACHE_DIR", "")
+    monkeypatch.setattr(kernel_cache, "_Cache", nowhere)
+    monkeypatch.setattr(kernel_cache, "private_folder", lambda parent: "")
+    monkeypatch.setattr(kernel_cache.nb.config, "CACHE_DIR", "")
     said: list[bool] = []
     kernels.on_compilation(said.append)
 
@@ -52,7 +52,7 @@ def test_without_any_folder_it_is_compiled_each_time_and_said(monkeypatch: pytes
         return x + x
 
     twice.__module__ = "ggferry.quant.kernels.of_a_test"
-    assert kept.kernel(twice)(4) == 8
+    assert kernel_cache.kernel(twice)(4) == 8
     assert said == [False]
 
 
@@ -61,23 +61,23 @@ def test_the_folder_is_used_where_the_others_fail(named: str, tmp_path: Path, mo
     made: list[str] = []
 
     def second(function: Any) -> Any:
-        made.append(kept.nb.config.CACHE_DIR)
+        made.append(kernel_cache.nb.config.CACHE_DIR)
         if made[-1] == named:
             raise RuntimeError("no locator available")
         return "the cache"
 
-    monkeypatch.setattr(kept, "_Cache", second)
-    monkeypatch.setattr(kept.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(kept.nb.config, "CACHE_DIR", named)
-    assert kept.kernel(lambda x: x)._cache == "the cache"
+    monkeypatch.setattr(kernel_cache, "_Cache", second)
+    monkeypatch.setattr(kernel_cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(kernel_cache.nb.config, "CACHE_DIR", named)
+    assert kernel_cache.kernel(lambda x: x)._cache == "the cache"
     assert made == [named, str(tmp_path / f"ggferry-kernels-{os.getuid()}")]
 
 
 # --- what is read is believed only if it is what was written -------------------------------------------------------
 
 
-def _entries(folder: Path, stamp: object = 1) -> kept._Entries:
-    return kept._Entries(str(folder), "simple.f-1.py311", stamp)
+def _entries(folder: Path, stamp: object = 1) -> kernel_cache._Entries:
+    return kernel_cache._Entries(str(folder), "simple.f-1.py311", stamp)
 
 
 def test_an_entry_is_found_by_its_key_alone(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_is_not_whole_is_not_there(how: str, at: int, tmp_path: Path) -> No
 
 
 def test_a_full_disk_costs_the_next_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept.nb.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernel_cache.nb.config, "CACHE_DIR", str(tmp_path))
 
     def thrice(x: int) -> int:
         return 3 * x
@@ -121,9 +121,9 @@ def test_a_full_disk_costs_the_next_run_only(tmp_path: Path, monkeypatch: pytest
     def full(self: Any, path: str) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kept._Entries, "_open_for_write", full)
+    monkeypatch.setattr(kernel_cache._Entries, "_open_for_write", full)
     thrice.__module__ = "ggferry.quant.kernels.of_a_test"
-    assert kept.kernel(thrice)(4) == 12
+    assert kernel_cache.kernel(thrice)(4) == 12
 
 
 # --- the same from outside -----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 from ggferry.quant.accuracy.bad_values import ValueRefused
 from ggferry.quant.codec import codec
-from ggferry.quant.kernels import kept
+from ggferry.quant.kernels import kernel_cache
 from ggferry.quant.kernels.common import LANES
 from ggferry.quant.types import BlockError
 from helpers.encoder_inputs import bell, cases, importances, outcome
@@ -111,13 +111,13 @@ def test_importance_that_is_none(name: str) -> None:
 
 def test_machine_code_is_kept_for_the_sources_it_was_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """numba itself looks at the file of the kernel alone, not at what it imports."""
-    assert {"lanes.py", "grids.py", "fits.py"} <= {name for name, _, _ in kept._sources()}
-    entries = kept._Entries(str(tmp_path), "kernel-1.py311.", "stamp")
+    assert {"lanes.py", "grids.py", "fits.py"} <= {name for name, _, _ in kernel_cache._sources()}
+    entries = kernel_cache._Entries(str(tmp_path), "kernel-1.py311.", "stamp")
     entries.save("key", b"machine code")
-    assert kept._Entries(str(tmp_path), "kernel-1.py311.", "stamp").load("key") == b"machine code"
-    sources = tuple((name, size + (name == "fits.py"), time) for name, size, time in kept._sources())
-    monkeypatch.setattr(kept, "_sources", lambda: sources)
-    edited = kept._Entries(str(tmp_path), "kernel-1.py311.", "stamp")
+    assert kernel_cache._Entries(str(tmp_path), "kernel-1.py311.", "stamp").load("key") == b"machine code"
+    sources = tuple((name, size + (name == "fits.py"), time) for name, size, time in kernel_cache._sources())
+    monkeypatch.setattr(kernel_cache, "_sources", lambda: sources)
+    edited = kernel_cache._Entries(str(tmp_path), "kernel-1.py311.", "stamp")
     assert edited.load("key") is None
     edited.save("key", b"other code")
     assert len(list(tmp_path.iterdir())) == 1, "what the edit made useless is still there"

@@ -29,7 +29,7 @@ from ggferry.quant.recipes.rules import role_of, target_types
 from ggferry.quant.recipes.text import parse_recipe
 from ggferry.quant.types import BlockError
 from helpers.peers import metadata_of
-from helpers.witnesses import FIXTURES, cases, listed, read_json, record
+from helpers.third_party_fixtures import FIXTURES, cases, listed, read_json, record
 
 SHAPES = [
     "llama_mha_L16",

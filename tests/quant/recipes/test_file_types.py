@@ -17,7 +17,7 @@ from ggferry.quant.recipes.file_types import (
     parse_file_type,
 )
 from helpers.peers import metadata_of
-from helpers.witnesses import cases, listed, read_json, record
+from helpers.third_party_fixtures import cases, listed, read_json, record
 
 MATRICES = ("token_embd", "output", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 

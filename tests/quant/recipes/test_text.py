@@ -20,7 +20,7 @@ from ggferry.quant.recipes.text import (
     prune,
 )
 from ggferry.quant.types import BlockError
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 MINE = """
 # ours, for a model of 32 layers

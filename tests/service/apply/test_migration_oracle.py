@@ -12,7 +12,7 @@ import pytest
 
 from ggferry.service.records.ledger import Ledger
 from helpers.archive_tools import command, plan, rows, spoil
-from helpers.witnesses import FIXTURES, legacy_llama, root_cases
+from helpers.third_party_fixtures import FIXTURES, legacy_llama, root_cases
 
 WEIGHTS = ("legacy-llama", "legacy-other", "hf", "quantize", "lora")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from helpers.archive_tools import command, plan
-from helpers.eyes import EYES
 from helpers.hub import REPO, hub
+from helpers.vision_encoders import EYES
 
 
 @pytest.mark.slow

@@ -24,11 +24,11 @@ from ggferry.service.records.receipts import receipts_of
 from ggferry.service.workers.supervisor import Supervisor
 from helpers.archive_tools import applied, command, plan, rows, write
 from helpers.builders import Llama
-from helpers.eyes import EYES
 from helpers.killed_workers import apply_and_die, dying_once, runner_of
 from helpers.postgres_server import postgres_server
 from helpers.store_faults import s3_store
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
+from helpers.vision_encoders import EYES
 
 TYPES = ("q4_0", "q8_0", "f16")
 K256 = FIXTURES / "hf" / "ckpt" / "llama_k256"

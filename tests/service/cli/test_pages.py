@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.attack_tools import typed
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 
 def prepare(folder: Path, fixtures: Path) -> None:

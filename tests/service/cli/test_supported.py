@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ggferry.service.cli.app import _run
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 MAP = str(ROOT / "benchmarks" / "convert_hf_to_gguf_classes.json")
 

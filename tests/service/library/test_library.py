@@ -19,7 +19,7 @@ from ggferry.converters.conversion.options import OPTIONS, Kind, options_of
 from ggferry.formats import errors
 from ggferry.service.cli.app import _run
 from ggferry.service.library.keywords import KEYWORDS, offered
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
 FUNCTIONS = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 GOOD = """
 from pathlib import Path

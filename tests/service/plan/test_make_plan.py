@@ -14,7 +14,7 @@ from ggferry.service.plan.group_files import FILE, Group
 from ggferry.service.plan.make_plan import Wanted, plan
 from ggferry.service.workers.supervisor import OUT_OF_MEMORY, Answer, WorkerFailed
 from helpers.builders import Llama
-from helpers.witnesses import FIXTURES
+from helpers.third_party_fixtures import FIXTURES
 
 
 def _archive(root: Path) -> None:

@@ -12,7 +12,7 @@ import resource
 from typing import Any
 
 import jinja_chat
-from hearing import answer
+from worker_protocol import answer
 
 NICE = 5  # it works beside a conversion
 

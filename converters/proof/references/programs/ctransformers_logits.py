@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from ctransformers.llm import LLM, Config
-from hearing import Silent, answer
+from worker_protocol import Silent, answer
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-from hearing import Silent, answer
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from worker_protocol import Silent, answer
 
 MEMORY = 1 << 30
 LONGEST = 1 << 20  # characters of one conversation

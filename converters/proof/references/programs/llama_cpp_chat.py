@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 import xllamacpp
-from hearing import Refused, Silent, answer, reason
+from worker_protocol import Refused, Silent, answer, reason
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:

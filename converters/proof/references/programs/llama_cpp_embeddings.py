@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import xllamacpp
-from hearing import Refused, Silent, answer, reason
+from worker_protocol import Refused, Silent, answer, reason
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:

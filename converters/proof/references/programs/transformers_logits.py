@@ -15,9 +15,9 @@ from typing import Any
 import numpy
 import torch
 import transformers
-from hearing import Silent, answer
 from safetensors import safe_open
 from torch import nn
+from worker_protocol import Silent, answer
 
 WINDOWS = ("sliding_window", "window_size")
 """Names that configurations give to the window of attention."""

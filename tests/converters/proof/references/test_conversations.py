@@ -17,7 +17,7 @@ from ggferry.converters.proof.references import child_process, conversations
 from ggferry.converters.proof.references.conversations import CONVERSATIONS, construct, rendered, stated_template
 from ggferry.support.progress import silent
 from helpers.hf_llama import hf_llama
-from helpers.witnesses import FIXTURES, ROOT
+from helpers.third_party_fixtures import FIXTURES, ROOT
 
 SPEC = importlib.util.spec_from_file_location("chat_templates", ROOT / "tools" / "chat_templates.py")
 assert SPEC is not None and SPEC.loader is not None

@@ -12,7 +12,7 @@ from ggferry.converters.proof.references import ctransformers_files, examine
 from ggferry.converters.proof.references.case import Case
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import VerificationError
-from helpers.witnesses import cases, witness
+from helpers.third_party_fixtures import cases, witness
 
 FILES = (
     "legacy-llama/ggjt1-0.1.25/f16.bin", "legacy-llama/ggjt3-20230821/q5_1.bin",

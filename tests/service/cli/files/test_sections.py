@@ -12,7 +12,7 @@ import pytest
 
 from helpers.archive_tools import command
 from helpers.builders import Llama
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 MODEL = ROOT / "fixtures/hf/out/llama/llama.q8_0.gguf"
 HEX = re.compile(r"(?P<at>0x[0-9a-f]{8})  (?P<bytes>(?:[0-9a-f]{2} ?)+)(?P<more>…)?  ")

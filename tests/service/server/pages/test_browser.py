@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from ggferry.service.records.ledger import Ledger
 from helpers.page_samples import NASTY
 from helpers.server import Server, serving, start, submitted
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 CHROMIUM = os.environ.get("GGFERRY_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"

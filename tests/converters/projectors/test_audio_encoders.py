@@ -14,14 +14,14 @@ from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import projectors
-from ggferry.converters.projectors._qwen_ear import positions
+from ggferry.converters.projectors._qwen_audio_encoder import positions
 from ggferry.converters.schema.architecture import Role
 from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Split
 from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError, VerificationError
 from helpers import llama_clip
-from helpers.hearing import LIMIT, check, ear_of, written
+from helpers.audio_encoders import LIMIT, check, ear_of, written
 from helpers.sampling import one_in
-from helpers.tiny_ears import EARS, PUBLISHED, ULTRAVOX, granite_model, whisper
+from helpers.tiny_audio_encoders import EARS, PUBLISHED, ULTRAVOX, granite_model, whisper
 from helpers.tiny_models import relative, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggferry.quant.marks import SAMPLE, Marks
+from ggferry.quant.fingerprints import SAMPLE, Marks
 
 
 def test_every_piece_is_known_and_no_other() -> None:

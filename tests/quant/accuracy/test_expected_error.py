@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ggferry.quant.accuracy.bands import TOLERANCE, beyond_band
+from ggferry.quant.accuracy.expected_error import TOLERANCE, beyond_band
 from ggferry.quant.codec import codec, codecs
 
 ROWS, COLUMNS = 64, 4096

@@ -1,8 +1,10 @@
-"""Which models another program has computed alike in our tests (`witnessed.txt`), and what of a model none of them had.
+"""Which models another program has computed alike in our tests (`reference_checked.txt`), and what of a model none of
+them had.
 
 Models of an architecture are distinguished by their features: how positions are scaled, windows, experts, biases,
 heads. A test with yarn and another with a window have not seen both together, so every two features of a model must
-have been in one test. The list is made by running those tests (`tests/helpers/witnessed.py`); every row names one.
+have been in one test. The list is made by running those tests (`tests/helpers/reference_checked.py`); every row names
+one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 from ggferry.converters.model_graph.graph import ModelGraph
 
-LIST = "witnessed.txt"
+LIST = "reference_checked.txt"
 _NAMED = 3
 """Combinations that the line names at most."""
 Sizes = Mapping[str, Any]

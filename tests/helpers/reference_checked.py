@@ -1,5 +1,6 @@
 """Records which models the tests against other programs compute alike: `pytest --witnessed` over those tests writes
-`converters/proof/witnessed.txt` anew for the tests that ran and passed (`make witnessed` runs them all).
+`converters/proof/reference_checked.txt` anew for the tests that ran and passed (`make reference-checked` runs them
+all).
 
 What a test computes is seen where it calls `forward`; whom it asks is said here, one line a test.
 """
@@ -15,12 +16,12 @@ import pytest
 
 import ggferry
 from ggferry.converters.forward import evaluate
-from ggferry.converters.proof import witnessed
+from ggferry.converters.proof import reference_checked
 
-TABLE = Path(ggferry.__file__).parent / "converters" / "proof" / witnessed.LIST
+TABLE = Path(ggferry.__file__).parent / "converters" / "proof" / reference_checked.LIST
 HEAD = """\
 # Models that tests against other programs computed alike: architecture | features | by whom | in which test.
-# Made by `make witnessed` (tests/helpers/witnessed.py); not edited by hand.
+# Made by `make reference-checked` (tests/helpers/reference_checked.py); not edited by hand.
 """
 TRANSFORMERS = f"transformers {version('transformers')}"
 LLAMA_CPP = f"llama.cpp b{version('xllamacpp').rpartition('.')[2]}"
@@ -82,7 +83,7 @@ WITNESSES |= {
     for path in _P.glob("test_*.py")
     if "def test_rows_are_transformers(" in path.read_text(encoding="utf-8")
 }
-_E = "tests/converters/projectors/test_ears.py"
+_E = "tests/converters/projectors/test_audio_encoders.py"
 WITNESSES |= {
     f"{_E}::test_llama_cpp_makes_the_same_rows": LLAMA_CPP,
     f"{_E}::test_rows_are_those_of_the_published_formula": EQUATIONS,
@@ -102,7 +103,9 @@ class Recorder:
     def forward(self, graph: Any, *arguments: Any, **named: Any) -> Any:
         name = _test(self.test)
         if name in WITNESSES:
-            row = witnessed.written(graph.architecture.identity, witnessed.features(graph), WITNESSES[name], self.test)
+            row = reference_checked.written(
+                graph.architecture.identity, reference_checked.features(graph), WITNESSES[name], self.test
+            )
             self.found.setdefault(self.test, set()).add(row)
         return self.plain(graph, *arguments, **named)
 
@@ -125,7 +128,7 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         """Rows of the tests that ran take the place of theirs; rows of tests that are no more go."""
-        kept = {line for line in lines(TABLE) if _test(test := witnessed.parsed(line)[3]) in WITNESSES
+        kept = {line for line in lines(TABLE) if _test(test := reference_checked.parsed(line)[3]) in WITNESSES
                 and test not in self.passed}  # fmt: skip
         kept |= {row for test in self.passed for row in self.found.get(test, ())}
         TABLE.write_text(HEAD + "".join(f"{row}\n" for row in sorted(kept)), encoding="utf-8")

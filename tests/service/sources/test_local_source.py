@@ -23,15 +23,15 @@ from ggferry.formats.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from ggferry.service.sources import at_hand, remote
+from ggferry.service.sources import local_source, remote
 from ggferry.service.storage import urls
-from ggferry.service.storage.kept_blocks import Blocks, lasting
+from ggferry.service.storage.block_cache import Blocks, lasting
 from ggferry.service.storage.stores import Found
 from helpers.archive_tools import command
 from helpers.builders import Llama
 from helpers.hub import REPO, hub
 from helpers.store_faults import S3Store, Web, s3_store, web_server
-from helpers.witnesses import ROOT
+from helpers.third_party_fixtures import ROOT
 
 CHECKPOINT = ROOT / "fixtures/hf/ckpt/llama_shards_bf16"
 MIB = 1 << 20
@@ -149,7 +149,7 @@ def test_a_legacy_file_in_parts_is_found_whole(site: Web, tmp_path: Path, cache:
     for path in (ROOT / "fixtures/legacy-llama/ggmf1-20230330-2part").iterdir():
         (site.root / path.name).write_bytes(path.read_bytes())
     name = sorted(path.name for path in site.root.glob("*.bin"))[0]
-    with at_hand.at_hand(f"{site.url}/{name}", cache=cache) as path:
+    with local_source.at_hand(f"{site.url}/{name}", cache=cache) as path:
         assert ggferry.open_model(path).tensor("output_norm.weight").shape == (128,)
 
 
@@ -177,7 +177,7 @@ def test_what_an_earlier_run_kept_is_not_believed(site: Web, tmp_path: Path, mon
     Llama(kind="F16").write(site.root / "old.bin")
     with (
         pytest.raises(NotFoundError),
-        at_hand.at_hand(f"{site.url}/old.bin") as path,
+        local_source.at_hand(f"{site.url}/old.bin") as path,
         ggferry.open_model(path) as model,
     ):
         model.tensor("token_embd.weight")

@@ -4,7 +4,7 @@ A block that was rounded to its type lies near its values; one that was zeroed, 
 not: the relative RMS error of two unrelated blocks is about 1.4, that of zeros exactly 1. The limits of each codec lie
 between that and the largest error found when ggml's own encoders round blocks of every kind of distribution (normal,
 Laplace, Student's t of 2 and 3 degrees of freedom, uniform, offset, sparse, columns and sub-blocks of other scales,
-single outliers), with and without importances that spread over e^±1.5 (tests/quant/accuracy/test_likeness.py measures
+single outliers), with and without importances that spread over e^±1.5 (tests/quant/accuracy/test_similarity.py measures
 them again).
 """
 

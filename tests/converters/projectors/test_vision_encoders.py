@@ -12,10 +12,10 @@ from ggferry.converters.model_graph.open_checkpoint import projectors
 from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Split
 from ggferry.formats.errors import InconsistentError, MissingError, VerificationError
 from helpers import llama_clip
-from helpers.eyes import EYES
 from helpers.multimodal import LIMIT, check, picture, rows_of, written
 from helpers.sampling import one_in
 from helpers.tiny_models import relative
+from helpers.vision_encoders import EYES
 
 IN_LLAMA_CPP = 5e-3
 """How far llama.cpp may be from our float32 of the same file: its GELU is read from a table of half floats."""

@@ -18,13 +18,13 @@ from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.forward import evaluate
 from ggferry.converters.model_graph.hparams import Param
 from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint, projectors
-from ggferry.converters.proof import witnessed
+from ggferry.converters.proof import reference_checked
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
 from ggferry.support.progress import silent
-from helpers import witnessed as recorder
+from helpers import reference_checked as recorder
+from helpers.third_party_fixtures import FIXTURES, ROOT, hf_models
 from helpers.tiny_models import TINY, make
-from helpers.witnesses import FIXTURES, ROOT, hf_models
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BOTH = "no independent test has seen llama with a sliding window and yarn"
@@ -40,7 +40,7 @@ def test_every_row_names_a_test_that_is_there() -> None:
         path, _, name = test.partition("::")
         assert name in known[path], test
     tables = {spec.identity for spec in (*architectures().values(), *projectors().values())}
-    for architecture, _, witness, test in witnessed.rows():
+    for architecture, _, witness, test in reference_checked.rows():
         function, _, case = test.partition("[")
         assert architecture in tables and witness and function in recorder.WITNESSES, test
         if "test_in_" in function and "architectures" in function:
@@ -49,14 +49,16 @@ def test_every_row_names_a_test_that_is_there() -> None:
 
 def test_the_list_is_as_its_maker_writes_it() -> None:
     lines = recorder.lines(recorder.TABLE)
-    assert lines == sorted(set(lines)) == [witnessed.written(*row) for row in map(witnessed.parsed, lines)]
+    assert (
+        lines == sorted(set(lines)) == [reference_checked.written(*row) for row in map(reference_checked.parsed, lines)]
+    )
     assert recorder.TABLE.read_text(encoding="utf-8").startswith(recorder.HEAD)
 
 
 @pytest.mark.parametrize("name", sorted(hf_models()))
 def test_nothing_is_unseen_of_the_fixtures(name: str) -> None:
     if (FIXTURES / "hf/ckpt" / name).is_dir():
-        assert witnessed.unseen(graph_of(str(FIXTURES / "hf/ckpt" / name))) == ()
+        assert reference_checked.unseen(graph_of(str(FIXTURES / "hf/ckpt" / name))) == ()
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +78,14 @@ def test_a_conversion_says_what_no_test_has_seen(unseen: str, tmp_path: Path) ->
 
 def test_the_line_names_a_few_and_counts_the_rest(unseen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(unseen)
-    (line,) = witnessed.unseen(replace(graph, hparams={**graph.hparams, "attn_softcap": Param(5.0, "planted")}))
+    (line,) = reference_checked.unseen(replace(graph, hparams={**graph.hparams, "attn_softcap": Param(5.0, "planted")}))
     assert line == f"no independent test has seen llama with capped scores, nor with {BOTH.partition('with ')[2]}"
-    monkeypatch.setattr(witnessed, "seen", lambda: {"llama": (frozenset(),)})
-    assert witnessed.unseen(graph)[0].endswith("more combinations") is (len(witnessed.features(graph)) > 3)
-    monkeypatch.setattr(witnessed, "seen", dict)
-    assert witnessed.unseen(graph) == ("no independent test has seen llama",)
+    monkeypatch.setattr(reference_checked, "seen", lambda: {"llama": (frozenset(),)})
+    assert reference_checked.unseen(graph)[0].endswith("more combinations") is (
+        len(reference_checked.features(graph)) > 3
+    )
+    monkeypatch.setattr(reference_checked, "seen", dict)
+    assert reference_checked.unseen(graph) == ("no independent test has seen llama",)
 
 
 @pytest.fixture
@@ -95,7 +99,7 @@ def recording() -> Iterator[recorder.Recorder]:
 def test_a_test_that_passes_is_recorded(
     recording: recorder.Recorder, unseen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = tmp_path / "witnessed.txt"
+    table = tmp_path / "reference_checked.txt"
     monkeypatch.setattr(recorder, "TABLE", table)
     test = next(iter(recorder.WITNESSES))
     table.write_text(f"llama | nothing else | somebody | {test}[old]\nllama | yarn | somebody | {test}[gone]\n"
@@ -105,10 +109,10 @@ def test_a_test_that_passes_is_recorded(
         evaluate.forward(graph_of(unseen), [1, 2])
     recording.passed = {f"{test}[old]"}
     recording.pytest_sessionfinish()
-    rows = [witnessed.parsed(line) for line in recorder.lines(table)]
+    rows = [reference_checked.parsed(line) for line in recorder.lines(table)]
     assert [row[3] for row in rows] == [f"{test}[old]", f"{test}[gone]"]
     assert {"yarn", "a sliding window"} <= rows[0][1] and rows[0][2].startswith("transformers 5.")
 
 
 def test_the_package_has_it() -> None:
-    assert (Path(ggferry.__file__).parent / "converters/proof" / witnessed.LIST).stat().st_size < 200_000
+    assert (Path(ggferry.__file__).parent / "converters/proof" / reference_checked.LIST).stat().st_size < 200_000

@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.projectors import _ear as ear
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Reshape

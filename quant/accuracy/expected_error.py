@@ -1,6 +1,7 @@
 """The relative RMS error that rounding to a type causes in ordinary weights, where nothing is wrong.
 
-The numbers are measured, not derived, and tests/quant/accuracy/test_bands.py measures them again. The lower end of a
+The numbers are measured, not derived, and tests/quant/accuracy/test_expected_error.py measures them again. The lower
+end of a
 band is the error of normally distributed rows. The upper end is that of rows with heavy tails (Student's t with three
 degrees of freedom) or, where it is larger, of such rows under an importance matrix that spans decades. Ternary and
 binary types are for models trained that way, and their band is that of such weights: only the rounding of the scale to

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.hearing import OLD_WHISPER, TEXT, WHISPER, saved, spectrum
+from helpers.audio_encoders import OLD_WHISPER, TEXT, WHISPER, saved, spectrum
 
 Given = dict[str, np.ndarray]
 Made = tuple[Given, Callable[[], Any]]

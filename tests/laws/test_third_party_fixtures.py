@@ -22,8 +22,8 @@ from ggferry.formats.reader import containers
 from ggferry.quant.codec import codecs, types_by_id
 from ggferry.support.registry import scan
 from helpers.peers import is_record
+from helpers.third_party_fixtures import FIXTURES, ROOT
 from helpers.tiny_models import TINY
-from helpers.witnesses import FIXTURES, ROOT
 
 MOST = 80_000_000
 """Bytes of all committed witnesses: a clone stays a matter of seconds."""

@@ -15,8 +15,8 @@ from ggferry.converters.hf_export.known_classes import known_class
 from ggferry.converters.model_graph.open_checkpoint import architectures
 from ggferry.formats.errors import GgferryError, UnsupportedError, VerificationError
 from ggferry.formats.json_files.text import load_object
-from helpers.road_back import check_tensors
-from helpers.witnesses import CORPUS
+from helpers.hf_export import check_tensors
+from helpers.third_party_fixtures import CORPUS
 
 assert CORPUS is not None
 pytestmark = [pytest.mark.corpus, pytest.mark.filterwarnings("ignore")]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ggferry.quant.accuracy.likeness import ALIKE, first_unlike, surely_alike
+from ggferry.quant.accuracy.similarity import ALIKE, first_unlike, surely_alike
 from ggferry.quant.codec import codec, codecs
 
 COLUMNS, ROWS = 1024, 8

@@ -11,13 +11,13 @@ from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.receipt import how_it_was_proved
-from ggferry.converters.proof.references import testimony
+from ggferry.converters.proof.references import cross_check
 from helpers.builders import Llama
 
 SAID = (
-    testimony.Testimony("tokenizers", "0.22", what="texts", count=812),
-    testimony.Testimony("llama.cpp", "b11549", side="output", count=3, worst=0.0031, limit=0.1),
-    testimony.Testimony("transformers", why="would need 28.1 GiB of memory, 4.0 GiB are free"),
+    cross_check.Testimony("tokenizers", "0.22", what="texts", count=812),
+    cross_check.Testimony("llama.cpp", "b11549", side="output", count=3, worst=0.0031, limit=0.1),
+    cross_check.Testimony("transformers", why="would need 28.1 GiB of memory, 4.0 GiB are free"),
 )
 
 
@@ -35,7 +35,7 @@ def test_nobody_testified() -> None:
 
 @pytest.mark.parametrize(("figure", "text"), [(0, "0"), (4.3e-7, "4e-7"), (0.0031, "3e-3"), (float("inf"), "inf")])
 def test_figures_are_short(figure: float, text: str) -> None:
-    assert testimony.short(figure) == text
+    assert cross_check.short(figure) == text
 
 
 def test_a_receipt_lists_testimonies(tmp_path: Path) -> None:

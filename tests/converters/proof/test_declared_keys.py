@@ -15,7 +15,7 @@ from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.metadata import general_keys
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.proof.second_reader.stated_keys import stated_templates
+from ggferry.converters.proof.second_reader.declared_keys import stated_templates
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.errors import VerificationError

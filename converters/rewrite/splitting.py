@@ -11,7 +11,7 @@ from typing import Any
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.rewrite.lineage import Lineage, begin
 from ggferry.converters.rewrite.parts import Part, Stored, close, take_apart
-from ggferry.converters.rewrite.written import UNKNOWN, NewFile, Wrote, digest_of, recovered, write
+from ggferry.converters.rewrite.rewrite_output import UNKNOWN, NewFile, Wrote, digest_of, recovered, write
 from ggferry.formats.errors import InconsistentError, UsageError, VerificationError
 from ggferry.formats.files.digests import Digests
 from ggferry.formats.files.opened_files import recorded

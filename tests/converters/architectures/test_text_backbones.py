@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import UnexpectedTensorError, UnsupportedError

@@ -9,8 +9,8 @@ import pytest
 from blake3 import blake3
 
 from ggferry.formats.errors import TruncatedError
-from ggferry.formats.files import passing as room
-from ggferry.formats.files.passing import Passing, begin, passing, record
+from ggferry.formats.files import digesting as room
+from ggferry.formats.files.digesting import Passing, begin, passing, record
 from ggferry.formats.files.sources import LocalFile
 from ggferry.support.threads import each
 
