@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser corpus models faults fuzz kills witnessed dist docs check lint types clean
+.PHONY: setup demo test slow postgres browser corpus models faults fuzz kills reference-checked dist docs check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -76,8 +76,8 @@ docs: $(VENV)/.docs
 
 # The list of what was computed as other programs compute it, from the tests that ask them; minutes. Those of the
 # corpus run where GGFERRY_CORPUS names it, and keep their rows where it does not.
-witnessed: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 0 -q --witnessed tests/converters/architectures tests/converters/legacy $(if $(GGFERRY_CORPUS),tests/corpus)
+reference-checked: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 0 -q --reference-checked tests/converters/architectures tests/converters/legacy $(if $(GGFERRY_CORPUS),tests/corpus)
 
 check: lint types
 

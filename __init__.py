@@ -32,11 +32,11 @@ if TYPE_CHECKING:
         OutOfRangeError,
         OutsideLinkError,
         OverlapError,
-        PassingError,
         RefusedError,
         ShapeError,
         TableError,
         TrailingBytesError,
+        TransientError,
         TransportError,
         TruncatedError,
         UnexpectedTensorError,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         Verification,
     )
     from ggferry.service.library.comparing import compare
-    from ggferry.service.library.conversions import convert, ladder, plan, quantize, verify
+    from ggferry.service.library.conversions import convert, convert_many, plan, quantize, verify
     from ggferry.service.library.editing import Edited, edit
     from ggferry.service.library.examining import Diagnosis, doctor, repair
     from ggferry.service.library.models import forward, inspect, open_model, tokenize
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from ggferry.support.progress import Phase
 
 _HOMES = {
-    "ggferry.service.library.conversions": "convert ladder plan quantize verify",
+    "ggferry.service.library.conversions": "convert convert_many plan quantize verify",
     "ggferry.service.library.comparing": "compare",
     "ggferry.service.library.models": "inspect open_model forward tokenize",
     "ggferry.service.library.editing": "Edited edit",
@@ -89,7 +89,7 @@ _HOMES = {
     "ggferry.formats.errors": """
         AccessError AmbiguousError BadValueError BusyError ChangedError ChecksumError CorruptError
         DuplicateError EncodingError Fault GgferryError InconsistentError MissingError NotFoundError
-        OutOfMemoryError OutOfRangeError OutsideLinkError OverlapError PassingError RefusedError ShapeError TableError
+        OutOfMemoryError OutOfRangeError OutsideLinkError OverlapError TransientError RefusedError ShapeError TableError
         TrailingBytesError TransportError TruncatedError UnexpectedTensorError UnknownFormatError
         UnreachableError UnsafePickleError UnsupportedError UnsupportedTypeError UnsupportedVersionError
         UsageError VerificationError
@@ -127,7 +127,6 @@ __all__ = [
     "OutOfRangeError",
     "OutsideLinkError",
     "OverlapError",
-    "PassingError",
     "Phase",
     "PlannedKey",
     "PlannedTensor",
@@ -138,6 +137,7 @@ __all__ = [
     "TableError",
     "TensorFacts",
     "TrailingBytesError",
+    "TransientError",
     "TransportError",
     "TruncatedError",
     "UnexpectedTensorError",
@@ -154,6 +154,7 @@ __all__ = [
     "check_shards",
     "compare",
     "convert",
+    "convert_many",
     "diff",
     "doctor",
     "edit",
@@ -161,7 +162,6 @@ __all__ = [
     "forward",
     "hashes",
     "inspect",
-    "ladder",
     "merge",
     "open_model",
     "plan",

@@ -118,7 +118,7 @@ def _predicting(architecture: Architecture, dialect: str) -> Architecture:
             expected=", ".join(able),
         )  # fmt: skip
     speech = architecture.dialect(dialect)
-    carrying = replace(speech, given={**speech.given, "mtp": True})
+    carrying = replace(speech, fixed={**speech.fixed, "mtp": True})
     return architecture.with_dialect(carrying)
 
 
@@ -206,9 +206,9 @@ def _marked(checkpoint: Checkpoint, spec: Architecture, bare: bool = False) -> s
     `bare` says that the names lack their first part, as in a checkpoint of a base model alone.
     """
     for dialect in spec.dialects:
-        marks = (mark.partition(".")[2] if bare else mark for mark in dialect.marks)
+        marks = (mark.partition(".")[2] if bare else mark for mark in dialect.required_tensors)
         marked = all(_is_there(checkpoint, mark) for mark in marks)
-        if (dialect.marks or dialect.shapes) and marked and _fits(checkpoint, dialect.shapes):
+        if (dialect.required_tensors or dialect.shapes) and marked and _fits(checkpoint, dialect.shapes):
             return dialect.name
     return None
 
@@ -243,7 +243,7 @@ def _listed(name: str, spec: Architecture, dialect: Dialect, by_class: Mapping[s
 
     It leads to the architecture that lists it, in a dialect that need not lack any tensor.
     """
-    return by_class.get(name, spec) is spec and not dialect.lacks
+    return by_class.get(name, spec) is spec and not dialect.forbidden_tensors
 
 
 def _by_class(checkpoint: Checkpoint) -> tuple[Architecture, str]:
@@ -256,9 +256,9 @@ def _by_class(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     known = architectures_of_classes(tuple(named))
     by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
     for name in named:
-        spoken = _spoken(name, checkpoint, known, by_class)
-        if spoken is not None:
-            return spoken
+        matching = _matching_dialect(name, checkpoint, known, by_class)
+        if matching is not None:
+            return matching
         halves = [one for spec in known.values() for one in spec.dialects if one.types and name in one.classes]
         if halves:
             raise UnsupportedError(
@@ -271,22 +271,22 @@ def _by_class(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     raise refusal(named, checkpoint, architectures())
 
 
-def _spoken(
+def _matching_dialect(
     name: str, checkpoint: Checkpoint, known: Mapping[str, Architecture], by_class: Mapping[str, Architecture]
 ) -> tuple[Architecture, str] | None:
     """Return the architecture and the dialect that lists the class and fits the model best; None for none."""
-    spoken = [
+    matching = [
         (spec, dialect)
         for spec in known.values()
         for dialect in spec.dialects
         if name in dialect.classes
         and (not dialect.types or text_type(checkpoint.metadata, dialect) in dialect.types)
         and (checkpoint.tensors or dialect.types or _listed(name, spec, dialect, by_class))
-        and not any(_is_there(checkpoint, tensor) for tensor in dialect.lacks)
+        and not any(_is_there(checkpoint, tensor) for tensor in dialect.forbidden_tensors)
     ]
-    if not spoken:
+    if not matching:
         return None
-    spec, dialect = max(spoken, key=lambda found: len(found[1].lacks))
+    spec, dialect = max(matching, key=lambda found: len(found[1].forbidden_tensors))
     return spec, dialect.name
 
 
@@ -324,9 +324,9 @@ def _projector_of(checkpoint: Checkpoint) -> tuple[Architecture, str] | None:
     known = projectors_of_classes(named)
     by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
     for name in named:
-        spoken = _spoken(name, checkpoint, known, by_class)
-        if spoken is not None:
-            return spoken
+        matching = _matching_dialect(name, checkpoint, known, by_class)
+        if matching is not None:
+            return matching
         if name in by_class:
             return by_class[name], _marked(checkpoint, by_class[name]) or "hf"
     return None
@@ -342,11 +342,11 @@ def text_type(config: Mapping[str, Any], dialect: Dialect) -> str:
 
     Where none is stated, it is what transformers takes for the class, or else 'llama'.
     """
-    part = config.get(dialect.within)
+    part = config.get(dialect.config_section)
     inner = part if isinstance(part, Mapping) else config
     listed = inner.get("architectures") if inner is part else None
     kind = inner.get("model_type") or (listed[0] if isinstance(listed, list) and listed else None)
-    return kind if isinstance(kind, str) else default_part(config, dialect.within) or "llama"
+    return kind if isinstance(kind, str) else default_part(config, dialect.config_section) or "llama"
 
 
 def graph_of(

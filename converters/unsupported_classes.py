@@ -129,11 +129,11 @@ def _patterns(spec: Architecture, dialect: Dialect) -> set[str]:
 
 def _unread(checkpoint: Checkpoint, spec: Architecture, dialect: Dialect) -> list[str]:
     """Return the keys of the configuration that the family neither reads nor calls harmless."""
-    inner = checkpoint.metadata.get(dialect.within) if dialect.within else None
+    inner = checkpoint.metadata.get(dialect.config_section) if dialect.config_section else None
     config = inner if isinstance(inner, Mapping) else checkpoint.metadata
     places = [place for param in spec.hparams for place in param.fields.get(dialect.source, "").split("|")]
-    harmless = [pattern for entry in (*GENERAL, *dialect.harmless) for pattern in entry.keys.split()]
-    read = [*(place.partition(".")[0] for place in places), *harmless]
+    ignored = [pattern for entry in (*GENERAL, *dialect.ignored_keys) for pattern in entry.keys.split()]
+    read = [*(place.partition(".")[0] for place in places), *ignored]
     return sorted(key for key in config if not any(fnmatch(key, pattern) for pattern in read))
 
 

@@ -27,7 +27,7 @@ class Fault(StrEnum):
     """In the file: the same bytes fail again."""
     PERSON = "person"
     """In the request, or in something a person has to put right first: a file in the way, no permission, no room."""
-    PASSING = "passing"
+    TRANSIENT = "passing"
     """In neither: a store that is away, an answer cut short. Another attempt may succeed."""
 
 
@@ -108,19 +108,19 @@ class AccessError(GgferryError):
     exit_code = 3
 
 
-class PassingError(GgferryError):
+class TransientError(GgferryError):
     """Trouble on the way, caused neither by the file nor by the request."""
 
-    fault = Fault.PASSING
+    fault = Fault.TRANSIENT
 
 
-class UnreachableError(PassingError):
+class UnreachableError(TransientError):
     """A store, a ledger or a cluster that does not answer, or answers that it cannot now."""
 
     exit_code = 3
 
 
-class TransportError(PassingError):
+class TransportError(TransientError):
     """Bytes that were lost or changed on the way: an answer cut short, an upload that reads back differently."""
 
     exit_code = 3
@@ -245,10 +245,10 @@ class TableError(GgferryError):
 class BusyError(RefusedError):
     """Another process is working on the same thing and will finish."""
 
-    fault = Fault.PASSING
+    fault = Fault.TRANSIENT
 
 
-_PASSING = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED,
+_TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED,
             errno.ECONNREFUSED, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN}  # fmt: skip
 _ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -270,7 +270,7 @@ def of_os(
         return AccessError(words, path=place, offset=offset)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return NotFoundError(words, path=place, offset=offset)
-    if error.errno in _PASSING:
+    if error.errno in _TRANSIENT:
         return UnreachableError(words, path=place, offset=offset)
     return GgferryError(words, path=place, offset=offset)
 

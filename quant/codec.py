@@ -126,7 +126,7 @@ class Codec:
             return found
         return self.decode(rows, columns)
 
-    def expect(self, elements: int) -> None:
+    def prefetch(self, elements: int) -> None:
         """Announce that so many elements are going to be decoded, so that the decoder is loaded meanwhile."""
         if self.compiled is not None:
             self.compiled.after(elements)
@@ -136,7 +136,7 @@ class Codec:
         if self.rounding is not None:
             self.rounding.after(elements)
         if isinstance(self.encode, Encoder):
-            self.encode.expect(self.type.elements, weighted)
+            self.encode.prefetch(self.type.elements, weighted)
 
 
 @cache

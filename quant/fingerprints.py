@@ -18,7 +18,7 @@ SAMPLE = 8
 _BYTES = 8
 
 
-class Marks:
+class Fingerprints:
     """A mark of every piece of the tensors that were encoded, 8 bytes each; safe to use from any thread.
 
     A piece is a number of consecutive rows, the same for all pieces of a tensor but the last.

@@ -14,7 +14,7 @@ _KEPT = 128 << 20
 _MMAP_MOST = 32 << 20  # the largest that glibc takes (HEAP_MAX_SIZE / 2)
 
 
-def settle(large: bool = False) -> None:
+def tune_malloc(large: bool = False) -> None:
     """Let all threads allocate from one arena that keeps what is freed, where the C library has these settings.
 
     By default each thread gets its own, and what one has freed is of no use to the others: 50 MiB more at the peak of a
@@ -45,7 +45,7 @@ def settle(large: bool = False) -> None:
             library.mallopt(_TRIM_THRESHOLD, 8 * _KEPT)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return memory to the system that what comes next does not need: what was freed, and code."""
     import ctypes
 

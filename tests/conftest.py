@@ -25,14 +25,16 @@ collect_ignore = [*([] if CORPUS else ["corpus"]), *([] if MODELS else ["models"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--witnessed", action="store_true", help="write converters/proof/reference_checked.txt; with -n0")
+    parser.addoption(
+        "--reference-checked", action="store_true", help="write converters/proof/reference_checked.txt; with -n0"
+    )
     parser.addoption("--within", type=float, metavar="SECONDS", help="begin no test after that (helpers/within.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--within") is not None:
         config.pluginmanager.register(Within(config.getoption("--within")))
-    if config.getoption("--witnessed"):
+    if config.getoption("--reference-checked"):
         from helpers.reference_checked import Recorder
 
         config.pluginmanager.register(Recorder())
@@ -115,10 +117,10 @@ def s3() -> Iterator[S3Store]:
 @pytest.fixture
 def store(s3: S3Store) -> Iterator[S3Store]:
     """The same, empty; trouble that passes is waited for a second."""
-    urls.grant(urls.Access(patience=1))
+    urls.configure_access(urls.Access(retry_timeout=1))
     yield s3
     s3.clear()
-    urls.grant(urls.Access())
+    urls.configure_access(urls.Access())
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def read_keys() -> set[str]:
 def parts() -> set[str]:
     """Return the members that describe the text model of a larger one, as our tables know them."""
     dialects = (dialect for spec in architectures().values() for dialect in spec.dialects)
-    return {dialect.within for dialect in dialects if dialect.within}
+    return {dialect.config_section for dialect in dialects if dialect.config_section}
 
 
 def part_of(config: Any, place: str) -> Any:

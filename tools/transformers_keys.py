@@ -34,7 +34,7 @@ def places() -> set[str]:
     tables = architectures().values()
     fields = (param.fields.get("hf", "") for spec in tables for param in spec.hparams)
     found = {place.partition(".*")[0] for text in fields for place in text.split("|")}
-    entries = (entry for spec in tables for dialect in spec.dialects for entry in dialect.harmless)
+    entries = (entry for spec in tables for dialect in spec.dialects for entry in dialect.ignored_keys)
     found |= {key for entry in entries if entry.follows for key in entry.keys.split()}
     found |= {"bos_token_id", "eos_token_id", "pad_token_id"}
     return found | {place.rpartition(".")[2] for place in found if place.startswith("rope_")}

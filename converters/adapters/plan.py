@@ -158,18 +158,18 @@ def _metadata(
 
 
 def _remarks(adapter: Adapter, permute: bool) -> list[str]:
-    remarks = []
+    caveats = []
     folded = [pair for pair in adapter.pairs if pair.factor != 1]
     if folded:
         words = f"{len(folded)} of {len(adapter.pairs)} pairs have another alpha than the file's {adapter.alpha:g}"
-        remarks.append(f"{words}: their lora_b is multiplied by the quotient")
+        caveats.append(f"{words}: their lora_b is multiplied by the quotient")
     if adapter.found.dialect == "hf" and adapter.base.origin:
-        remarks.append(f"base model: {adapter.base.architecture.name}, from {adapter.base.origin}")
-    turned = any("attn_q" in pair.weight or "attn_k" in pair.weight for pair in adapter.pairs)
-    if adapter.graph.checkpoint.container == "ggla" and turned:
-        remarks.append(
+        caveats.append(f"base model: {adapter.base.architecture.name}, from {adapter.base.origin}")
+    rotated = any("attn_q" in pair.weight or "attn_k" in pair.weight for pair in adapter.pairs)
+    if adapter.graph.checkpoint.container == "ggla" and rotated:
+        caveats.append(
             "Q and K rows are laid out as training meant them (--ggla-permute), which no llama.cpp of the time did"
             if permute
             else "Q and K rows stay as llama.cpp applied them then; training meant another order: --ggla-permute"
         )
-    return remarks
+    return caveats

@@ -168,7 +168,7 @@ def _read_ggla(checkpoint: Checkpoint) -> Found:
 
 
 def _read_gguf(checkpoint: Checkpoint) -> Found:
-    kind, alpha = (_stated(checkpoint, key) for key in (TYPE, ALPHA))
+    kind, alpha = (_declared(checkpoint, key) for key in (TYPE, ALPHA))
     if kind != "lora":
         raise UnsupportedError("adapter.type", path=checkpoint.path, found=kind, expected="lora")
     if not isinstance(alpha, float):
@@ -184,12 +184,12 @@ def _read_gguf(checkpoint: Checkpoint) -> Found:
         stem: _low(checkpoint, stem, half["A"], half["B"], alpha / half["B"].columns, alpha, ALPHA)
         for stem, half in halves.items()
     }
-    architecture = _stated(checkpoint, "general.architecture")
-    tokens = _stated(checkpoint, ALORA) or ()
+    architecture = _declared(checkpoint, "general.architecture")
+    tokens = _declared(checkpoint, ALORA) or ()
     return Found("gguf", pairs, architecture if isinstance(architecture, str) else None, invocation=tuple(tokens))
 
 
-def _stated(checkpoint: Checkpoint, key: str) -> Any:
+def _declared(checkpoint: Checkpoint, key: str) -> Any:
     value = checkpoint.metadata.get(key)
     return value.data if isinstance(value, Value) else None
 

@@ -25,11 +25,11 @@ def templates(checkpoint: Checkpoint) -> dict[str, str]:
             found[role.partition(":")[2]] = read_text(path)
     for role in ("chat_template.json", "tokenizer_config"):
         if role in checkpoint.sidecars and not found:
-            found |= _stated(checkpoint.sidecars[role])
+            found |= _declared(checkpoint.sidecars[role])
     return found
 
 
-def _stated(path: str) -> dict[str, str]:
+def _declared(path: str) -> dict[str, str]:
     try:
         stated = load_object(path).get("chat_template")
     except GgferryError:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from ggferry.converters.analysis import mixed_endian as strays
+from ggferry.converters.analysis import mixed_endian as mixed_endian
 from ggferry.converters.analysis import other_formats as foreign
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.receipt import LLAMA_CPP
@@ -152,7 +152,7 @@ def _whole_name(name: str) -> str:
     return name[: name.lower().rfind(".gguf") + 5] if ".gguf" in name.lower() else f"{name}.whole"
 
 
-def _foreign(name: str, found: foreign.Foreign) -> Diagnosis:
+def _foreign(name: str, found: foreign.OtherFormat) -> Diagnosis:
     command = found.command.replace("FILE", shlex.quote(name))
     code = CORRUPT if found.damaged else UNSUPPORTED
     return Diagnosis(name, found.what, False if found.damaged else None, code, (), (Remedy(found.remedy, command),))
@@ -268,7 +268,7 @@ def _beside(name: str) -> str:
 
 
 def _big_endian(checkpoint: Checkpoint, name: str, what: str, findings: list[str]) -> Diagnosis:
-    found = strays.strays(checkpoint)
+    found = mixed_endian.mixed_endian(checkpoint)
     quoted = shlex.quote(name)
     if found.unclear and not found.stray:
         findings.append(f"the byte order of {len(found.unclear)} tensors cannot be told from their values")

@@ -38,14 +38,14 @@ LARGEST = 1e12
 
 
 @dataclass(frozen=True, slots=True)
-class Strays:
+class MixedEndian:
     """What the values say: names of tensors that are little-endian, and of those that do not tell."""
 
     stray: tuple[str, ...]
     unclear: tuple[str, ...]
 
 
-def strays(checkpoint: Checkpoint) -> Strays:
+def mixed_endian(checkpoint: Checkpoint) -> MixedEndian:
     """Return which tensors of a big-endian file are little-endian.
 
     A tensor is where its bytes are impossible as they should be read and possible swapped. Where both are possible,
@@ -68,7 +68,7 @@ def strays(checkpoint: Checkpoint) -> Strays:
             unclear.append(ref.name)
     types = {checkpoint.tensors[name].type.name for name in stray} - sound
     told = [name for name in unclear if checkpoint.tensors[name].type.name in types]
-    return Strays((*stray, *told), tuple(name for name in unclear if name not in told))
+    return MixedEndian((*stray, *told), tuple(name for name in unclear if name not in told))
 
 
 def _swappable(ref: TensorRef) -> bool:
@@ -143,7 +143,7 @@ def _to_repair(checkpoint: Checkpoint) -> tuple[str, ...]:
         raise RefusedError("nothing to repair: only big-endian GGUF files are", path=checkpoint.path)
     if len(checkpoint.files) > 1:
         raise RefusedError("a model in shards", path=checkpoint.path, hint="merge it first: ggferry merge")
-    found = strays(checkpoint)
+    found = mixed_endian(checkpoint)
     if not found.stray:
         raise RefusedError("nothing to repair: no tensor is of the other byte order", path=checkpoint.path)
     types = {checkpoint.tensors[name].type.name for name in found.stray}
@@ -194,7 +194,7 @@ def _proved(checkpoint: Checkpoint, partial: Partial, swapped: tuple[str, ...]) 
                 if not np.array_equal(old, new):
                     raise VerificationError(f"tensor {name!r} is not what it was", path=partial.path)
                 yield old.nbytes
-        left = strays(again)
+        left = mixed_endian(again)
         if left.stray:
             raise VerificationError("a tensor is still of the other byte order", path=partial.path, found=left.stray[0])
     finally:

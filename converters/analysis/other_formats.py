@@ -16,7 +16,7 @@ CONVERTED = "fetch the original checkpoint (safetensors or PyTorch) it was made 
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class OtherFormat:
     """What something is.
 
     Attributes:
@@ -52,34 +52,34 @@ def _is_onnx(head: bytes) -> bool:
 
 _AGAIN = "download it again: this is the answer of a server, not the file"
 _UNPACK = "unpack it and look at what is inside"
-HEADS: tuple[tuple[Head, Foreign], ...] = (
-    (_starts(b"version https://git-lfs"), Foreign(
+HEADS: tuple[tuple[Head, OtherFormat], ...] = (
+    (_starts(b"version https://git-lfs"), OtherFormat(
         "a git-LFS pointer: the file itself was never downloaded", "fetch the files behind the pointers",
         "git lfs pull", True)),
     (_starts(b"<!doctype html", b"<html", b"<head"),
-     Foreign("an HTML page saved under a model's name", _AGAIN, "", True)),
-    (_starts(b"<?xml"), Foreign("an XML document, such as an error of an object store", _AGAIN, "", True)),
-    (_starts(b'{"error"', b'{"message"', b'{"detail"'), Foreign("an error message in JSON", _AGAIN, "", True)),
+     OtherFormat("an HTML page saved under a model's name", _AGAIN, "", True)),
+    (_starts(b"<?xml"), OtherFormat("an XML document, such as an error of an object store", _AGAIN, "", True)),
+    (_starts(b'{"error"', b'{"message"', b'{"detail"'), OtherFormat("an error message in JSON", _AGAIN, "", True)),
     (_starts(b"invalid username or password", b"access to model", b"entry not found", b"not found", b"repository not"),
-     Foreign("an error message of a hub", _AGAIN, "", True)),
-    (_starts(b"\x89HDF\r\n\x1a\n"), Foreign("an HDF5 file: weights of Keras or TensorFlow (.h5)")),
-    (lambda head: head[4:8] == b"TFL3", Foreign("a TensorFlow Lite model")),
-    (_is_ctranslate2, Foreign("a CTranslate2 model")),
-    (_is_onnx, Foreign("an ONNX model")),
-    (_starts(b"\x93NUMPY"), Foreign("a NumPy array", "save the tensors as safetensors")),
+     OtherFormat("an error message of a hub", _AGAIN, "", True)),
+    (_starts(b"\x89HDF\r\n\x1a\n"), OtherFormat("an HDF5 file: weights of Keras or TensorFlow (.h5)")),
+    (lambda head: head[4:8] == b"TFL3", OtherFormat("a TensorFlow Lite model")),
+    (_is_ctranslate2, OtherFormat("a CTranslate2 model")),
+    (_is_onnx, OtherFormat("an ONNX model")),
+    (_starts(b"\x93NUMPY"), OtherFormat("a NumPy array", "save the tensors as safetensors")),
     (_starts(b"MZqFpD"),
-     Foreign("a llamafile: a program with a GGUF model inside", "take the GGUF out of it", "unzip FILE '*.gguf'")),
-    (_starts(b"7z\xbc\xaf'\x1c"), Foreign("a 7-Zip archive", _UNPACK, "7z x FILE")),
-    (_starts(b"\x1f\x8b"), Foreign("gzip-compressed data", _UNPACK, "gunzip -k FILE")),
-    (_starts(b"BZh"), Foreign("bzip2-compressed data", _UNPACK, "bunzip2 -k FILE")),
-    (_starts(b"\xfd7zXZ\0"), Foreign("xz-compressed data", _UNPACK, "unxz -k FILE")),
-    (_starts(b"\x28\xb5\x2f\xfd"), Foreign("zstd-compressed data", _UNPACK, "unzstd -k FILE")),
-    (_starts(b"Rar!"), Foreign("a RAR archive", _UNPACK, "unrar x FILE")),
-    (lambda head: head[257:262] == b"ustar", Foreign("a tar archive", _UNPACK, "tar xf FILE")),
-    (_starts(b"\x7fELF"), Foreign("a program (ELF)", "this is no model")),
-    (_starts(b"%PDF"), Foreign("a PDF document", "this is no model")),
+     OtherFormat("a llamafile: a program with a GGUF model inside", "take the GGUF out of it", "unzip FILE '*.gguf'")),
+    (_starts(b"7z\xbc\xaf'\x1c"), OtherFormat("a 7-Zip archive", _UNPACK, "7z x FILE")),
+    (_starts(b"\x1f\x8b"), OtherFormat("gzip-compressed data", _UNPACK, "gunzip -k FILE")),
+    (_starts(b"BZh"), OtherFormat("bzip2-compressed data", _UNPACK, "bunzip2 -k FILE")),
+    (_starts(b"\xfd7zXZ\0"), OtherFormat("xz-compressed data", _UNPACK, "unxz -k FILE")),
+    (_starts(b"\x28\xb5\x2f\xfd"), OtherFormat("zstd-compressed data", _UNPACK, "unzstd -k FILE")),
+    (_starts(b"Rar!"), OtherFormat("a RAR archive", _UNPACK, "unrar x FILE")),
+    (lambda head: head[257:262] == b"ustar", OtherFormat("a tar archive", _UNPACK, "tar xf FILE")),
+    (_starts(b"\x7fELF"), OtherFormat("a program (ELF)", "this is no model")),
+    (_starts(b"%PDF"), OtherFormat("a PDF document", "this is no model")),
     (lambda head: head[:4] == b"ggsn",
-     Foreign("a saved session of llama.cpp", "this is no model, but what one computed")),
+     OtherFormat("a saved session of llama.cpp", "this is no model, but what one computed")),
 )  # fmt: skip
 """First bytes → what they are; the first that fits is taken."""
 
@@ -87,11 +87,11 @@ _OPEN = (".part", ".crdownload", ".incomplete", ".aria2", ".download", ".!ut", "
 """Endings that programs give to downloads at work."""
 
 
-def of_head(head: bytes, path: str) -> Foreign | None:
+def of_head(head: bytes, path: str) -> OtherFormat | None:
     """Return what a file that begins with `head` is; None where that is not known."""
     if head and not head.strip(b"\0"):
         what = "nothing but zeros at its beginning: room that a download reserved and never filled"
-        return Foreign(what, "download it again", "", True)
+        return OtherFormat(what, "download it again", "", True)
     return next((found for fits, found in HEADS if fits(head)), None)
 
 
@@ -100,23 +100,23 @@ def unfinished(path: str) -> bool:
     return path.lower().endswith(_OPEN)
 
 
-FOLDERS: tuple[tuple[Callable[[frozenset[str]], bool], Foreign], ...] = (
+FOLDERS: tuple[tuple[Callable[[frozenset[str]], bool], OtherFormat], ...] = (
     (lambda names: {"model.bin", "config.json"} <= names and any("vocabulary" in name for name in names),
-     Foreign("a CTranslate2 model")),
-    (lambda names: any(name.endswith(".onnx") for name in names) or "onnx" in names, Foreign("an ONNX model")),
+     OtherFormat("a CTranslate2 model")),
+    (lambda names: any(name.endswith(".onnx") for name in names) or "onnx" in names, OtherFormat("an ONNX model")),
     (lambda names: bool({"saved_model.pb", "tf_model.h5"} & names) or any(".ckpt" in name for name in names)
-     or ("checkpoint" in names and any(name.endswith(".index") for name in names)), Foreign("a TensorFlow model")),
-    (lambda names: any(name.endswith((".msgpack",)) for name in names), Foreign("a Flax model")),
-    (lambda names: any(name.endswith((".engine", ".plan")) for name in names), Foreign("a TensorRT engine")),
+     or ("checkpoint" in names and any(name.endswith(".index") for name in names)), OtherFormat("a TensorFlow model")),
+    (lambda names: any(name.endswith((".msgpack",)) for name in names), OtherFormat("a Flax model")),
+    (lambda names: any(name.endswith((".engine", ".plan")) for name in names), OtherFormat("a TensorRT engine")),
     (lambda names: any(name.endswith(".xml") and name[:-4] + ".bin" in names for name in names),
-     Foreign("an OpenVINO model")),
+     OtherFormat("an OpenVINO model")),
     (lambda names: any(name.startswith("weights.") and name.endswith(".npz") for name in names),
-     Foreign("an old MLX model (.npz)")),
+     OtherFormat("an old MLX model (.npz)")),
 )  # fmt: skip
 """Names in a folder → what it is."""
 
 
-def of_folder(names: frozenset[str]) -> Foreign | None:
+def of_folder(names: frozenset[str]) -> OtherFormat | None:
     """Return what a folder holds by the names in it; None where that is not known."""
     return next((found for fits, found in FOLDERS if fits(names)), None)
 

@@ -59,7 +59,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class Perplexity:
     """How model B stands to model A, the base.
 
     Attributes:
@@ -98,10 +98,10 @@ class _Sums:
         return np.concatenate(self.seen)
 
 
-def quality(
+def perplexity(
     base: ModelGraph, other: ModelGraph, tokens: Sequence[int], *, first: int | None = None, context: int = CONTEXT,
     chunks: int | None = None, jobs: int | None = None, stage: Stage = silent,
-) -> Quality:  # fmt: skip
+) -> Perplexity:  # fmt: skip
     """Compare two models of one vocabulary on a text.
 
     Args:
@@ -146,7 +146,7 @@ def quality(
     percentiles = {each: float(np.quantile(ordered, each)) for each in fractions}
     spread = math.sqrt(float(seen[:, 0].var() * seen[:, 1].var()))
     together = float(np.cov(seen[:, 0], seen[:, 1], bias=True)[0, 1]) / spread if spread else 1.0
-    return Quality(len(tokens), context, len(seen), tuple(made), percentiles, mean(seen[:, 3]), together)
+    return Perplexity(len(tokens), context, len(seen), tuple(made), percentiles, mean(seen[:, 3]), together)
 
 
 def _vocabulary(base: ModelGraph, other: ModelGraph) -> int:

@@ -6,7 +6,7 @@ which tells the models by their number of blocks.
 
 from __future__ import annotations
 
-from ggferry.converters.schema.architecture import Remark
+from ggferry.converters.schema.architecture import Caveat
 from ggferry.converters.schema.derivations import Values
 
 
@@ -25,13 +25,13 @@ def unit_rows(values: Values) -> bool:
     return "z_loss" in values
 
 
-SECOND = Remark(
+SECOND = Caveat(
     "unit_rows == 1",
     "Baichuan 2 makes the rows of its output one long each time it uses them: they are written so",
 )
-BY_SIZE = Remark(
+BY_SIZE = Caveat(
     "(max_alibi > 0 and n_layer != 40) or (max_alibi == 0 and n_layer != 32)",
     "llama.cpp runs this differently: it turns queries and keys of a baichuan of 32 blocks alone, and measures "
     "distances in one of 40 alone; this model has {n_layer}",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )

@@ -7,7 +7,7 @@ Sources: llama.cpp `src/models/bailingmoe{,2}.cpp`, `conversion/bailingmoe.py`; 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Drop, Harmless, HParam, Role
+from ggferry.converters.schema.architecture import Drop, HParam, IgnoredKey, Role
 
 BOOL = common.BOOL
 HPARAMS = (
@@ -21,16 +21,16 @@ HPARAMS = (
 DROPS = (
     routed.NEXT_TOKENS, Drop("model.mtp*", routed.NEXT_TOKENS.reason), *common.DROPS,
 )
-HARMLESS = (
+IGNORED_KEYS = (
     routed.NEXT_COUNT,
-    Harmless("router_dtype use_rmsnorm", "how it is computed, not what"),
-    Harmless("max_window_layers", "no block has a window"),
-    Harmless("use_sliding_window using_split_qkv_in_self_attention", "never", (False,)),
-    Harmless("multi_gate", "never", (False,)),
-    Harmless("rotary_type", "always", ("full-1d",)),
-    Harmless("rotary_dim", "the fraction says it", follows="n_rot"),
-    Harmless("mtp_* ep_size", "of what predicts further tokens"),
-    Harmless("moe_shared_expert_intermediate_size", "the tensors say it"),
+    IgnoredKey("router_dtype use_rmsnorm", "how it is computed, not what"),
+    IgnoredKey("max_window_layers", "no block has a window"),
+    IgnoredKey("use_sliding_window using_split_qkv_in_self_attention", "never", (False,)),
+    IgnoredKey("multi_gate", "never", (False,)),
+    IgnoredKey("rotary_type", "always", ("full-1d",)),
+    IgnoredKey("rotary_dim", "the fraction says it", follows="n_rot"),
+    IgnoredKey("mtp_* ep_size", "of what predicts further tokens"),
+    IgnoredKey("moe_shared_expert_intermediate_size", "the tensors say it"),
 )
 
 

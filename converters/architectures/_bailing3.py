@@ -26,6 +26,6 @@ def bounds(name: str, key: str, place: str) -> tuple[HParam, ...]:
     stated = f"{name}s"
     return (
         HParam(f"n_{stated}", None, derive=_length(stated), required=False),
-        HParam(stated, None, common.F32, {"hf": place}, many=f"n_{stated}", null=0.0, required=False),
-        HParam(name, key, common.F32, derive=_padded(stated), many="n_layer", or_one=True, required=False),
+        HParam(stated, None, common.F32, {"hf": place}, length=f"n_{stated}", null=0.0, required=False),
+        HParam(name, key, common.F32, derive=_padded(stated), length="n_layer", allow_scalar=True, required=False),
     )

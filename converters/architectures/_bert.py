@@ -6,7 +6,7 @@ llama.cpp `src/models/bert.cpp`, `nomic-bert.cpp` and convert_hf_to_gguf for key
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Default, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import roles
 
@@ -50,10 +50,10 @@ token_embd_norm.weight f32              : n_embd         | hf embeddings.LayerNo
 token_embd_norm.bias                    : n_embd         | hf embeddings.LayerNorm.bias
 """)
 
-HARMLESS = (
-    embeddings.HARMLESS,
-    Harmless("tie_word_embeddings", "of the output layer, which is not here"),
-    Harmless("directionality pooler_*", "of the pooler, which embeddings do not use"),
+IGNORED_KEYS = (
+    embeddings.IGNORED_KEYS,
+    IgnoredKey("tie_word_embeddings", "of the output layer, which is not here"),
+    IgnoredKey("directionality pooler_*", "of the pooler, which embeddings do not use"),
 )
 POOLED = "transformers' pooled output, which embeddings do not use"
 POOLER = (Drop("pooler.dense.weight", POOLED), Drop("pooler.dense.bias", POOLED))

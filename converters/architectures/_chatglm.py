@@ -6,7 +6,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures._common import also_at
-from ggferry.converters.schema.architecture import Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Drop, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Values
 from ggferry.formats.gguf.values import ValueType
 
@@ -61,12 +61,12 @@ NAMES = """
     blk.{n}.ffn_down.weight     encoder.layers.{n}.mlp.dense_4h_to_h.weight
 """
 BUFFERS = (Drop("rotary_pos_emb.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True),)
-HARMLESS = (
-    Harmless("apply_query_key_layer_scaling attention_softmax_in_fp32 fp32_residual_connection bias_dropout_fusion",
+IGNORED_KEYS = (
+    IgnoredKey("apply_query_key_layer_scaling attention_softmax_in_fp32 fp32_residual_connection bias_dropout_fusion",
              "how it is computed, not what"),
-    Harmless("original_rope", "the one rotation that there is code for", (True,)),
-    Harmless("pre_seq_len prefix_projection quantization_bit", "of tuning, or of the publisher's own quantization",
+    IgnoredKey("original_rope", "the one rotation that there is code for", (True,)),
+    IgnoredKey("pre_seq_len prefix_projection quantization_bit", "of tuning, or of the publisher's own quantization",
              (0, False)),
-    Harmless("tie_word_embeddings", "never", (False,)),
-    Harmless("vocab_size", "the tokens there are, and padded_vocab_size the rows", follows="n_vocab"),
+    IgnoredKey("tie_word_embeddings", "never", (False,)),
+    IgnoredKey("vocab_size", "the tokens there are, and padded_vocab_size the rows", follows="n_vocab"),
 )

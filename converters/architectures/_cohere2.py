@@ -4,22 +4,22 @@ Sources: llama.cpp `src/models/cohere2{,moe}.cpp`, `conversion/command_r.py`; tr
 """
 
 from ggferry.converters.architectures import _common as common
-from ggferry.converters.schema.architecture import Default, Harmless, HParam
+from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey
 from ggferry.converters.schema.block_patterns import leading_dense
 from ggferry.converters.schema.derivations import Values
 
 LOGIT_SCALE = HParam(
-    "logit_scale", "logit_scale", common.F32, {"hf": "logit_scale"}, unsayable=0.0,
+    "logit_scale", "logit_scale", common.F32, {"hf": "logit_scale"}, unrepresentable=0.0,
     defaults=(Default(0.0625, "transformers' default", dialect="hf"),),
 )
 # A whole head turns: published configurations say so, transformers has no such key.
 WHOLE = HParam("rope_part", None, common.F32, {"hf": "rotary_pct"}, words={1: 1.0}, required=False)
-HARMLESS = (
-    Harmless("position_embedding_type", "the blocks with a window turn, the others do not", ("rope_gptj",)),
-    Harmless("order_of_interleaved_layers", "the list of blocks says it, too", ("local_attn_first",)),
-    Harmless("use_gated_activation use_parallel_block", "always", (True,)),
-    Harmless("use_parallel_embedding use_embedding_sharing use_qk_norm", "never in this class", (False, True)),
-    Harmless("layer_switch", "the list of blocks says it, too"),
+IGNORED_KEYS = (
+    IgnoredKey("position_embedding_type", "the blocks with a window turn, the others do not", ("rope_gptj",)),
+    IgnoredKey("order_of_interleaved_layers", "the list of blocks says it, too", ("local_attn_first",)),
+    IgnoredKey("use_gated_activation use_parallel_block", "always", (True,)),
+    IgnoredKey("use_parallel_embedding use_embedding_sharing use_qk_norm", "never in this class", (False, True)),
+    IgnoredKey("layer_switch", "the list of blocks says it, too"),
 )
 
 
@@ -41,21 +41,22 @@ def windows(values: Values) -> tuple[bool, ...]:
     )
 
 
-def turned(values: Values) -> tuple[bool, ...]:
+def rotated(values: Values) -> tuple[bool, ...]:
     """Which blocks turn queries and keys: those with a window, and dense ones, where all of those are without."""
     dense_too = values["prefix_period"] == 1
     return tuple(bool(window) or (dense_too and n < values["n_dense"]) for n, window in enumerate(values["swa_layers"]))
 
 
-def turned_unless_said(values: Values) -> tuple[bool, ...]:
+def rotated_unless_stated(values: Values) -> tuple[bool, ...]:
     """As `turned`, where GGUF says nothing else."""
-    return turned({**values, "prefix_period": 1})
+    return rotated({**values, "prefix_period": 1})
 
 
-def turned_otherwise(values: Values) -> int:
+def rotated_differently(values: Values) -> int:
     """How many blocks differ from what llama.cpp turns."""
     return sum(
-        bool(mine) != rule for mine, rule in zip(values["rope_layers"], turned_unless_said(values), strict=False)
+        bool(variant) != rule for variant,
+        rule in zip(values["rope_layers"], rotated_unless_stated(values), strict=False)
     )
 
 

@@ -5,7 +5,7 @@ The `hf` places are those of config.json; GGUF keys: gguf-py `constants.Keys`, l
 
 from dataclasses import replace
 
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.block_patterns import count_windows, window_in_use, window_layers, windowed
 from ggferry.formats.gguf.values import ValueType
 
@@ -59,9 +59,9 @@ GEMMA_GELU = HParam(
     required=False,
 )
 
-N_SWA = HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, absent=0, unsayable=0)
+N_SWA = HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, absent=0, unrepresentable=0)
 LAYER_WINDOWS = HParam(
-    "layer_windows", None, BOOL, {"hf": "layer_types"}, required=False, many="n_layer",
+    "layer_windows", None, BOOL, {"hf": "layer_types"}, required=False, length="n_layer",
     words={"sliding_attention": True, "full_attention": False},
 )
 # Blocks with a window, as they are listed, or all but each `window_period`th; the window itself stands before.
@@ -70,7 +70,7 @@ N_WINDOWS = HParam("n_windows", None, derive=count_windows, required=False)
 WINDOW_LIST = (
     N_WINDOWS,
     LAYER_WINDOWS, replace(WINDOW_PERIOD, text=True),
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, many="n_layer",
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, length="n_layer",
            required=False),
 )
 # A window only where a block has one: as they are listed, or from `max_window_layers` on.
@@ -78,7 +78,7 @@ LISTED_WINDOWS = (
     HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
     HParam("first_window", None, fields={"hf": "max_window_layers"}, required=False), LAYER_WINDOWS,
     HParam("n_swa", "attention.sliding_window", derive=window_in_use, absent=0),
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=windowed, many="n_layer", required=False),
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=windowed, length="n_layer", required=False),
 )
 # Qwen: a window only where `use_sliding_window` says so, in Qwen3-MoE for every block.
 QWEN_WINDOW = (
@@ -98,7 +98,7 @@ QWEN_WINDOWS = (
     HParam("first_window", None, fields={"hf": "max_window_layers"}, required=False), LAYER_WINDOWS,
     HParam(
         "swa_layers", "attention.sliding_window_pattern", BOOL, derive="@qwen_window_layers", required=False,
-        many="n_layer",
+        length="n_layer",
     ),
 )
 
@@ -114,7 +114,7 @@ N_FF_EXP = HParam("n_ff_exp", "expert_feed_forward_length", fields={"hf": "moe_i
 JOINED = HParam("joined", None, BOOL, required=False)
 ALL_SPARSE = (
     HParam("sparse_step", None, fields={"hf": "decoder_sparse_step|moe_layer_freq"}, words={1: 1}, required=False),
-    HParam("dense_layers", None, fields={"hf": "mlp_only_layers"}, words={None: None}, required=False, many="0"),
+    HParam("dense_layers", None, fields={"hf": "mlp_only_layers"}, words={None: None}, required=False, length="0"),
 )
 
 DROP_TIED = Drop(
@@ -127,44 +127,45 @@ DROP_BUFFERS = Drop("*.rotary_emb.inv_freq", "a buffer: rotary frequencies follo
 DROPS = (DROP_TIED, DROP_BUFFERS)
 
 # Biases have no role where a table names none: a tensor of one would be refused.
-UNBIASED = Harmless("attention_bias mlp_bias", "there is none", (False,))
+UNBIASED = IgnoredKey("attention_bias mlp_bias", "there is none", (False,))
 
-OWN_OUTPUT = Remark(
+OWN_OUTPUT = Caveat(
     "tied == 1", "the output matrix is the token embedding: llama.cpp expects one of its own in this architecture",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
-UNTIED = Remark("tied == 0", "an output of its own: llama.cpp expects it to be the embedding", stops="llama.cpp")
+UNTIED = Caveat("tied == 0", "an output of its own: llama.cpp expects it to be the embedding",
+    unsupported_by="llama.cpp")
 
 
-def own_output(architecture: str) -> Remark:
+def own_output(architecture: str) -> Caveat:
     """Return the remark on a tied model of an architecture whose loader wants an output matrix."""
-    return Remark(
+    return Caveat(
         "tied == 1",
         f"the output matrix is the token embedding: llama.cpp expects one of its own in {architecture}",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     )
 
 
-def heads_as_wide_as_the_model(architecture: str) -> Remark:
+def heads_as_wide_as_the_model(architecture: str) -> Caveat:
     """Return the remark on a model whose heads together are not as wide as the loader of its architecture takes them
     to be."""
-    return Remark(
+    return Caveat(
         "n_head * head_dim != n_embd",
         "llama.cpp does not load this model: it takes all heads together to be as wide as the model in "
         f"{architecture}, and here they are {{n_head}} times {{head_dim}}, not {{n_embd}}",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     )
 
 
-NO_WINDOW = Remark(
+NO_WINDOW = Caveat(
     "n_swa > 0 and n_windows == 0",
     "no block has the window of {n_swa} tokens that the file states: llama.cpp ends when it makes a cache for them",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
-WINDOW = Remark(
+WINDOW = Caveat(
     "n_swa > 0",
     "attention reaches back {n_swa} tokens: written, but llama.cpp lets this architecture attend to all of its context",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark, Role
+from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.formats.gguf.values import ValueType
 
@@ -58,7 +58,7 @@ WIDTHS = (
     HParam("head_dim_v", "attention.value_length", derive="kv_rank", check="head_dim_v == kv_rank"),
 )
 QUERIES = HParam(
-    "q_rank", "attention.q_lora_rank", fields={"hf": "q_lora_rank"}, null=0, silent=True,
+    "q_rank", "attention.q_lora_rank", fields={"hf": "q_lora_rank"}, null=0, null_default=True,
     defaults=(Default(0, "queries come straight from the input"),),
 )
 SIZES = (
@@ -73,7 +73,7 @@ ROTARY = (
     HParam("rope_pairs", None, BOOL, {"hf": "rope_interleave"}, words={True: True}, required=False),
 )
 DENSE = (
-    HParam("dense_blocks", None, BOOL, {"hf": "mlp_layer_types"}, many="n_layer", required=False,
+    HParam("dense_blocks", None, BOOL, {"hf": "mlp_layer_types"}, length="n_layer", required=False,
            words={"dense": True, "sparse": False}),
     HParam("n_dense_listed", None, derive=leading_dense, required=False, check="n_dense_listed == n_dense"),
     HParam("n_dense", "leading_dense_block_count", fields={"hf": "first_k_dense_replace"}, derive=dense_blocks,
@@ -96,7 +96,7 @@ ROUTING = (
            # else experts of other groups would be chosen, by chance
            " and n_expert_used * expert_groups <= expert_groups_used * n_expert"),
     HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, required=False,
-           unsayable=0.0, defaults=(Default(2.5, "DeepSeek-V3's default", when=_V3, dialect="hf"),)),
+           unrepresentable=0.0, defaults=(Default(2.5, "DeepSeek-V3's default", when=_V3, dialect="hf"),)),
     HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=False,
            defaults=(Default(True, "DeepSeek-V3's default", when=_V3, dialect="hf"),)),
 )
@@ -129,30 +129,30 @@ NEXT_TOKENS = Drop(
     when="n >= n_layer",
 )
 DROPS = (NEXT_TOKENS, *common.DROPS)
-LOW_RANK = Remark(
+LOW_RANK = Caveat(
     "q_rank == 0",
     "queries come straight from the input: llama.cpp expects them by way of a low rank in this architecture",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
-EPSILON = Remark(
+EPSILON = Caveat(
     "eps < 0.0000009 or eps > 0.0000011",
     "the norms of the low ranks have epsilon 0.000001; llama.cpp takes that of the other norms ({eps})",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
-REMARKS = (
-    *rope.REMARKS,
-    Remark(
+CAVEATS = (
+    *rope.CAVEATS,
+    Caveat(
         "expert_gating == 1 and expert_groups > 1",
         "a group of experts counts as much as its best one; llama.cpp adds up the best two and may choose others",
-        otherwise="llama.cpp",
+        differs_in="llama.cpp",
     ),
     EPSILON,
 )
-HARMLESS = (
+IGNORED_KEYS = (
     common.UNBIASED,
-    Harmless("num_key_value_heads", "every head has keys of its own, expanded from one", follows="n_head"),
-    Harmless("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),
-    Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
-    Harmless("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
-    Harmless("seq_aux", "used in training only"),
+    IgnoredKey("num_key_value_heads", "every head has keys of its own, expanded from one", follows="n_head"),
+    IgnoredKey("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),
+    IgnoredKey("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
+    IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
+    IgnoredKey("seq_aux", "used in training only"),
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ggferry.converters.schema.architecture import Harmless, Role
+from ggferry.converters.schema.architecture import IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Rearrange
 from ggferry.converters.schema.roles import roles
@@ -12,7 +12,7 @@ NO_TURN = 1e30
 """What llama.cpp's converter divides a frequency by that does not turn."""
 PAIRS_TO_HALVES = Rearrange("(h d two) -> (h two d)", (("two", 2), ("d", "head_dim/2")))
 
-HARMLESS = Harmless(
+IGNORED_KEYS = IgnoredKey(
     "tie_word_embeddings max_window_layers markov_rank enable_confidence_head confidence_head_* has_embed_tokens "
     "loss_* gamma num_anchor_tokens",
     "of tensors, which are taken as they are, or of training",
@@ -88,7 +88,7 @@ def head_width(values: Values) -> int:
     return int(values["n_embd"] // values["n_head"] if stated is None else stated)
 
 
-def turned_width(values: Values) -> int:
+def rotated_width(values: Values) -> int:
     """How much of a head turns: Gemma 4's factors say it of the whole head."""
     share = 1.0 if values.get("rope_kind") == "proportional" else values.get("rope_fraction")
     return int(values["head_dim"] * float(1.0 if share is None else share))
@@ -111,8 +111,8 @@ def proportional_factors(values: Values) -> list[float] | None:
         return None
     half = int(values["head_dim"]) // 2
     share = values.get("rope_fraction")
-    turned = int(float(0.25 if share is None else share) * values["head_dim"] // 2)
-    return [1.0] * turned + [NO_TURN] * (half - turned)
+    rotated = int(float(0.25 if share is None else share) * values["head_dim"] // 2)
+    return [1.0] * rotated + [NO_TURN] * (half - rotated)
 
 
 def heads() -> Sequence[Role]:

@@ -27,7 +27,7 @@ def windowed(name: str, key: str | None, place: str, *, check: str = "") -> HPar
 
 def per_block(name: str) -> HParam:
     """Return the hparam with a value for each block, which no key holds."""
-    return HParam(name, None, derive=by_window(name), many="n_layer")
+    return HParam(name, None, derive=by_window(name), length="n_layer")
 
 
 def query_factor(values: Values) -> float:

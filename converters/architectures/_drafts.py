@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
-from ggferry.converters.schema.architecture import TARGET, Drop, Harmless, HParam, Role
+from ggferry.converters.schema.architecture import TARGET, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.partial_layouts import Counted
 from ggferry.converters.schema.roles import roles
@@ -30,7 +30,7 @@ DRAFT_ROWS = (
 )
 """Rows of the output, and for how many of them `d2t` says which token it is."""
 DROP_T2D = Drop("t2d", "says which of the target's tokens the draft has, as d2t does", follows=True)
-HARMLESS = Harmless(
+IGNORED_KEYS = IgnoredKey(
     f"{TARGET}.* auto_map num_target_layers target_model_type eagle_config.* speculators_* has_no_defaults_at_init "
     "embed_requires_grad transformer_layer_config.* verifier* training_* max_anchors num_anchors",
     "of the model it guesses for, or of how it is used and was trained",

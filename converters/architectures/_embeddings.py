@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures._tensors import linear
-from ggferry.converters.schema.architecture import Default, Dialect, Drop, From, Harmless, HParam, Role
+from ggferry.converters.schema.architecture import Default, Dialect, Drop, From, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.partial_layouts import Chosen
 from ggferry.converters.schema.roles import Roles
@@ -67,7 +67,7 @@ def dense(number: int, rows: str, columns: str, *, bias: bool = False) -> tuple[
     return tuple(replace(role, optional=True) for role in found)
 
 
-HARMLESS = Harmless(f"{_POOL}word_embedding_dimension {_POOL}include_prompt", "pooling takes what there is")
+IGNORED_KEYS = IgnoredKey(f"{_POOL}word_embedding_dimension {_POOL}include_prompt", "pooling takes what there is")
 
 
 def labels(values: Values) -> tuple[str, ...] | None:
@@ -84,8 +84,8 @@ def labels(values: Values) -> tuple[str, ...] | None:
 LABELS = (
     HParam("n_labels", None, required=False),
     HParam("classifies", None, common.BOOL, required=False),
-    HParam("labels_stated", None, common.STRING, {"hf": "id2label"}, required=False, many="n_labels"),
-    HParam("labels", "classifier.output_labels", common.STRING, derive=labels, required=False, many="n_labels"),
+    HParam("labels_stated", None, common.STRING, {"hf": "id2label"}, required=False, length="n_labels"),
+    HParam("labels", "classifier.output_labels", common.STRING, derive=labels, required=False, length="n_labels"),
 )
 
 
@@ -128,18 +128,19 @@ def reranking(table: Sequence[Role]) -> Roles:
 
 def rerankers(dialect: Dialect) -> tuple[Dialect, ...]:
     """Return the dialects of the same model where the states of the last token are asked for "yes" and "no" alone."""
-    mine = replace(
+    variant = replace(
         dialect, fields=dialect.source, classes=(), types=(),
-        given={
-            **dialect.given, "tied": True, "classifies": True, "pooling": RANK, "n_labels": len(ANSWERS),
+        fixed={
+            **dialect.fixed, "tied": True, "classifies": True, "pooling": RANK, "n_labels": len(ANSWERS),
             "labels_stated": ANSWERS,
         },
-        harmless=(
-            *dialect.harmless,
-            Harmless("tie_word_embeddings", "two rows of the output are kept, whichever matrix it is", (False, True)),
+        ignored_keys=(
+            *dialect.ignored_keys,
+            IgnoredKey("tie_word_embeddings", "two rows of the output are kept, whichever matrix it is", (False, True)),
         ),
     )
     own = tuple(drop for drop in dialect.drops if drop is not common.DROP_TIED)
     return tuple(
-        replace(mine, name=name, names=name, drops=mine.drops if tied else own) for tied, name in RERANKERS.items()
+        replace(variant, name=name, names=name, drops=variant.drops if tied else own) for tied,
+        name in RERANKERS.items()
     )

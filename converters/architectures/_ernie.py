@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Default, Dialect, Drop, Harmless, HParam, Remark, Role
+from ggferry.converters.schema.architecture import Caveat, Default, Dialect, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.layouts import Split
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import varied
@@ -61,12 +61,12 @@ def with_fused(table: Sequence[Role]) -> Sequence[Role]:
     )
 
 
-def unloadable(architecture: str) -> Remark:
+def unloadable(architecture: str) -> Caveat:
     """Return the remark on a model with biases, which llama.cpp has not all of."""
-    return Remark(
+    return Caveat(
         "biased == 1",
         f"llama.cpp does not run this model: {architecture} has no biases in the feed-forward there",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     )
 
 
@@ -74,20 +74,20 @@ RENAMES = (("ernie.", "model."),)
 DROPS = (
     Drop("model.mtp_*", "predicts further tokens for speculative decoding: no part of the decoder"), *common.DROPS,
 )
-HARMLESS = (
-    Harmless("compression_ratio rope_scaling_factor", "not read where it is one", (1, 1.0)),
-    Harmless("use_rmsnorm", "always", (True,)),
-    Harmless("fuse_* use_flash_attention recompute* *_parallel* micro_batch_size max_sequence_length num_nextn*"
+IGNORED_KEYS = (
+    IgnoredKey("compression_ratio rope_scaling_factor", "not read where it is one", (1, 1.0)),
+    IgnoredKey("use_rmsnorm", "always", (True,)),
+    IgnoredKey("fuse_* use_flash_attention recompute* *_parallel* micro_batch_size max_sequence_length num_nextn*"
              " freq_allocation hidden_dropout_prob attention_probs_dropout_prob weight_share_add_bias",
              "how it is trained or computed, not what"),
 )
 
 
 def dialects(
-    remarks: tuple[Remark, ...], harmless: tuple[Harmless, ...] = (), fused: bool = False
+    remarks: tuple[Caveat, ...], ignored: tuple[IgnoredKey, ...] = (), fused: bool = False
 ) -> tuple[Dialect, ...]:
     """Return what checkpoints speak, the dialect of Baidu's own code among them where it is `fused`."""
-    hf = Dialect("hf", drops=DROPS, remarks=remarks, harmless=(*HARMLESS, *harmless), renames=RENAMES)
+    hf = Dialect("hf", drops=DROPS, caveats=remarks, ignored_keys=(*IGNORED_KEYS, *ignored), renames=RENAMES)
     marks = ("*.self_attn.qkv_proj.weight", "*.mlp.up_gate_proj.weight")
-    own = replace(hf, name="fused", fields="hf", marks=marks, conventions=FUSED_CONVENTIONS)
+    own = replace(hf, name="fused", fields="hf", required_tensors=marks, conventions=FUSED_CONVENTIONS)
     return (hf, own) if fused else (hf,)

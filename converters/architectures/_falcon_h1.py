@@ -28,18 +28,18 @@ def second(values: Values) -> float:
     return float(values["ffn_scales"][1])
 
 
-def _stated(name: str, place: str) -> HParam:
+def _declared(name: str, place: str) -> HParam:
     return HParam(name, None, F32, {"hf": place}, required=False)
 
 
 SCALES = (
-    _stated("embedding_scale", "embedding_multiplier"), _stated("logit_scale", "lm_head_multiplier"),
-    _stated("attn_in_scale", "attention_in_multiplier"), _stated("attn_out_scale", "attention_out_multiplier"),
-    _stated("key_scale", "key_multiplier"), HParam("attn_scale", None, F32, derive=score_scale, required=False),
-    _stated("ssm_in_scale", "ssm_in_multiplier"), _stated("ssm_out_scale", "ssm_out_multiplier"),
-    HParam("ssm_scales", None, F32, {"hf": "ssm_multipliers"}, many="5", required=False,
+    _declared("embedding_scale", "embedding_multiplier"), _declared("logit_scale", "lm_head_multiplier"),
+    _declared("attn_in_scale", "attention_in_multiplier"), _declared("attn_out_scale", "attention_out_multiplier"),
+    _declared("key_scale", "key_multiplier"), HParam("attn_scale", None, F32, derive=score_scale, required=False),
+    _declared("ssm_in_scale", "ssm_in_multiplier"), _declared("ssm_out_scale", "ssm_out_multiplier"),
+    HParam("ssm_scales", None, F32, {"hf": "ssm_multipliers"}, length="5", required=False,
            defaults=(Default((1.0,) * 5, _HF, dialect="hf"),)),
-    HParam("ffn_scales", None, F32, {"hf": "mlp_multipliers"}, many="2", required=False,
+    HParam("ffn_scales", None, F32, {"hf": "mlp_multipliers"}, length="2", required=False,
            defaults=(Default((1.0,) * 2, _HF, dialect="hf"),)),
     HParam("ffn_gate_scale", None, F32, derive=first, required=False),
     HParam("ffn_down_scale", None, F32, derive=second, required=False),

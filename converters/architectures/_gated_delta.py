@@ -13,7 +13,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import linear, norm, tensor
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark, Role
+from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import ADD_ONE, NEG_EXP, SAME, Layout, Squeeze, Then
 from ggferry.converters.schema.recipe import Conventions
@@ -53,7 +53,7 @@ HPARAMS = (
     HParam("value_width", None, fields={"hf": "linear_value_head_dim"}, required=False),
     HParam("n_inner", "ssm.inner_size", derive="n_heads * value_width"),
     HParam("interval_stated", None, fields={"hf": "full_attention_interval"}, required=False),
-    HParam("recurrent", "attention.recurrent_layers", BOOL, {"hf": "layer_types"}, many="n_layer",
+    HParam("recurrent", "attention.recurrent_layers", BOOL, {"hf": "layer_types"}, length="n_layer",
            words={"linear_attention": True, "full_attention": False}, derive=recurrent_layers),
     HParam("interval", "full_attention_interval", derive=interval, required=False),
     common.TIED, common.SILU,
@@ -115,20 +115,20 @@ RECIPE: Conventions = {
 CONVENTIONS: Conventions = {"norm_offset": 1.0, "decay": "log"}
 
 NEXT_TOKENS = Drop("*mtp.*", "predicts further tokens for speculative decoding: no part of the decoder")
-WIDTHS = Remark(
+WIDTHS = Caveat(
     "n_inner != n_heads * n_state",
     "keys of the delta net are {n_state} wide and values are not; llama.cpp takes both to be alike",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
-EPSILON = Remark(
+EPSILON = Caveat(
     "eps < 0.0000009 or eps > 0.0000011",
     "queries and keys of the delta net are normed with epsilon 0.000001; llama.cpp takes that of other norms ({eps})",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
-REMARKS = (*rope.REMARKS, WIDTHS, EPSILON)
-HARMLESS = (
+CAVEATS = (*rope.CAVEATS, WIDTHS, EPSILON)
+IGNORED_KEYS = (
     common.UNBIASED,
-    Harmless("mtp_* num_nextn_predict_layers", "of what predicts further tokens, which is dropped"),
-    Harmless("mamba_ssm_dtype", "how it is computed, not what"),
-    Harmless("attn_output_gate", "attention has a gate", (True,)),
+    IgnoredKey("mtp_* num_nextn_predict_layers", "of what predicts further tokens, which is dropped"),
+    IgnoredKey("mamba_ssm_dtype", "how it is computed, not what"),
+    IgnoredKey("attn_output_gate", "attention has a gate", (True,)),
 )

@@ -7,7 +7,7 @@ Source: llama.cpp `conversion/gemma.py`, transformers `modeling_gemma.py` (Gemma
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures._tensors import norm
-from ggferry.converters.schema.architecture import Default, HParam, Remark, Role
+from ggferry.converters.schema.architecture import Caveat, Default, HParam, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.recipe import Conventions
@@ -31,7 +31,7 @@ CAUSAL = HParam(
 )
 SIZES = (*common.SIZES, common.RMS_EPS, common.ALWAYS_TIED, common.GEMMA_GELU, CAUSAL)
 DROPS = common.DROPS
-REMARKS = rope.REMARKS
+CAVEATS = rope.CAVEATS
 
 
 def post_norms() -> tuple[Role, ...]:
@@ -68,11 +68,11 @@ def _scale(values: Values, largest: int) -> float:
     return float(width**-0.5)
 
 
-def scaled_otherwise(largest: int) -> Remark:
+def scaled_differently(largest: int) -> Caveat:
     """Return the remark on scores that llama.cpp does not scale so (`_scale`). `largest`: blocks of the 27B model."""
-    return Remark(
+    return Caveat(
         f"(n_layer != {largest} and query_scalar != head_dim) "
         f"or (n_layer == {largest} and query_scalar * n_head != n_embd)",
         "attention.scale={attn_scale}: written, but llama.cpp scales this architecture's scores by the width of a head",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     )

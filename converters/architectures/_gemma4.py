@@ -12,7 +12,7 @@ _HF = "transformers' default"
 WINDOWS = (
     common.LAYER_WINDOWS,
     common.N_WINDOWS,
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=gemma.windows, many="n_layer"),
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=gemma.windows, length="n_layer"),
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"},
            defaults=(Default(512, _HF, dialect="hf"),), check="0 < n_swa"),
 )
@@ -22,12 +22,12 @@ HEADS = (
     HParam("n_head_kv_global", None, fields={"hf": "num_global_key_value_heads"}, required=False),
     HParam("n_head_kv_listed", None, fields={"hf": "per_layer_config.*.num_key_value_heads"}, required=False),
     HParam("k_is_v", None, BOOL, {"hf": "attention_k_eq_v"}, required=False),
-    HParam("n_head_kv", "attention.head_count_kv", derive=gemma.key_heads, many="n_layer", or_one=True),
+    HParam("n_head_kv", "attention.head_count_kv", derive=gemma.key_heads, length="n_layer", allow_scalar=True),
     HParam("head_dim_full", "attention.key_length", fields={"hf": "global_head_dim|per_layer_config.*.head_dim"},
            defaults=(Default(512, _HF, dialect="hf"),)),
     HParam("head_dim_swa", "attention.key_length_swa", fields={"hf": "head_dim"},
            defaults=(Default(256, _HF, dialect="hf"),)),
-    HParam("head_dim", None, derive=gemma.head_widths, many="n_layer"),
+    HParam("head_dim", None, derive=gemma.head_widths, length="n_layer"),
     HParam("value_dim_full", "attention.value_length", derive="head_dim_full", check="value_dim_full == head_dim_full"),
     HParam("value_dim_swa", "attention.value_length_swa", derive="head_dim_swa", check="value_dim_swa == head_dim_swa"),
     HParam("attn_scale", None, F32),
@@ -45,5 +45,5 @@ ROPE = (
            check="n_rot_full % 2 == 0 and 0 < n_rot_full and n_rot_full == head_dim_full"),
     HParam("n_rot_swa", "rope.dimension_count_swa", derive="head_dim_swa",
            check="n_rot_swa % 2 == 0 and 0 < n_rot_swa and n_rot_swa <= head_dim_swa"),
-    HParam("n_rot", None, derive=gemma.turned_widths, many="n_layer"),
+    HParam("n_rot", None, derive=gemma.rotated_widths, length="n_layer"),
 )

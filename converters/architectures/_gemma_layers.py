@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._tensors import linear, norm
-from ggferry.converters.schema.architecture import Default, Harmless, HParam, Role
+from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey, Role
 from ggferry.converters.schema.block_patterns import all_but_every, of_window
 from ggferry.converters.schema.derivations import Values, float32
 from ggferry.converters.schema.partial_layouts import Extended
@@ -29,7 +29,7 @@ BASES = (
            words={"default": "default"}, required=False),
 )
 SOFTCAP = HParam(
-    "final_softcap", "final_logit_softcapping", F32, {"hf": "final_logit_softcapping"}, absent=0.0, unsayable=0.0
+    "final_softcap", "final_logit_softcapping", F32, {"hf": "final_logit_softcapping"}, absent=0.0, unrepresentable=0.0
 )
 # llama.cpp takes 30 for Gemma 4 where the key is not there: a model that caps nothing says 0.
 SOFTCAP_STATED = HParam(
@@ -37,17 +37,17 @@ SOFTCAP_STATED = HParam(
     defaults=(Default(0.0, "transformers' default", dialect="hf"), Default(30.0, "what readers take", dialect="gguf")),
 )
 DROPS = (
-    *half.unseen("*vision_tower.*", "*vision_embedder.*", "*embed_vision.*", "*multi_modal_projector.*"),
-    *half.unheard("*audio_tower.*", "*embed_audio.*"),
+    *half.drop_vision("*vision_tower.*", "*vision_embedder.*", "*embed_vision.*", "*multi_modal_projector.*"),
+    *half.drop_audio("*audio_tower.*", "*embed_audio.*"),
 )
-HARMLESS = (
+IGNORED_KEYS = (
     half.VISION_KEYS, half.AUDIO_KEYS,
-    Harmless("vision_soft_tokens_per_image audio_soft_tokens_per_image", "of the halves that see and hear"),
-    Harmless("vocab_size_per_layer_input", "the tensor says it"),
-    Harmless("vocab_size_per_layer_input", "as many as there are tokens", follows="n_vocab"),
+    IgnoredKey("vision_soft_tokens_per_image audio_soft_tokens_per_image", "of the halves that see and hear"),
+    IgnoredKey("vocab_size_per_layer_input", "the tensor says it"),
+    IgnoredKey("vocab_size_per_layer_input", "as many as there are tokens", follows="n_vocab"),
 )
-BY_BLOCK = Harmless("per_layer_config.*", "what blocks without a window have of their own: their tensors show it")
-CLIP = Harmless("altup_coef_clip", "used in training only")
+BY_BLOCK = IgnoredKey("per_layer_config.*", "what blocks without a window have of their own: their tensors show it")
+CLIP = IgnoredKey("altup_coef_clip", "used in training only")
 
 
 def block_embeddings(when: str = "") -> Roles:
@@ -95,7 +95,7 @@ def head_widths(values: Values) -> tuple[int, ...]:
     return of_window(values, "head_dim")
 
 
-def turned_widths(values: Values) -> tuple[int, ...]:
+def rotated_widths(values: Values) -> tuple[int, ...]:
     """How much of a head may turn in every block."""
     return of_window(values, "n_rot")
 
@@ -121,8 +121,8 @@ def proportional_factors(values: Values) -> list[float]:
     """What divides the rotary frequencies of blocks without a window, `(n_rot_full / 2,)`: the first part turns as it
     would if all did, the rest does not turn (transformers `_compute_proportional_rope_parameters`)."""
     half_head = values["head_dim_full"] // 2
-    turned = int(values["rope_fraction_full"] * values["head_dim_full"] // 2)
-    return [float(values.get("rope_stretch", 1.0))] * turned + [NO_TURN] * (half_head - turned)
+    rotated = int(values["rope_fraction_full"] * values["head_dim_full"] // 2)
+    return [float(values.get("rope_stretch", 1.0))] * rotated + [NO_TURN] * (half_head - rotated)
 
 
 NO_TURN = 1e30

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import norm, plain, tensor
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark, Role
+from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import SAME, Layout
 from ggferry.converters.schema.recipe import Conventions
@@ -58,7 +58,7 @@ GELU_TANH = HParam(
     words=_GELU | _GELU_TANH, absent="gelu_tanh", check="activation == 'gelu' or activation == 'gelu_tanh'",
 )
 GELU = replace(GELU_TANH, absent="gelu")
-ERF = Remark(
+ERF = Caveat(
     "activation == 'gelu'", "GELU by the error function: llama.cpp computes its tanh approximation, which costs 1e-3"
 )
 
@@ -68,14 +68,14 @@ ATTN_SCALE = HParam(
     "attn_scale", "attention.scale", F32, required=False,
     defaults=(Default(1.0, "scale_attn_weights is false", when="scaled == 0"),),
 )
-UNSCALED = Remark(
+UNSCALED = Caveat(
     "attn_scale > 0",
     "attention.scale={attn_scale}: written, but llama.cpp scales this architecture's scores by 1/√(width of a head)",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 # Sums in more digits, or in another order.
-UPCAST = Harmless(
+UPCAST = IgnoredKey(
     "reorder_and_upcast_attn attention_softmax_in_fp32 scale_attention_softmax_in_fp32 slow_but_exact",
     "how it is computed, not what",
 )

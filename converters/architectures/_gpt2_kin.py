@@ -6,7 +6,7 @@ evilfreelancer's `modeling_rugpt3xl.py`.
 """
 
 from ggferry.converters.architectures import _gpt as gpt
-from ggferry.converters.schema.architecture import Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Drop, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Concat, Split
 from ggferry.converters.schema.partial_layouts import Scaled
@@ -72,15 +72,15 @@ RUGPT_NAMES = (
 )
 NORMS = {"eps": 1e-5}
 """Of transformers' code, whatever a configuration says."""
-HARMLESS = (
-    Harmless("enable_bias", "the tensors say it", (True,)),
-    Harmless("layer_norm_eps", "transformers' norms have 1e-5 in this class", (1e-12, 1e-5)),
-    Harmless("layerdrop init_std activation_dropout learned_embeddings _name_or_path", "of training, or a name"),
-    Harmless("do_layer_norm_before", "always", (True,)),
+IGNORED_KEYS = (
+    IgnoredKey("enable_bias", "the tensors say it", (True,)),
+    IgnoredKey("layer_norm_eps", "transformers' norms have 1e-5 in this class", (1e-12, 1e-5)),
+    IgnoredKey("layerdrop init_std activation_dropout learned_embeddings _name_or_path", "of training, or a name"),
+    IgnoredKey("do_layer_norm_before", "always", (True,)),
 )
-RUGPT_HARMLESS = (
-    Harmless("embedding_dropout output_dropout", "of training"),
-    Harmless("sparse_block_size sparse_num_*", "of a sparse attention that is not in use"),
-    Harmless("attn_implementation", "how it is computed"),
+RUGPT_IGNORED_KEYS = (
+    IgnoredKey("embedding_dropout output_dropout", "of training"),
+    IgnoredKey("sparse_block_size sparse_num_*", "of a sparse attention that is not in use"),
+    IgnoredKey("attn_implementation", "how it is computed"),
 )
 MASKS = (Drop("*.version", "a buffer of fairseq's: the version of its layout", follows=True),)

@@ -6,7 +6,7 @@ one matrix in Hugging Face's files, gate first.
 """
 
 from ggferry.converters.architectures._tensors import linear, tensor
-from ggferry.converters.schema.architecture import Default, Harmless, HParam, Role
+from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Pick, Split
 from ggferry.formats.gguf.values import ValueType
@@ -16,10 +16,10 @@ _ONE = (Default(1.0, "transformers' default", dialect="hf"),)
 
 SCALES = (
     HParam("attn_scale", "attention.scale", F32, {"hf": "attention_multiplier"}, absent=0.0, defaults=_ONE,
-           unsayable=0.0),
-    HParam("embedding_scale", "embedding_scale", F32, {"hf": "embedding_multiplier"}, absent=1.0, unsayable=0.0),
-    HParam("residual_scale", "residual_scale", F32, {"hf": "residual_multiplier"}, absent=1.0, unsayable=0.0),
-    HParam("logit_scale", "logit_scale", F32, {"hf": "logits_scaling"}, defaults=_ONE, unsayable=0.0),
+           unrepresentable=0.0),
+    HParam("embedding_scale", "embedding_scale", F32, {"hf": "embedding_multiplier"}, absent=1.0, unrepresentable=0.0),
+    HParam("residual_scale", "residual_scale", F32, {"hf": "residual_multiplier"}, absent=1.0, unrepresentable=0.0),
+    HParam("logit_scale", "logit_scale", F32, {"hf": "logits_scaling"}, defaults=_ONE, unrepresentable=0.0),
 )
 # What llama.cpp takes for a switch of rotary positions in this family.
 ROTATES = HParam(
@@ -27,10 +27,10 @@ ROTATES = HParam(
     words={"rope": True, "nope": False}, absent=True,
 )
 ATTENDS = HParam(
-    "attends", None, BOOL, {"hf": "layer_types"}, many="n_layer", required=False,
+    "attends", None, BOOL, {"hf": "layer_types"}, length="n_layer", required=False,
     words={"attention": True, "full_attention": True},
 )
-NOT_MAMBA = Harmless("mamba_* time_step_limit", "no block is a state space")
+NOT_MAMBA = IgnoredKey("mamba_* time_step_limit", "no block is a state space")
 
 
 def dense_width(values: Values) -> int:

@@ -18,23 +18,23 @@ def base(values: Values) -> float:
     return float(listed.pop() if listed else values.get("base_stated", 10000.0))
 
 
-def turned(values: Values) -> tuple[bool, ...]:
+def rotated(values: Values) -> tuple[bool, ...]:
     """Return attention.rope_pattern: the blocks with a base, or those of a list, or all."""
     listed = values.get("rope_bases", values.get("rope_stated"))
     return (True,) * values["n_layer"] if listed is None else tuple(bool(item) for item in listed)
 
 
-TURNED = (
-    HParam("rope_bases", None, F32, {"hf": "layer_rope_theta"}, many="n_layer", required=False),
-    HParam("rope_stated", None, BOOL, {"hf": "no_rope_layers"}, words={1: True, 0: False}, many="n_layer",
+ROTATED = (
+    HParam("rope_bases", None, F32, {"hf": "layer_rope_theta"}, length="n_layer", required=False),
+    HParam("rope_stated", None, BOOL, {"hf": "no_rope_layers"}, words={1: True, 0: False}, length="n_layer",
            required=False),
     HParam("base_stated", None, F32, rope.BASE.fields, required=False),
     HParam("rope_base", "rope.freq_base", F32, derive=base, check="rope_base > 1"),
-    HParam("rope_layers", "attention.rope_pattern", BOOL, derive=turned, implied="each n >= 0", many="n_layer"),
+    HParam("rope_layers", "attention.rope_pattern", BOOL, derive=rotated, implied="each n >= 0", length="n_layer"),
 )
 WINDOWS = (
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, check="0 < n_swa",
            defaults=(Default(128, "transformers' default", dialect="hf"),)),
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types"}, many="n_layer",
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types"}, length="n_layer",
            words={"sliding_attention": True, "full_attention": False}, derive="each n % 4 != 0"),
 )

@@ -8,7 +8,7 @@ GGUF gets that base.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Default, Dialect, Harmless, HParam, Remark, Role
+from ggferry.converters.schema.architecture import Caveat, Default, Dialect, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Derivation, Values
 from ggferry.formats.gguf.values import ValueType
 
@@ -46,7 +46,7 @@ def fourth_axis(values: Values) -> int:
 
 def listed(name: str, place: str) -> HParam:
     """Return what a configuration lists block by block, or says once."""
-    return HParam(name, None, fields={"hf": place}, many="n_layer", or_one=True, required=False)
+    return HParam(name, None, fields={"hf": place}, length="n_layer", allow_scalar=True, required=False)
 
 
 def alike(name: str) -> Derivation:
@@ -89,27 +89,27 @@ def attention() -> tuple[Role, ...]:
     )
 
 
-LONGER = Remark(
+LONGER = Caveat(
     "ctx_stated != n_ctx",
     "the configuration says {ctx_stated} tokens; Tencent made alpha={rope_alpha} for {n_ctx}, which is written",
 )
-HARMLESS = (
+IGNORED_KEYS = (
     common.UNBIASED,
-    Harmless("eod_token_id im_* text_*_id mask_init_id sep_token_id pad_id", "read with the tokenizer"),
-    Harmless("use_qk_norm", "always", (True,)),
-    Harmless("use_cla use_mla position_embedding_xdrope add_classification_head", "never", (False,)),
-    Harmless("group_limited_greedy", "never", (False,)),
-    Harmless("cla_share_factor class_num pool_type dense_list enable_lm_head_fp32", "of what no model of these has"),
-    Harmless("kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim", "of latent attention, unused"),
-    Harmless("attention_head_dim", "repeats head_dim", follows="head_dim"),
-    Harmless("org_vocab_size", "the tensors say it"),
-    Harmless("rope_scaling.beta_* rope_scaling.mscale*", "of yarn, or 1 where an alpha takes its place"),
+    IgnoredKey("eod_token_id im_* text_*_id mask_init_id sep_token_id pad_id", "read with the tokenizer"),
+    IgnoredKey("use_qk_norm", "always", (True,)),
+    IgnoredKey("use_cla use_mla position_embedding_xdrope add_classification_head", "never", (False,)),
+    IgnoredKey("group_limited_greedy", "never", (False,)),
+    IgnoredKey("cla_share_factor class_num pool_type dense_list enable_lm_head_fp32", "of what no model of these has"),
+    IgnoredKey("kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim", "of latent attention, unused"),
+    IgnoredKey("attention_head_dim", "repeats head_dim", follows="head_dim"),
+    IgnoredKey("org_vocab_size", "the tensors say it"),
+    IgnoredKey("rope_scaling.beta_* rope_scaling.mscale*", "of yarn, or 1 where an alpha takes its place"),
 )
 
 
-def dialects(*harmless: Harmless) -> tuple[Dialect, ...]:
+def dialects(*ignored: IgnoredKey) -> tuple[Dialect, ...]:
     """Return what checkpoints speak."""
     spoken = Dialect(
-        "hf", drops=common.DROPS, remarks=(*rope.REMARKS, LONGER), harmless=(*HARMLESS, *harmless)
+        "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, LONGER), ignored_keys=(*IGNORED_KEYS, *ignored)
     )
     return (spoken,)

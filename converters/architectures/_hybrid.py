@@ -5,7 +5,7 @@ GGUF says by `attention.head_count_kv`, one a block, which blocks attend: those 
 """
 
 from ggferry.converters.architectures._tensors import linear, tensor
-from ggferry.converters.schema.architecture import Default, Harmless, HParam, Role
+from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import NEG_EXP, SAME, Layout, Reshape, Squeeze, Then
 from ggferry.converters.schema.roles import both
@@ -63,16 +63,16 @@ HEADS_KV_STATED = HParam(
     "heads_kv", None, fields={"hf": "num_key_value_heads"}, required=False,
     check="0 < heads_kv and n_head % heads_kv == 0",
 )
-HEADS_KV = HParam("n_head_kv", "attention.head_count_kv", INT32, derive=heads_kv, many="n_layer", or_one=True)
+HEADS_KV = HParam("n_head_kv", "attention.head_count_kv", INT32, derive=heads_kv, length="n_layer", allow_scalar=True)
 KINDS = {"mamba": False, "linear_attention": False, "conv": False, "attention": True, "full_attention": True}
 ATTENDS = HParam(
-    "attends", None, BOOL, {"hf": "layer_types|layers_block_type"}, many="n_layer", words=KINDS, required=False,
+    "attends", None, BOOL, {"hf": "layer_types|layers_block_type"}, length="n_layer", words=KINDS, required=False,
     derive=attending,
 )
 ATTENDS_STATED = (
     HParam("n_attending", None, derive=listed, required=False),
     HParam(
-        "attn_indices", None, fields={"hf": "attn_layer_indices|full_attn_idxs"}, many="n_attending", required=False
+        "attn_indices", None, fields={"hf": "attn_layer_indices|full_attn_idxs"}, length="n_attending", required=False
     ),
     HParam("attn_period", None, fields={"hf": "attn_layer_period"}, required=False),
     HParam("attn_offset", None, fields={"hf": "attn_layer_offset"}, required=False),
@@ -90,20 +90,20 @@ MAMBA2 = (
     HParam("n_inner", "ssm.inner_size"),
     # A time step is never cut off: no runtime has a key for it.
     HParam("dt_limit", None, STRING, {"hf": "time_step_limit"}, words={0.0: "none", float("inf"): "none"},
-           required=False, many="2"),
+           required=False, length="2"),
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias|use_conv_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias|use_bias"}, words={False: False}, required=False),
 )
-MAMBA_HARMLESS = (
-    Harmless("mamba_expand expand mamba_d_head mamba_d_ssm mamba_head_dim", "the tensors say it"),
-    Harmless("mamba_expand expand", "how much wider the state space is", follows="@space_expansion"),
-    Harmless("mamba_d_head mamba_head_dim", "the width of a head", follows="@space_head"),
-    Harmless("mamba_d_ssm", "the width of the state space", follows="@space_width"),
-    Harmless("mamba_dt_rank", "the rank of the time step", follows="@step_rank"),
-    Harmless("mamba_chunk_size chunk_size use_mamba_kernels use_mambapy use_associative_scan", "how it is computed"),
-    Harmless("num_logits_to_keep", "how many logits generation keeps"),
-    Harmless("z_loss_coefficient", "used in training only"),
+MAMBA_IGNORED_KEYS = (
+    IgnoredKey("mamba_expand expand mamba_d_head mamba_d_ssm mamba_head_dim", "the tensors say it"),
+    IgnoredKey("mamba_expand expand", "how much wider the state space is", follows="@space_expansion"),
+    IgnoredKey("mamba_d_head mamba_head_dim", "the width of a head", follows="@space_head"),
+    IgnoredKey("mamba_d_ssm", "the width of the state space", follows="@space_width"),
+    IgnoredKey("mamba_dt_rank", "the rank of the time step", follows="@step_rank"),
+    IgnoredKey("mamba_chunk_size chunk_size use_mamba_kernels use_mambapy use_associative_scan", "how it is computed"),
+    IgnoredKey("num_logits_to_keep", "how many logits generation keeps"),
+    IgnoredKey("z_loss_coefficient", "used in training only"),
 )
 
 

@@ -4,7 +4,7 @@ Sources: llama.cpp `src/models/{deepseek32,glm-dsa}.cpp`; transformers `modeling
 """
 
 from ggferry.converters.architectures._tensors import linear, norm
-from ggferry.converters.schema.architecture import Default, HParam, Remark, Role
+from ggferry.converters.schema.architecture import Caveat, Default, HParam, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.formats.gguf.values import ValueType
 
@@ -25,20 +25,20 @@ SHARED = (
            defaults=(Default(1, "transformers' default", dialect="hf"),)),
     HParam("index_offset", None, fields={"hf": "index_skip_topk_offset"}, required=False,
            defaults=(Default(2, "transformers' default", dialect="hf"),)),
-    HParam("index_full", "attention.indexer.types", BOOL, {"hf": "indexer_types"}, many="n_layer",
+    HParam("index_full", "attention.indexer.types", BOOL, {"hf": "indexer_types"}, length="n_layer",
            words={"full": True, "shared": False}, derive=full_indexers, required=False),
 )
 HPARAMS = (
-    HParam("indexed", None, BOOL, {"hf": "layer_types"}, many="n_layer", words={"indexed_attention": True},
+    HParam("indexed", None, BOOL, {"hf": "layer_types"}, length="n_layer", words={"indexed_attention": True},
            required=False),
     HParam("index_heads", "attention.indexer.head_count", fields={"hf": "index_n_heads"}),
     HParam("index_dim", "attention.indexer.key_length", fields={"hf": "index_head_dim"}, check="n_rot <= index_dim"),
     HParam("index_top_k", "attention.indexer.top_k", fields={"hf": "index_topk"}, check="0 < index_top_k"),
 )
-WIDTH = Remark(
+WIDTH = Caveat(
     "index_dim % 64 != 0",
     "the indexer's heads are {index_dim} wide; llama.cpp turns them by Hadamard matrices of 64 and stops",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 

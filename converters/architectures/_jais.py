@@ -29,13 +29,14 @@ def by_width(values: Values) -> float:
     return float(1 / values["head_dim"])
 
 
-def _stated(name: str, place: str) -> HParam:
+def _declared(name: str, place: str) -> HParam:
     return HParam(name, None, F32, {"hf": place}, required=False)
 
 
 SCALES = (
-    _stated("embedding_scale", "mup_embeddings_scale|embeddings_scale"), _stated("output_alpha", "mup_output_alpha"),
-    _stated("output_width_scale", "mup_width_scale"), _stated("width_scale", "width_scale"),
+    _declared("embedding_scale", "mup_embeddings_scale|embeddings_scale"),
+    _declared("output_alpha", "mup_output_alpha"),
+    _declared("output_width_scale", "mup_width_scale"), _declared("width_scale", "width_scale"),
     HParam("logit_scale", None, F32, derive=logit_scale, required=False),
     HParam("by_width", None, BOOL, {"hf": "mup_scale_qk_dot_by_d|scale_qk_dot_by_d"}, required=False,
            defaults=(Default(False, "the publisher's default", dialect="hf"),)),

@@ -43,16 +43,16 @@ def value_widths(values: Values) -> tuple[int, ...]:
 _IN = "linear_attn_config."
 DELTA = (
     HParam("n_full", None, derive=listed, required=False),
-    HParam("full_blocks", None, fields={"hf": f"{_IN}full_attn_layers"}, many="n_full", required=False),
-    HParam("attends", None, ValueType.BOOL, {"hf": "layer_types"}, many="n_layer", required=False,
+    HParam("full_blocks", None, fields={"hf": f"{_IN}full_attn_layers"}, length="n_full", required=False),
+    HParam("attends", None, ValueType.BOOL, {"hf": "layer_types"}, length="n_layer", required=False,
            words={"full_attention": True, "linear_attention": False}),
-    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=heads_kv, many="n_layer"),
+    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=heads_kv, length="n_layer"),
     HParam("n_conv", "ssm.conv_kernel", fields={"hf": f"{_IN}short_conv_kernel_size|linear_conv_kernel_dim"}),
     HParam("kda_dim", "kda.head_dim", fields={"hf": f"{_IN}head_dim|linear_head_dim"}),
     HParam("kda_heads", None, fields={"hf": f"{_IN}num_heads|linear_num_heads"}, required=False,
            check="kda_heads == n_head"),
-    HParam("q_width", None, derive=query_widths, many="n_layer"),
-    HParam("v_width", None, derive=value_widths, many="n_layer"),
+    HParam("q_width", None, derive=query_widths, length="n_layer"),
+    HParam("v_width", None, derive=value_widths, length="n_layer"),
 )
 
 _LAYER = "model.layers.{n}."

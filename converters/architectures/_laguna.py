@@ -15,21 +15,21 @@ def fraction(kind: str, default: float) -> HParam:
     )
 
 
-def _turned(values: Values, kind: str) -> int:
+def _rotated(values: Values, kind: str) -> int:
     return int(values["head_dim"] * values[f"rope_fraction_{kind}"])
 
 
-def turned_full(values: Values) -> int:
+def rotated_full(values: Values) -> int:
     """rope.dimension_count: what turns of a head in blocks without a window."""
-    return _turned(values, "full")
+    return _rotated(values, "full")
 
 
-def turned_windowed(values: Values) -> int | None:
+def rotated_windowed(values: Values) -> int | None:
     """rope.dimension_count_swa: what turns of a head in blocks with a window."""
-    return _turned(values, "sliding") if values["n_swa"] else None
+    return _rotated(values, "sliding") if values["n_swa"] else None
 
 
-def turned(values: Values) -> tuple[int, ...]:
+def rotated(values: Values) -> tuple[int, ...]:
     """What turns of a head, block by block."""
     full, blocks = values["n_rot_full"], range(values["n_layer"])
     if not values.get("n_swa"):
@@ -38,7 +38,7 @@ def turned(values: Values) -> tuple[int, ...]:
     return tuple(own if window else full for window in values["swa_layers"])
 
 
-def turned_unlike_the_first(values: Values) -> int:
+def rotated_unlike_the_first(values: Values) -> int:
     """How many blocks turn more or less of a head than the first, where that has a window: llama.cpp gives what it
     turns to all that have none."""
     parts = values["n_rot"]

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import linear, norm, tensor
-from ggferry.converters.schema.architecture import Default, Harmless, HParam, Role
+from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
@@ -77,10 +77,10 @@ def mixers() -> tuple[Role, ...]:
 
 
 RECIPE: Conventions = {"rope": "halves", "output_norm": "embedding", "expert_norm": True}
-HARMLESS = (
+IGNORED_KEYS = (
     common.UNBIASED,
-    Harmless("block_mlp_init_scale block_out_init_scale *_use_xavier_init", "used before training only"),
-    Harmless("block_dim conv_dim conv_dim_out", "repeats the model's width", follows="n_embd"),
-    Harmless("num_heads", "repeats num_attention_heads", follows="n_head"),
-    Harmless("block_use_swiglu use_pos_enc", "always so", (True,)),
+    IgnoredKey("block_mlp_init_scale block_out_init_scale *_use_xavier_init", "used before training only"),
+    IgnoredKey("block_dim conv_dim conv_dim_out", "repeats the model's width", follows="n_embd"),
+    IgnoredKey("num_heads", "repeats num_attention_heads", follows="n_head"),
+    IgnoredKey("block_use_swiglu use_pos_enc", "always so", (True,)),
 )

@@ -16,11 +16,11 @@ def everywhere(name: str) -> Derivation:
 
 def of_experts(derive: Derivation | str, *, required: bool = False) -> HParam:
     """Return what bounds the experts, block by block."""
-    return HParam("expert_limit", "swiglu_clamp_exp", common.F32, derive=derive, many="n_layer", or_one=True,
+    return HParam("expert_limit", "swiglu_clamp_exp", common.F32, derive=derive, length="n_layer", allow_scalar=True,
                   required=required)
 
 
 def of_shared(derive: Derivation | str) -> HParam:
     """Return what bounds the experts that every token passes."""
-    return HParam("shared_limit", "swiglu_clamp_shexp", common.F32, derive=derive, many="n_layer", or_one=True,
+    return HParam("shared_limit", "swiglu_clamp_shexp", common.F32, derive=derive, length="n_layer", allow_scalar=True,
                   required=False)

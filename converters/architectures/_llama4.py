@@ -1,6 +1,6 @@
 """What LLaMA 4's configuration says of its blocks, and GGUF by constants."""
 
-from ggferry.converters.schema.block_patterns import Flags, turned_as_listed
+from ggferry.converters.schema.block_patterns import Flags, rotated_as_listed
 from ggferry.converters.schema.derivations import Values
 
 
@@ -14,9 +14,9 @@ def listed_experts(values: Values) -> int:
     return len(values["moe_layers"])
 
 
-def turned(values: Values) -> Flags:
+def rotated(values: Values) -> Flags:
     """Blocks that turn queries and keys: as listed, where the list is not empty, or all but every so-many-th."""
-    return turned_as_listed({**values, "rope_stated": values.get("rope_stated") or None})
+    return rotated_as_listed({**values, "rope_stated": values.get("rope_stated") or None})
 
 
 def chunked(values: Values) -> Flags:

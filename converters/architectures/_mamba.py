@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _recurrent as recurrent
-from ggferry.converters.schema.architecture import Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Squeeze
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import roles
@@ -58,48 +58,49 @@ blk.{n}.ssm_out.weight        : n_embd n_inner | hf backbone.layers.{n}.mixer.ou
 """)
 MIXER = "backbone.layers.{n}.mixer."
 
-EXPANSION = Remark(
+EXPANSION = Caveat(
     "n_inner != 2 * n_embd",
     "the state space is {n_inner} wide for a model of {n_embd}; llama.cpp loads twice that only",
 )
 # It scales weights before training: in those of a checkpoint that is done.
-RESCALED = Remark(
+RESCALED = Caveat(
     "rescaled == 1",
     "rescale_prenorm_residual is true: the weights of the outputs of state spaces are written as they are stored; "
     "transformers 5.23 divides them by the root of the number of blocks, {n_layer}, whenever it loads them",
-    otherwise="transformers",
+    differs_in="transformers",
 )
 _BEFORE = "used before training only"
 _HOW = "how it is computed, not what"
-HARMLESS = (
-    Harmless("expand time_step_rank head_dim hidden_ratio", "the tensors say it"),
-    Harmless("expand", "how much wider the state space is", follows="@space_expansion"),
-    Harmless("time_step_rank", "the rank of the time step", follows="@step_rank"),
-    Harmless("head_dim", "the width of a head", follows="@space_head"),
-    Harmless("time_step_m* time_step_scale time_step_init_scheme time_step_floor", _BEFORE),
-    Harmless("residual_in_fp32 use_associative_scan use_mambapy chunk_size fused_add_norm", _HOW),
-    Harmless("rms_norm", "every norm is", (True,)),
-    Harmless("norm_before_gate", "read by nobody"),  # Mamba-Codestral's; transformers gates first whatever it says
+IGNORED_KEYS = (
+    IgnoredKey("expand time_step_rank head_dim hidden_ratio", "the tensors say it"),
+    IgnoredKey("expand", "how much wider the state space is", follows="@space_expansion"),
+    IgnoredKey("time_step_rank", "the rank of the time step", follows="@step_rank"),
+    IgnoredKey("head_dim", "the width of a head", follows="@space_head"),
+    IgnoredKey("time_step_m* time_step_scale time_step_init_scheme time_step_floor", _BEFORE),
+    IgnoredKey("residual_in_fp32 use_associative_scan use_mambapy chunk_size fused_add_norm", _HOW),
+    IgnoredKey("rms_norm", "every norm is", (True,)),
+    IgnoredKey("norm_before_gate", "read by nobody"),  # Mamba-Codestral's; transformers gates first whatever it says
 )
 # state-spaces' MambaConfig, and the arguments of its Mamba2 (mamba_ssm `modules/mamba2.py`).
-STATE_SPACES_HARMLESS = (
-    Harmless("residual_in_fp32 fused_add_norm", _HOW),
-    Harmless("pad_vocab_size_multiple ssm_cfg.layer ssm_cfg.expand ssm_cfg.headdim", "the tensors say it"),
-    Harmless("ssm_cfg.dt_min ssm_cfg.dt_max ssm_cfg.dt_init* ssm_cfg.dt_scale ssm_cfg.A_init_range", _BEFORE),
-    Harmless("ssm_cfg.chunk_size ssm_cfg.use_mem_eff_path ssm_cfg.use_fast_path", _HOW),
-    Harmless("d_intermediate", "no feed-forward half", (0,)),
-    Harmless("attn_layer_idx", "no block attends", ([],)),
-    Harmless("attn_cfg", "no block attends", ({},)),
-    Harmless("ssm_cfg.rmsnorm", "every norm is", (True,)),
-    Harmless("ssm_cfg.norm_before_gate ssm_cfg.D_has_hdim", "as every published model", (False,)),
+STATE_SPACES_IGNORED_KEYS = (
+    IgnoredKey("residual_in_fp32 fused_add_norm", _HOW),
+    IgnoredKey("pad_vocab_size_multiple ssm_cfg.layer ssm_cfg.expand ssm_cfg.headdim", "the tensors say it"),
+    IgnoredKey("ssm_cfg.dt_min ssm_cfg.dt_max ssm_cfg.dt_init* ssm_cfg.dt_scale ssm_cfg.A_init_range", _BEFORE),
+    IgnoredKey("ssm_cfg.chunk_size ssm_cfg.use_mem_eff_path ssm_cfg.use_fast_path", _HOW),
+    IgnoredKey("d_intermediate", "no feed-forward half", (0,)),
+    IgnoredKey("attn_layer_idx", "no block attends", ([],)),
+    IgnoredKey("attn_cfg", "no block attends", ({},)),
+    IgnoredKey("ssm_cfg.rmsnorm", "every norm is", (True,)),
+    IgnoredKey("ssm_cfg.norm_before_gate ssm_cfg.D_has_hdim", "as every published model", (False,)),
 )
 
 HF = Dialect(
     "hf", conventions={"decay": "log"}, drops=(common.DROP_TIED,),
     renames=(("model.backbone.", "backbone."), ("model.lm_head.", "lm_head.")),  # Mamba-Codestral
-    harmless=HARMLESS, remarks=(RESCALED,),
+    ignored_keys=IGNORED_KEYS, caveats=(RESCALED,),
 )
 STATE_SPACES = replace(
     HF, name="state-spaces", names="hf", renames=(("backbone.embedding.", "backbone.embeddings."),),
-    marks=("backbone.embedding.weight", "backbone.layers.0.mixer.A_log"), harmless=STATE_SPACES_HARMLESS, remarks=(),
+    required_tensors=("backbone.embedding.weight", "backbone.layers.0.mixer.A_log"),
+    ignored_keys=STATE_SPACES_IGNORED_KEYS, caveats=(),
 )

@@ -4,7 +4,7 @@ Sources: llama.cpp `src/models/minicpm3.cpp`; transformers `modeling_minicpm3.py
 MiniCPM, whose graphs read them.
 """
 
-from ggferry.converters.schema.architecture import Default, HParam, Remark
+from ggferry.converters.schema.architecture import Caveat, Default, HParam
 from ggferry.converters.schema.derivations import Values
 from ggferry.formats.gguf.values import ValueType
 
@@ -48,9 +48,9 @@ SCALES = (
     HParam("residual_scale", "residual_scale", F32, derive=residual_scale, implied=fixed_residual),
     HParam("logit_scale", "logit_scale", F32, derive=logit_scale, implied=fixed_logits),
 )
-FIXED = Remark(
+FIXED = Caveat(
     "embedding_scale != 12 or depth_scale < 1.3999 or depth_scale > 1.4001 or base_width != 256",
     "scale_emb={embedding_scale}, scale_depth={depth_scale}, dim_model_base={base_width}: written, but llama.cpp "
     "computes with 12, 1.4 and 256",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )

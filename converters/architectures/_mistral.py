@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Default, Dialect, HParam, IgnoredKey
 from ggferry.formats.gguf.values import ValueType
 
 NAME = "mistral-format"
@@ -53,13 +53,14 @@ blk.{n}.ffn_up_exps.weight   layers.{n}.feed_forward.experts.{e}.w3.weight @stac
 """
 DIALECT = Dialect(
     NAME,
-    marks=("tok_embeddings.weight", "layers.0.attention.wq.weight", "layers.0.attention_norm.weight"),
-    drops=half.unseen("vision_encoder.*", "vision_language_adapter.*", "patch_merger.*", "pre_mm_projector_norm.*"),
-    harmless=(
-        Harmless("vision_encoder vision_encoder.* multimodal multimodal.*", "of the vision half, which is dropped"),
-        Harmless("max_batch_size model_parallel_size model_type", "of programs that run it"),
-        Harmless("causal", "the default", (True,)),
-        Harmless("use_biases", "the default", (False,)),
+    required_tensors=("tok_embeddings.weight", "layers.0.attention.wq.weight", "layers.0.attention_norm.weight"),
+    drops=half.drop_vision("vision_encoder.*", "vision_language_adapter.*", "patch_merger.*",
+        "pre_mm_projector_norm.*"),
+    ignored_keys=(
+        IgnoredKey("vision_encoder vision_encoder.* multimodal multimodal.*", "of the vision half, which is dropped"),
+        IgnoredKey("max_batch_size model_parallel_size model_type", "of programs that run it"),
+        IgnoredKey("causal", "the default", (True,)),
+        IgnoredKey("use_biases", "the default", (False,)),
     ),
 )
 

@@ -13,13 +13,13 @@ def key_norm(values: Values) -> tuple[float, ...]:
     return (1.0,) * int(values["head_dim"])
 
 
-def turned(values: Values) -> tuple[bool, ...]:
+def rotated(values: Values) -> tuple[bool, ...]:
     """Return which blocks rotate queries and keys: those with a base in the list, else those with a window."""
     listed = values.get("rope_bases")
     return tuple(bool(item) for item in (values["swa_layers"] if listed is None else listed))
 
 
-def turned_otherwise(values: Values) -> int:
+def rotated_differently(values: Values) -> int:
     """Return how many blocks turn without a window, or have one and do not turn."""
     return sum(bool(a) != bool(b) for a, b in zip(values["rope_layers"], values["swa_layers"], strict=False))
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark, Role
+from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
@@ -62,11 +62,11 @@ def expert_width(values: Values) -> int:
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD,
     HParam("pattern", None, STRING, {"hf": "hybrid_override_pattern"}, required=False),
-    HParam("kinds", None, STRING, {"hf": "block_configs.block_type|layers_block_type|layer_types"}, many="n_layer",
+    HParam("kinds", None, STRING, {"hf": "block_configs.block_type|layers_block_type|layer_types"}, length="n_layer",
            words=WORDS, required=False, derive=kinds),
     HParam("n_layer", "block_count", fields={"hf": "num_hidden_layers"}, derive=blocks),
     common.N_HEAD, hybrid.HEADS_KV_STATED,
-    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=heads_kv, many="n_layer", or_one=True),
+    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=heads_kv, length="n_layer", allow_scalar=True),
     HParam("head_dim", "attention.key_length", fields={"hf": "head_dim|attention_head_dim"}, implied="n_embd / n_head"),
     HParam("head_dim_v", "attention.value_length", fields={"hf": "head_dim|attention_head_dim"},
            implied="n_embd / n_head"),
@@ -80,7 +80,7 @@ HPARAMS = (
     HParam("activation", None, STRING, {"hf": "mlp_hidden_act"}, words={"relu2": "relu_squared"}, required=False),
     HParam("mixer_activation", None, STRING, {"hf": "mamba_hidden_act"}, words={"silu": "silu"}, required=False),
 )
-N_FF = HParam("n_ff", "feed_forward_length", INT32, derive=widths, many="n_layer", or_one=True)
+N_FF = HParam("n_ff", "feed_forward_length", INT32, derive=widths, length="n_layer", allow_scalar=True)
 
 LAYER = "backbone.layers.{n}."
 
@@ -120,18 +120,18 @@ RENAMES = (
     (f"model.{_BIAS}.bias", f"backbone.{_BIAS}_bias"),
     ("model.", "backbone."),
 )
-SHORTEST = Remark(
+SHORTEST = Caveat(
     "dt_min > 0",
     "transformers lets no time step of a state space be shorter than {dt_min}: written as ssm.time_step_min, but "
     "llama.cpp computes with the steps as they come",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
-HARMLESS = (
-    *hybrid.MAMBA_HARMLESS,
-    Harmless("time_step_max time_step_floor rescale_prenorm_residual mamba_dt_*", "used before training only"),
-    Harmless(
+IGNORED_KEYS = (
+    *hybrid.MAMBA_IGNORED_KEYS,
+    IgnoredKey("time_step_max time_step_floor rescale_prenorm_residual mamba_dt_*", "used before training only"),
+    IgnoredKey(
         "residual_in_fp32 mamba_ssm_cache_dtype use_mamba_kernels moe_shared_expert_overlap", "how it is computed"
     ),
-    Harmless("mtp_* num_nextn_predict_layers", "of what predicts further tokens, which is dropped"),
-    Harmless("sliding_window", "there is none", (None,)),
+    IgnoredKey("mtp_* num_nextn_predict_layers", "of what predicts further tokens, which is dropped"),
+    IgnoredKey("sliding_window", "there is none", (None,)),
 )

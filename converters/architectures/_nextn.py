@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _routed as routed
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark, Role
+from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import roles
 
@@ -36,12 +36,12 @@ HPARAMS = (
     HParam("n_nextn", "nextn_predict_layers", derive=_count, absent=0, check="n_nextn < n_blocks"),
     HParam("n_blocks", "block_count", derive="n_layer + n_nextn"),
 )
-REMARK = Remark(
+CAVEAT = Caveat(
     "n_nextn > 0",
     "{n_nextn} block(s) that predict further tokens are carried along and compared value by value; the forward "
     "passes of the proof do not use them",
 )
-HARMLESS = Harmless("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped")
+IGNORED_KEYS = IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped")
 
 
 def counted(hparams: Sequence[HParam]) -> tuple[HParam, ...]:

@@ -8,10 +8,10 @@ are one number; the sections of its rotary positions are for images.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gated_delta as delta
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Default, Dialect, Harmless, HParam, Role
+from ggferry.converters.schema.architecture import Default, Dialect, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Rearrange
-from ggferry.converters.schema.partial_layouts import Behind, Columns
+from ggferry.converters.schema.partial_layouts import Columns, TrailingBlocks
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import Roles, roles
 from ggferry.formats.gguf.values import ValueType
@@ -25,9 +25,9 @@ def sections(values: Values) -> tuple[int, ...]:
 
 HPARAMS = (
     *delta.HPARAMS,
-    HParam("sections_stated", None, many="3", required=False,
+    HParam("sections_stated", None, length="3", required=False,
            fields={"hf": "rope_parameters.mrope_section|rope_scaling.mrope_section"}),
-    HParam("sections", "rope.dimension_sections", ValueType.INT32, many="4", derive=sections,
+    HParam("sections", "rope.dimension_sections", ValueType.INT32, length="4", derive=sections,
            defaults=(Default((11, 11, 10, 0), "transformers' default"),)),
     HParam("sections_dealt", None, ValueType.BOOL, words={True: True}, required=False,
            fields={"hf": "rope_parameters.mrope_interleaved|rope_scaling.mrope_interleaved"}),
@@ -36,7 +36,7 @@ HPARAMS = (
 _AXES = (("g", "n_group"), ("r", "n_heads / n_group"))
 HEADS = Rearrange("(g r) -> (r g)", _AXES)
 VALUES = Rearrange("(g r d) -> (r g d)", _AXES)
-CHANNELS = Behind("2 * n_group * n_state", VALUES)
+CHANNELS = TrailingBlocks("2 * n_group * n_state", VALUES)
 
 _PROJECTIONS = """
 attn_qkv.weight  : 2*n_group*n_state+n_inner n_embd | hf linear_attn.in_proj_qkv.weight @channels
@@ -61,15 +61,15 @@ HF = Dialect(
     conventions={**delta.CONVENTIONS, "delta_values": "grouped"},
     drops=(
         delta.NEXT_TOKENS, *common.DROPS,
-        *half.unseen("model.visual.*", "visual.*", "model.vision_tower.*", "model.merger.*"),
+        *half.drop_vision("model.visual.*", "visual.*", "model.vision_tower.*", "model.merger.*"),
     ),
-    remarks=delta.REMARKS,
-    within=half.WITHIN,
+    caveats=delta.CAVEATS,
+    config_section=half.WITHIN,
     renames=half.RENAMES,
-    harmless=(
-        *delta.HARMLESS,
+    ignored_keys=(
+        *delta.IGNORED_KEYS,
         half.VISION_KEYS,
-        Harmless("language_model_only downsample_mode insert_layer_id merger_times drop_vision_last_layer image_size "
+        IgnoredKey("language_model_only downsample_mode insert_layer_id merger_times drop_vision_last_layer image_size "
                  "merge_kernel_size patch_size", "of the vision half"),
     ),
 )

@@ -7,7 +7,7 @@ GGUF says it: `converters.schema.derivations`.
 
 from dataclasses import replace
 
-from ggferry.converters.schema.architecture import Default, HParam, Remark
+from ggferry.converters.schema.architecture import Caveat, Default, HParam
 from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -47,10 +47,10 @@ KIND_OR_FACTORS = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS 
 # Several axes of position (Qwen-VL): for text they are one number, so that the sections change nothing.
 AXES_KIND = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS | {"mrope": "default"}, required=False)
 SECTIONS_STATED = HParam(
-    "rope_sections_stated", None, fields={"hf": scaling_place("mrope_section")}, required=False, many="3"
+    "rope_sections_stated", None, fields={"hf": scaling_place("mrope_section")}, required=False, length="3"
 )
 SECTIONS = HParam(
-    "rope_sections", "rope.dimension_sections", ValueType.INT32, derive="@rope_sections", many="4",
+    "rope_sections", "rope.dimension_sections", ValueType.INT32, derive="@rope_sections", length="4",
 )
 SECTIONS_IF_STATED = (SECTIONS_STATED, replace(SECTIONS, required=False))
 
@@ -101,8 +101,8 @@ HIGH = HParam(
     "rope_high", None, _F32, {"hf": scaling_place("high_freq_factor")}, required=False,
     defaults=(Default(4.0, _META, when=_LLAMA3, dialect="meta"),),
 )
-LONG = HParam("rope_long", None, _F32, {"hf": scaling_place("long_factor")}, required=False, many="n_rot/2")
-SHORT = HParam("rope_short", None, _F32, {"hf": scaling_place("short_factor")}, required=False, many="n_rot/2")
+LONG = HParam("rope_long", None, _F32, {"hf": scaling_place("long_factor")}, required=False, length="n_rot/2")
+SHORT = HParam("rope_short", None, _F32, {"hf": scaling_place("short_factor")}, required=False, length="n_rot/2")
 
 ROPE = (BASE, N_ROT, KIND, *SCALING)
 ROPE_OF_AXES = (BASE, N_ROT, AXES_KIND, *SCALING, SECTIONS_STATED, SECTIONS)
@@ -124,19 +124,19 @@ rope_factors_short.weight f32 optional : n_rot/2 | hf =short_factors
 """)
 FACTORS = roles(LLAMA3_FREQUENCIES, LONGROPE_FACTORS)
 
-DYNAMIC = Remark(
+DYNAMIC = Caveat(
     "rope_kind == 'dynamic'",
     "the configuration stretches rotary positions dynamically beyond {n_ctx} tokens, which GGUF cannot say: up to "
     "there nothing differs, beyond it a runtime does not stretch",
 )
-BETAS = Remark(
+BETAS = Caveat(
     "rope_kind == 'yarn' and (rope_beta_fast != 32 or rope_beta_slow != 1)",
     "yarn with beta_fast={rope_beta_fast}, beta_slow={rope_beta_slow}: written, but llama.cpp computes with 32 and 1",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
-REMARKS = (DYNAMIC, BETAS)
-UNFACTORED = Remark(
+CAVEATS = (DYNAMIC, BETAS)
+UNFACTORED = Caveat(
     "rope_kind == 'llama3'",
     "rotary frequencies of Llama 3: llama.cpp has no tensor for them in this architecture",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )

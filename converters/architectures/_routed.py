@@ -4,7 +4,7 @@ the first blocks dense, further ones that only speculative decoding uses.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures._tensors import experts, gated, selection_bias, shared_experts
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Role
+from ggferry.converters.schema.architecture import Default, Drop, HParam, IgnoredKey, Role
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
@@ -26,7 +26,7 @@ NO_GROUPS = (
     HParam("expert_groups", None, fields={"hf": "n_group|num_expert_groups"}, words={1: 1}, required=False),
     HParam("expert_groups_used", None, fields={"hf": "topk_group|num_limited_groups"}, words={1: 1}, required=False),
 )
-SCALE = HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, unsayable=0.0,
+SCALE = HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, unrepresentable=0.0,
                required=False, defaults=(Default(1.0, "transformers' default", dialect="hf"),))
 NORM = HParam(
     "expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"},
@@ -43,7 +43,7 @@ NEXT_TOKENS = Drop(
     "predicts further tokens for speculative decoding: no part of the decoder",
     when="n >= n_layer",
 )
-NEXT_COUNT = Harmless("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped")
+NEXT_COUNT = IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped")
 
 
 def dense_or_routed(

@@ -47,7 +47,7 @@ LOW_RANKS_6 = ("time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_deca
 LOW_RANKS_7 = tuple(f"time_mix_{name}{number}" for name in "wavg" for number in (1, 2))
 """Low-rank matrices that checkpoints keep with a column for each output."""
 TIME_MIX = {"hf": "rwkv.blocks.{n}.attention.", "blinkdl": "blocks.{n}.att."}
-BLINKDL = Dialect("blinkdl", given={"tied": False})
+BLINKDL = Dialect("blinkdl", fixed={"tied": False})
 
 
 def channel_mix(hf: tuple[str, str], blinkdl: tuple[str, str], value: Layout = SAME) -> Roles:

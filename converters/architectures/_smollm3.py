@@ -8,4 +8,4 @@ def windows(values: Values) -> tuple[bool, ...] | None:
     if not values["n_swa"]:
         return None
     listed = values.get("layer_windows")
-    return tuple(not turned for turned in values["rope_layers"]) if listed is None else tuple(listed)
+    return tuple(not rotated for rotated in values["rope_layers"]) if listed is None else tuple(listed)

@@ -14,7 +14,7 @@ from ggferry.formats.gguf.values import ValueType
 def listed(name: str, places: str, kind: ValueType, **more: Any) -> tuple[HParam, HParam]:
     """Return a list of the configuration, of whatever length, and its length."""
     return (
-        HParam(name, None, kind, {"hf": places}, many=f"{name}_count", or_one=True, required=False, **more),
+        HParam(name, None, kind, {"hf": places}, length=f"{name}_count", allow_scalar=True, required=False, **more),
         HParam(f"{name}_count", None, derive=lambda values: len(_items(values[name])), required=False),
     )
 
@@ -56,7 +56,7 @@ def _of_kind(values: Values, window: bool) -> float:
     return bases.pop()
 
 
-def turned(values: Values) -> tuple[int, ...]:
+def rotated(values: Values) -> tuple[int, ...]:
     """Return how much of a head rotates, block by block: half of it without a window, all with one."""
     width = int(values["head_dim"])
     return tuple(width if window else width // 2 for window in values["swa_layers"])

@@ -5,7 +5,7 @@ a T5; UMT5 has a bias of distance in every block instead of one for all.
 """
 
 from ggferry.converters.architectures import _common as common
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import Roles, block, roles
 
@@ -83,16 +83,16 @@ DROPS = (
     Drop("encoder.embed_tokens.weight", _COPY, same_as="token_embd.weight"),
     Drop("decoder.embed_tokens.weight", _COPY, same_as="token_embd.weight"),
 )
-HARMLESS = (
-    Harmless("is_encoder_decoder", "as the class says"),
-    Harmless("scalable_attention", "read by nobody", (True,)),  # UMT5's
+IGNORED_KEYS = (
+    IgnoredKey("is_encoder_decoder", "as the class says"),
+    IgnoredKey("scalable_attention", "read by nobody", (True,)),  # UMT5's
 )
-REMARKS = (
-    Remark(
+CAVEATS = (
+    Caveat(
         "max_distance != 128",
         "distances have buckets up to {max_distance} tokens: written, but llama.cpp computes with 128, and otherwise "
         "than this model where texts are longer than a few tokens",
-        otherwise="llama.cpp",
+        differs_in="llama.cpp",
     ),
 )
 

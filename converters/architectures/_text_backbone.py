@@ -6,7 +6,7 @@ Names: transformers 4 kept the text model under `language_model.`, transformers 
 
 from dataclasses import replace
 
-from ggferry.converters.schema.architecture import Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Caveat, Dialect, Drop, HParam, IgnoredKey
 
 WITHIN = "text_config"
 WHOLES = (
@@ -28,38 +28,39 @@ RENAMES = (
 )
 _VISION = "the vision half: this file holds the text model"
 _AUDIO = "the half that hears: this file holds the text model"
-VISION_KEYS = Harmless("vision_config vision_config.* vision_feature_* image_seq_length", "of the vision half, dropped")
-AUDIO_KEYS = Harmless("audio_config audio_config.* audio_soft_tokens_per_image", "of the half that hears, dropped")
+VISION_KEYS = IgnoredKey("vision_config vision_config.* vision_feature_* image_seq_length",
+    "of the vision half, dropped")
+AUDIO_KEYS = IgnoredKey("audio_config audio_config.* audio_soft_tokens_per_image", "of the half that hears, dropped")
 # Qwen3-VL and Qwen3-Omni add features of some layers of their vision half to the first blocks.
 _LAYERS = "vision_config.deepstack_visual_indexes"
 DEEPSTACK = (
-    HParam("deepstack_layers", None, fields={"hf": f"{_LAYERS}|thinker_config.{_LAYERS}"}, many="n_deepstack",
+    HParam("deepstack_layers", None, fields={"hf": f"{_LAYERS}|thinker_config.{_LAYERS}"}, length="n_deepstack",
            required=False),
     HParam("n_deepstack", "n_deepstack_layers", derive=lambda values: len(values["deepstack_layers"]), required=False),
 )
-INTERLEAVED = Harmless(
+INTERLEAVED = IgnoredKey(
     "rope_parameters.mrope_interleaved rope_scaling.mrope_interleaved",
     "how three axes of position share the frequencies: for text they are one",
 )
 
 
-def unseen(*patterns: str) -> tuple[Drop, ...]:
+def drop_vision(*patterns: str) -> tuple[Drop, ...]:
     """Return the drops of tensors that see: shell patterns of their names."""
     return tuple(Drop(pattern, _VISION) for pattern in patterns)
 
 
-def unheard(*patterns: str) -> tuple[Drop, ...]:
+def drop_audio(*patterns: str) -> tuple[Drop, ...]:
     """Return the drops of tensors that hear: shell patterns of their names."""
     return tuple(Drop(pattern, _AUDIO) for pattern in patterns)
 
 
-def unspoken(*patterns: str) -> tuple[Drop, ...]:
+def drop_talker(*patterns: str) -> tuple[Drop, ...]:
     """Return the drops of tensors that speak: shell patterns of their names."""
     return tuple(Drop(pattern, "the part that speaks: this file holds the text model") for pattern in patterns)
 
 
 # Qwen's models of everything keep what reads, sees and hears together, apart from what speaks.
-THINKERS = Harmless(
+THINKERS = IgnoredKey(
     "talker_config talker_config.* token2wav_config token2wav_config.* code2wav_config "
     "code2wav_config.* enable_audio_output enable_talker "
     "thinker_config.audio_config thinker_config.audio_config.* thinker_config.vision_config "
@@ -78,7 +79,7 @@ _HEARD = (
     "*audio_tower.*", "encoder.*", "projector.*", "model.encoder.*", "model.projector.*", "speech_encoder.*",
     "ln_speech.*", "speech_audio_adapter.*",
 )
-_OTHER_HALF = Harmless(
+_OTHER_HALF = IgnoredKey(
     "vision_config vision_config.* vision_feature_* vision_aspect_ratio image_seq_length image_grid_pinpoints "
     "downsample_* projector_* multimodal_projector_bias scale_factor spatial_merge_size vq_config vq_config.* "
     "audio_config audio_config.* token_classification_bias encoder_config encoder_config.* has_lora_adapter "
@@ -86,14 +87,15 @@ _OTHER_HALF = Harmless(
     "speech_mlp_*",
     "of the half that sees or hears, dropped",
 )
-_WHOLE = Harmless("tie_word_embeddings", "what the whole model says wins, and tensors are there or not", (False, True))
-_SAID_TWICE = Harmless("hidden_size", "repeats the text half's width", follows="n_embd")
+_WHOLE = IgnoredKey("tie_word_embeddings", "what the whole model says wins, and tensors are there or not",
+    (False, True))
+_SAID_TWICE = IgnoredKey("hidden_size", "repeats the text half's width", follows="n_embd")
 
 
 CHATS = ("InternVLChatModel",)
 """Classes of publishers whose text half is any model, of which `llm_config` holds the configuration."""
 _CHAT_WITHIN = "llm_config"
-_CHAT = Harmless(
+_CHAT = IgnoredKey(
     "vision_config vision_config.* downsample_ratio select_layer template system_message use_backbone_lora "
     "use_llm_lora force_image_size dynamic_image_size use_thumbnail ps_version min_dynamic_patch max_dynamic_patch "
     "pad2square image_fold num_image_token* loss_version",
@@ -106,24 +108,25 @@ def of(dialect: Dialect, *types: str) -> tuple[Dialect, ...]:
 
     `types`: what its configuration is called there.
     """
-    worn = (("model.text_model.", "model."), ("language_model.norm.", "model.norm."), ("llm.", ""),
+    prefixes = (("model.text_model.", "model."), ("language_model.norm.", "model.norm."), ("llm.", ""),
             ("text_decoder.", ""))
-    mine = replace(
-        dialect, name="half", names=dialect.column, fields=dialect.source, classes=WHOLES, types=types, within=WITHIN,
-        renames=(*RENAMES, *worn, *dialect.renames),
-        drops=(*dialect.drops, *unseen(*_SEEN), *unheard(*_HEARD)),
-        harmless=(*dialect.harmless, _OTHER_HALF, _WHOLE, _SAID_TWICE),
+    variant = replace(
+        dialect, name="half", names=dialect.column, fields=dialect.source, classes=WHOLES, types=types,
+        config_section=WITHIN,
+        renames=(*RENAMES, *prefixes, *dialect.renames),
+        drops=(*dialect.drops, *drop_vision(*_SEEN), *drop_audio(*_HEARD)),
+        ignored_keys=(*dialect.ignored_keys, _OTHER_HALF, _WHOLE, _SAID_TWICE),
     )
     chat = replace(
-        mine, name="chat", classes=CHATS, within=_CHAT_WITHIN,
+        variant, name="chat", classes=CHATS, config_section=_CHAT_WITHIN,
         renames=(*RENAMES, ("language_model.", ""), *dialect.renames),
-        drops=(*dialect.drops, *unseen("vision_model.*", "mlp1.*")),
-        harmless=(*dialect.harmless, _CHAT, _WHOLE, _SAID_TWICE),
+        drops=(*dialect.drops, *drop_vision("vision_model.*", "mlp1.*")),
+        ignored_keys=(*dialect.ignored_keys, _CHAT, _WHOLE, _SAID_TWICE),
     )
-    return mine, chat
+    return variant, chat
 
 
-HEADLESS = Remark(
+HEADLESS = Caveat(
     "tied == 1",
     "a model without an output matrix, that turns texts into vectors: runtimes that ask it for words read them off the "
     "token embedding",
@@ -136,10 +139,11 @@ BARE = (("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."), 
 
 def headless(dialect: Dialect, *classes: str) -> tuple[Dialect, ...]:
     """Return the dialect of the same model saved without what makes words of its last states (`…Model`)."""
-    mine = replace(
+    variant = replace(
         dialect, name="headless", names=dialect.column, fields=dialect.source, classes=classes,
-        renames=BARE, given={**dialect.given, "tied": True, "without_output": True},
-        remarks=(*dialect.remarks, HEADLESS),
-        harmless=(*dialect.harmless, Harmless("tie_word_embeddings", "there is no output matrix", (False, True))),
+        renames=BARE, fixed={**dialect.fixed, "tied": True, "without_output": True},
+        caveats=(*dialect.caveats, HEADLESS),
+        ignored_keys=(*dialect.ignored_keys,
+            IgnoredKey("tie_word_embeddings", "there is no output matrix", (False, True))),
     )
-    return (mine,)
+    return (variant,)

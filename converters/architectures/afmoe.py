@@ -11,10 +11,10 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam
 from ggferry.converters.schema.block_patterns import (
-    turned_unlike_every_fourth,
-    turned_where_windowed,
+    rotated_unlike_every_fourth,
+    rotated_where_windowed,
     window_layers,
 )
 from ggferry.converters.schema.roles import block, roles
@@ -30,9 +30,9 @@ HPARAMS = (
     replace(common.WINDOW_PERIOD, fields={"hf": "global_attn_every_n_layers"}, check="0 < window_period"),
     common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers,
-           implied="each (n + 1) % 4 != 0", many="n_layer"),
-    HParam("rope_layers", None, BOOL, derive=turned_where_windowed, many="n_layer", required=False),
-    HParam("rope_odd", None, derive=turned_unlike_every_fourth),
+           implied="each (n + 1) % 4 != 0", length="n_layer"),
+    HParam("rope_layers", None, BOOL, derive=rotated_where_windowed, length="n_layer", required=False),
+    HParam("rope_odd", None, derive=rotated_unlike_every_fourth),
     replace(routed.N_DENSE, fields={"hf": "num_dense_layers"}), common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     routed.N_SHARED, *routed.NO_GROUPS, replace(routed.SCALE, fields={"hf": "route_scale"}),
     replace(routed.NORM, fields={"hf": "route_norm"}, words={True: True}),
@@ -59,19 +59,19 @@ ROLES = roles(
 
 # transformers makes matrices without elements where no expert is shared, and saves them.
 NONE_SHARED = Drop("*.mlp.shared_experts.*", "no expert is shared", when="n_shared == 0")
-REMARKS = (
+CAVEATS = (
     common.NO_WINDOW,
-    Remark(
+    Caveat(
         "rope_odd > 0",
         "llama.cpp runs this differently: it turns queries and keys in all blocks but every fourth, which {rope_odd} "
         "blocks of this model contradict",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     ),
-    Remark(
+    Caveat(
         "embedding_scale == 1",
         "llama.cpp runs this differently: in afmoe it multiplies embeddings by the root of their width, and this model "
         "does not",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     ),
 )
 
@@ -82,8 +82,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=(*common.DROPS, NONE_SHARED), remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
+        Dialect("hf", drops=(*common.DROPS, NONE_SHARED), caveats=rope.CAVEATS, ignored_keys=(common.UNBIASED,)),
     ),
     recipe={"rope": "halves", "routing": "sigmoid"},
-    remarks=REMARKS,
+    caveats=CAVEATS,
 )

@@ -13,8 +13,9 @@ from ggferry.formats.gguf.values import ValueType
 
 ACT = "model.layers.{n}.mlp.act_fn."
 XIELU = tuple(
-    HParam(f"xielu_{name}", f"xielu.{name}", ValueType.FLOAT32, tensors=f"{ACT}{name}", bare=True, many="n_layer",
-           or_one=True, scalar=name in ("beta", "eps"))
+    HParam(f"xielu_{name}", f"xielu.{name}", ValueType.FLOAT32, tensors=f"{ACT}{name}", global_key=True,
+        length="n_layer",
+           allow_scalar=True, scalar=name in ("beta", "eps"))
     for name in ("alpha_n", "alpha_p", "beta", "eps")
 )
 
@@ -46,8 +47,8 @@ SPEC = Architecture(
             "hf",
             drops=(Drop("model.layers.{n}.mlp.act_fn.*", "a number of xIELU: it is among the keys", follows=True),
                    *common.DROPS),
-            remarks=(*rope.REMARKS, common.own_output("apertus")),
-            harmless=(common.UNBIASED,),
+            caveats=(*rope.CAVEATS, common.own_output("apertus")),
+            ignored_keys=(common.UNBIASED,),
         ),
     ),
     recipe={"rope": "halves", "ffn": "plain", "activation": "xielu"},

@@ -6,7 +6,7 @@ Source: llama.cpp `src/models/arcee.cpp`, transformers `modeling_arcee.py`.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -25,9 +25,9 @@ ROLES = roles(
     ),
 )
 
-BIASED = Remark(
+BIASED = Caveat(
     "attention_bias == 1 or mlp_bias == 1", "llama.cpp does not load this model: it has no biases in arcee",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -37,7 +37,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, BIASED)),
+        Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, caveats=(*rope.CAVEATS, BIASED)),
     ),
     recipe={"rope": "pairs", "ffn": "plain", "activation": "relu_squared"},
 )

@@ -6,7 +6,7 @@ Source: llama.cpp `src/models/arctic.cpp`, `conversion/arctic.py`, Snowflake's `
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -41,11 +41,11 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.WINDOW),
-            harmless=(
+            caveats=(*rope.CAVEATS, common.WINDOW),
+            ignored_keys=(
                 common.UNBIASED,
-                Harmless("use_residual", "always", (True,)),
-                Harmless(
+                IgnoredKey("use_residual", "always", (True,)),
+                IgnoredKey(
                     "moe_* enable_expert_tensor_parallelism quantization", "how it is trained or computed, not what"
                 ),
             ),

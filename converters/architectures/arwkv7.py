@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.architectures import _rwkv as rwkv
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Reshape, Stack, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 
@@ -36,16 +36,16 @@ MIXED = "x_r x_w x_k x_v x_a"
 TIME_MIX = f"""
 time_mix_lerp_fused.weight f32 : n_lerp 1 1 n_embd | hf {MIXED} @stack
 time_mix_w0.weight             : n_embd         | hf w0 @vector
-time_mix_w1.weight f32         : n_decay n_embd | hf w1 @turned
-time_mix_w2.weight f32         : n_embd n_decay | hf w2 @turned
+time_mix_w1.weight f32         : n_decay n_embd | hf w1 @rotated
+time_mix_w2.weight f32         : n_embd n_decay | hf w2 @rotated
 time_mix_a0.weight             : n_embd         | hf a0 @vector
-time_mix_a1.weight             : n_rate n_embd  | hf a1 @turned
-time_mix_a2.weight             : n_embd n_rate  | hf a2 @turned
+time_mix_a1.weight             : n_rate n_embd  | hf a1 @rotated
+time_mix_a2.weight             : n_embd n_rate  | hf a2 @rotated
 time_mix_v0.weight when=n > 0  : n_embd         | hf v0 @vector
-time_mix_v1.weight when=n > 0  : n_value n_embd | hf v1 @turned
-time_mix_v2.weight when=n > 0  : n_embd n_value | hf v2 @turned
-time_mix_g1.weight when=n_lerp == 6 : n_gate n_embd | hf g1 @turned
-time_mix_g2.weight when=n_lerp == 6 : n_embd n_gate | hf g2 @turned
+time_mix_v1.weight when=n > 0  : n_value n_embd | hf v1 @rotated
+time_mix_v2.weight when=n > 0  : n_embd n_value | hf v2 @rotated
+time_mix_g1.weight when=n_lerp == 6 : n_gate n_embd | hf g1 @rotated
+time_mix_g2.weight when=n_lerp == 6 : n_embd n_gate | hf g2 @rotated
 time_mix_k_k.weight            : n_embd         | hf k_k @vector
 time_mix_k_a.weight            : n_embd         | hf k_a @vector
 time_mix_r_k.weight            : n_embd         | hf r_k @heads
@@ -58,19 +58,19 @@ time_mix_ln.bias when=normed == 1       : n_embd | hf ln_x.bias
 """
 FIRST = """
 time_mix_v0.weight : n_embd        | hf a0 @vector
-time_mix_v1.weight : n_rate n_embd | hf a1 @turned
-time_mix_v2.weight : n_embd n_rate | hf a2 @turned
+time_mix_v1.weight : n_rate n_embd | hf a1 @rotated
+time_mix_v2.weight : n_embd n_rate | hf a2 @rotated
 """
 LAYER = "model.layers.{n}.self_attn.time_mixer."
 ROLES = varied(
     roles(
         tensors.embedding(),
         roles(
-            FIRST, under={"gguf": "blk.0.", "hf": LAYER.format(n=0)}, vector=rwkv.VECTOR, turned=Transpose()
+            FIRST, under={"gguf": "blk.0.", "hf": LAYER.format(n=0)}, vector=rwkv.VECTOR, rotated=Transpose()
         ),
         block(tensors.norm("attn_norm", "input_layernorm")),
         block(
-            TIME_MIX, layer=LAYER, vector=rwkv.VECTOR, stack=Stack(), turned=Transpose(),
+            TIME_MIX, layer=LAYER, vector=rwkv.VECTOR, stack=Stack(), rotated=Transpose(),
             heads=Reshape(("n_embd",), of=("n_embd / head_size", "head_size")),
         ),
         block(tensors.norm("ffn_norm", "post_attention_layernorm"), tensors.gated()),
@@ -90,14 +90,14 @@ HF = Dialect(
         Drop("model.layers.0.self_attn.time_mixer.v[012]", _UNUSED),
         Drop("model.layers.*.self_attn.time_mixer.x_g", "there is no gate: never used"),
     ),
-    harmless=(
+    ignored_keys=(
         common.UNBIASED,
-        Harmless("num_wkv_heads", "the width of a head says it", follows="n_embd / head_size"),
-        Harmless("num_attention_heads num_key_value_heads head_dim", "of the attention that is not there"),
-        Harmless("max_position_embeddings rope_theta rope_scaling rope_parameters rope_parameters.*",
+        IgnoredKey("num_wkv_heads", "the width of a head says it", follows="n_embd / head_size"),
+        IgnoredKey("num_attention_heads num_key_value_heads head_dim", "of the attention that is not there"),
+        IgnoredKey("max_position_embeddings rope_theta rope_scaling rope_parameters rope_parameters.*",
                  "a recurrent model has no limit and rotates nothing"),
-        Harmless("use_sliding_window", "there is no window", (False,)),
-        Harmless("sliding_window max_window_layers", "there is no window"),
+        IgnoredKey("use_sliding_window", "there is no window", (False,)),
+        IgnoredKey("sliding_window max_window_layers", "there is no window"),
     ),
 )
 
@@ -109,8 +109,8 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         HF,
-        replace(HF, name="hf-gated", fields="hf", marks=("model.layers.0.self_attn.time_mixer.g1",)),
+        replace(HF, name="hf-gated", fields="hf", required_tensors=("model.layers.0.self_attn.time_mixer.g1",)),
     ),
     recipe={"rope": "none", "wkv": "rwkv7"},
-    remarks=(common.own_output("arwkv7"),),
+    caveats=(common.own_output("arwkv7"),),
 )

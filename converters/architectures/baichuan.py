@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import linear, norm
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Split, Then, heads_halves_to_pairs
 from ggferry.converters.schema.partial_layouts import UnitRows
 from ggferry.converters.schema.roles import block, roles
@@ -57,15 +57,15 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves", "qkv": "fused"},
             drops=common.DROPS,
-            remarks=(
-                *rope.REMARKS,
+            caveats=(
+                *rope.CAVEATS,
                 baichuan.SECOND,
                 common.own_output("baichuan"),
                 common.heads_as_wide_as_the_model("baichuan"),
             ),
-            harmless=(common.UNBIASED, Harmless("max_position_embeddings gradient_checkpointing", "of training")),
+            ignored_keys=(common.UNBIASED, IgnoredKey("max_position_embeddings gradient_checkpointing", "of training")),
         ),
     ),
     recipe={"rope": "pairs"},
-    remarks=(baichuan.BY_SIZE,),
+    caveats=(baichuan.BY_SIZE,),
 )

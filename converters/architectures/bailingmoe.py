@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
 from ggferry.converters.schema.layouts import Split, Then, heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 
@@ -42,10 +42,10 @@ ROLES = roles(
     ),
 )
 
-UNLIKE = Remark(
+UNLIKE = Caveat(
     "n_dense > 0 or n_shared == 0",
     "llama.cpp does not load this model: in bailingmoe it wants experts and shared ones in every block",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -59,10 +59,10 @@ SPEC = Architecture(
             "hf",
             conventions={"qkv": "fused", "rope": "halves"},
             drops=bailing.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("bailingmoe")),
-            harmless=bailing.HARMLESS,
+            caveats=(*rope.CAVEATS, common.own_output("bailingmoe")),
+            ignored_keys=bailing.IGNORED_KEYS,
         ),
     ),
     recipe={"rope": "pairs"},
-    remarks=(UNLIKE,),
+    caveats=(UNLIKE,),
 )

@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 BOOL = common.BOOL
@@ -48,18 +48,18 @@ ROLES = roles(
     ),
 )
 
-UNLIKE = Remark(
+UNLIKE = Caveat(
     "n_shared == 0 or n_head*head_dim != n_embd",
     "llama.cpp does not load this model: in bailingmoe2 it wants shared experts, and heads together as wide as "
     "the model",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 HF = Dialect(
     "hf",
     drops=nextn.dropped(bailing.DROPS),
-    remarks=(*rope.REMARKS, common.own_output("bailingmoe2")),
-    harmless=(*bailing.HARMLESS, Harmless("moe_router_enable_expert_bias", "the tensors say it")),
+    caveats=(*rope.CAVEATS, common.own_output("bailingmoe2")),
+    ignored_keys=(*bailing.IGNORED_KEYS, IgnoredKey("moe_router_enable_expert_bias", "the tensors say it")),
 )
 SARVAM = ("SarvamMoEForCausalLM", "modeling_sarvam_moe.SarvamMoEForCausalLM")
 SPEC = Architecture(
@@ -75,5 +75,5 @@ SPEC = Architecture(
     ),
     recipe={"rope": "halves", "qkv": "fused", "routing": "sigmoid"},
     blocks=nextn.BLOCKS,
-    remarks=(UNLIKE, nextn.REMARK),
+    caveats=(UNLIKE, nextn.CAVEAT),
 )

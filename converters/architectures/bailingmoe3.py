@@ -17,7 +17,7 @@ from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import low_rank
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -27,10 +27,10 @@ _HF = "transformers' default"
 HPARAMS = (
     common.N_VOCAB, replace(common.N_CTX, fields={"hf": "model_max_length|max_position_embeddings"}), common.N_EMBD,
     common.N_LAYER, common.N_FF, common.N_HEAD, deepseek.QUERIES, *deepseek.WIDTHS, *deepseek.EPS,
-    HParam("attends", None, BOOL, {"hf": "layer_types"}, many="n_layer", required=False,
+    HParam("attends", None, BOOL, {"hf": "layer_types"}, length="n_layer", required=False,
            words={"full_attention": True, "linear_attention": False}),
     HParam("group", None, fields={"hf": "layer_group_size"}, required=False),
-    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=kda.attending, many="n_layer"),
+    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=kda.attending, length="n_layer"),
     HParam("n_conv", "ssm.conv_kernel", fields={"hf": "short_conv_kernel_size|linear_conv_kernel_dim"}),
     HParam("kda_dim", "kda.head_dim", fields={"hf": "linear_head_dim|head_dim"}),
     HParam("kda_heads", None, fields={"hf": "linear_num_heads"}, required=False, check="kda_heads == n_head"),
@@ -38,8 +38,8 @@ HPARAMS = (
            defaults=(Default(True, _HF),)),
     HParam("kda_lower", "kda.gate_lower_bound", F32, {"hf": "kda_lower_bound"}, check="kda_lower < 0",
            defaults=(Default(-5.0, _HF, dialect="hf"),)),
-    HParam("q_width", None, derive=kda.query_widths, many="n_layer"),
-    HParam("v_width", None, derive=kda.value_widths, many="n_layer"),
+    HParam("q_width", None, derive=kda.query_widths, length="n_layer"),
+    HParam("v_width", None, derive=kda.value_widths, length="n_layer"),
     replace(rope.BASE, defaults=(Default(6000000.0, _HF, dialect="hf"),)),
     replace(rope.AXES_KIND, words={"default": "default", "mrope": "default"}),
     common.also_at(rope.SECTIONS_STATED, "mrope_section"), replace(rope.SECTIONS, required=False),
@@ -92,19 +92,19 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
-            drops=(*deepseek.DROPS, *half.unseen("*visual.*", "linear_proj.*")),
-            within=half.WITHIN,
+            drops=(*deepseek.DROPS, *half.drop_vision("*visual.*", "linear_proj.*")),
+            config_section=half.WITHIN,
             renames=(*half.RENAMES, ("model.layers.{n}.attention.o_proj.", "model.layers.{n}.attention.dense.")),
-            remarks=(deepseek.EPSILON,),
-            harmless=(
+            caveats=(deepseek.EPSILON,),
+            ignored_keys=(
                 common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED,
-                Harmless("num_key_value_heads", "every head has keys of its own, expanded from one"),
-                Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
-                Harmless("head_dim", "that of delta attention, or repeats qk_rope_head_dim"),
-                Harmless("num_nextn_predict_layers num_mtp_layers mtp_*",
+                IgnoredKey("num_key_value_heads", "every head has keys of its own, expanded from one"),
+                IgnoredKey("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
+                IgnoredKey("head_dim", "that of delta attention, or repeats qk_rope_head_dim"),
+                IgnoredKey("num_nextn_predict_layers num_mtp_layers mtp_*",
                          "counts blocks that are no part of the decoder and dropped"),
-                Harmless("rope_theta", "rope_parameters has the base"),
-                Harmless("topk_method", "chosen with a bias", ("noaux_tc",)),
+                IgnoredKey("rope_theta", "rope_parameters has the base"),
+                IgnoredKey("topk_method", "chosen with a bias", ("noaux_tc",)),
             ),
         ),
     ),

@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Split
 from ggferry.converters.schema.roles import also, block, roles, varied
 
@@ -75,8 +75,8 @@ ROLES = also(
     """,
 )
 
-_CLASSIFIED = Harmless("problem_type label2id", "how it was trained; id2label says the same")
-_UNUSED = Harmless("label2id problem_type", "of a classifier, which is not here")
+_CLASSIFIED = IgnoredKey("problem_type label2id", "how it was trained; id2label says the same")
+_UNUSED = IgnoredKey("label2id problem_type", "of a classifier, which is not here")
 ENCODER = Dialect(
     "hf",
     fields="hf",
@@ -85,9 +85,9 @@ ENCODER = Dialect(
         *bert.BUFFERS,
         *embeddings.language_heads("cls.predictions.*", "cls.seq_relationship.*", "lm_head.*"),
     ),
-    given={"causal": False, "classifies": False},
+    fixed={"causal": False, "classifies": False},
     renames=(("bert.", ""), ("roberta.", ""), ("camembert.", ""), ("distilbert.", "")),
-    harmless=(*bert.HARMLESS, _UNUSED),
+    ignored_keys=(*bert.IGNORED_KEYS, _UNUSED),
 )
 CLASSIFIER = replace(
     ENCODER,
@@ -95,8 +95,8 @@ CLASSIFIER = replace(
     names="hf",
     classes=("BertForSequenceClassification",),
     drops=bert.BUFFERS,
-    given={"causal": False, "classifies": True, "pooling": embeddings.RANK},
-    harmless=(*bert.HARMLESS, _CLASSIFIED),
+    fixed={"causal": False, "classifies": True, "pooling": embeddings.RANK},
+    ignored_keys=(*bert.IGNORED_KEYS, _CLASSIFIED),
 )
 
 SPEC = Architecture(
@@ -119,7 +119,7 @@ SPEC = Architecture(
                 "CamembertModel",
                 "CamembertForMaskedLM",
             ),
-            given={**ENCODER.given, "after_padding": True},
+            fixed={**ENCODER.fixed, "after_padding": True},
         ),
         replace(
             CLASSIFIER,
@@ -130,15 +130,15 @@ SPEC = Architecture(
                 "XLMRobertaForSequenceClassification",
                 "CamembertForSequenceClassification",
             ),
-            given={**CLASSIFIER.given, "after_padding": True},
+            fixed={**CLASSIFIER.fixed, "after_padding": True},
         ),
         replace(
             ENCODER,
             name="distil",
             classes=("DistilBertModel", "DistilBertForMaskedLM"),
             drops=(*bert.BUFFERS, *embeddings.language_heads("vocab_*")),
-            given={**ENCODER.given, "n_types": 0},
-            harmless=(*ENCODER.harmless, Harmless("sinusoidal_pos_embds", "how the positions began")),
+            fixed={**ENCODER.fixed, "n_types": 0},
+            ignored_keys=(*ENCODER.ignored_keys, IgnoredKey("sinusoidal_pos_embds", "how the positions began")),
         ),
     ),
     recipe={"computation": "bert", "norm": "layer", "rope": "none", "ffn": "plain", "activation": "gelu"},

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import norm
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -32,10 +32,10 @@ ROLES = roles(
     ),
 )
 
-SQUARED = Remark(
+SQUARED = Caveat(
     "activation == 'relu_squared'",
     "llama.cpp runs this differently: the gate is a squared relu, and bitnet has silu there",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -47,10 +47,10 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf", drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.UNTIED, common.heads_as_wide_as_the_model("bitnet")),
-            harmless=(common.UNBIASED,),
+            caveats=(*rope.CAVEATS, common.UNTIED, common.heads_as_wide_as_the_model("bitnet")),
+            ignored_keys=(common.UNBIASED,),
         ),
     ),
     recipe={"rope": "halves"},
-    remarks=(SQUARED,),
+    caveats=(SQUARED,),
 )

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _megatron as megatron
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import also, block, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
@@ -79,7 +79,7 @@ HEADER = HeaderLayout(
     planar=("Q4_1_V1",),
 )
 
-MEGATRON = Harmless(
+MEGATRON = IgnoredKey(
     "bias_dropout_fusion masked_softmax_fusion skip_bias_add skip_bias_add_qkv offset_alibi",
     "of the program that trained it",
 )
@@ -96,7 +96,7 @@ SPEC = Architecture(
             conventions={"qkv": "grouped"},
             drops=gpt.DROPS,
             renames=gpt.HEADLESS,
-            harmless=(gpt.UPCAST, MEGATRON),
+            ignored_keys=(gpt.UPCAST, MEGATRON),
         ),
         Dialect("ggml"),
     ),

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Rearrange
 from ggferry.converters.schema.partial_layouts import Columns
 from ggferry.converters.schema.roles import block, roles
@@ -41,22 +41,22 @@ ROLES = roles(
     ),
 )
 
-REMARKS = (
-    Remark(
+CAVEATS = (
+    Caveat(
         f"n_vocab < {PICTURES}",
         f"llama.cpp does not run this model: it takes tokens 4 to {PICTURES - 1} for pictures in chameleon, and there "
         "are {n_vocab}",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     ),
-    Remark(
+    Caveat(
         f"n_vocab >= {PICTURES}",
         f"tokens 4 to {PICTURES - 1} are pictures, which llama.cpp never continues with; the file says nothing of it",
-        otherwise="llama.cpp",
+        differs_in="llama.cpp",
     ),
-    Remark(
+    Caveat(
         "attention_bias == 1 or mlp_bias == 1",
         "llama.cpp does not load this model: it has no biases in chameleon",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     ),
     common.heads_as_wide_as_the_model("chameleon"),
 )
@@ -71,14 +71,14 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"rope": "halves"},
-            drops=(*common.DROPS, *half.unseen("model.vqmodel.*")),
-            remarks=rope.REMARKS,
-            harmless=(
-                Harmless("vq_config vq_config.* vocabulary_map vocabulary_map.*", "of the vision half, dropped"),
-                Harmless("model_parallel_size", "how it was trained: the norms of all heads are there"),
+            drops=(*common.DROPS, *half.drop_vision("model.vqmodel.*")),
+            caveats=rope.CAVEATS,
+            ignored_keys=(
+                IgnoredKey("vq_config vq_config.* vocabulary_map vocabulary_map.*", "of the vision half, dropped"),
+                IgnoredKey("model_parallel_size", "how it was trained: the norms of all heads are there"),
             ),
         ),
     ),
     recipe={"rope": "pairs", "qk_norm": "layer"},
-    remarks=REMARKS,
+    caveats=CAVEATS,
 )

@@ -33,8 +33,8 @@ ROLES = roles(
 HF = Dialect(
     "hf",
     drops=(*common.DROPS, *chatglm.BUFFERS),
-    remarks=(*rope.REMARKS, common.heads_as_wide_as_the_model("chatglm")),
-    given={"joint": False},
+    caveats=(*rope.CAVEATS, common.heads_as_wide_as_the_model("chatglm")),
+    fixed={"joint": False},
 )
 
 SPEC = Architecture(
@@ -46,9 +46,9 @@ SPEC = Architecture(
     dialects=(
         HF,
         replace(
-            HF, name="thudm", fields="hf", renames=(("transformer.", ""),), given={"joint": True, "tied": False},
+            HF, name="thudm", fields="hf", renames=(("transformer.", ""),), fixed={"joint": True, "tied": False},
             classes=("ChatGLMModel", "ChatGLMForConditionalGeneration"), conventions={"qkv": "fused"},
-            harmless=chatglm.HARMLESS,
+            ignored_keys=chatglm.IGNORED_KEYS,
         ),
     ),
     recipe={"rope": "pairs", "ffn": "fused"},

@@ -14,12 +14,12 @@ from ggferry.converters.schema.architecture import Architecture, Default, Dialec
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
-_TURNED = {"rope": "rope"}
+_ROTATED = {"rope": "rope"}
 HPARAMS = (
     common.N_VOCAB, gpt.N_CTX, gpt.N_EMBD, gpt.N_LAYER, replace(gpt.N_FF, derive="4 * n_embd"), gpt.N_HEAD,
     replace(common.N_HEAD_KV, fields={"hf": "num_query_groups"}), gpt.HEAD_DIM, gpt.EPS,
     replace(rope.BASE, fields={"hf": "rope_theta"}), rope.N_ROT, rope.KIND, *rope.SCALING,
-    HParam("positions", None, ValueType.STRING, {"hf": "position_embedding_type"}, words=_TURNED, required=False),
+    HParam("positions", None, ValueType.STRING, {"hf": "position_embedding_type"}, words=_ROTATED, required=False),
     HParam("scaled", None, ValueType.BOOL, {"hf": "scale_attn_weights"}, words={True: True}, required=False),
     HParam("grouped", None, ValueType.BOOL, {"hf": "group_query_attention"}, words={True: True}, required=False),
     HParam("activation", None, ValueType.STRING, {"hf": "activation_function"},
@@ -51,8 +51,8 @@ SPEC = Architecture(
                 *common.DROPS, *gpt.DROP_MASKS,
                 Drop("*.attn.rotary_emb.*", "a buffer: it follows from the rotary base", follows=True),
             ),
-            remarks=(*rope.REMARKS, common.own_output("codeshell")),
-            harmless=(gpt.UPCAST,),
+            caveats=(*rope.CAVEATS, common.own_output("codeshell")),
+            ignored_keys=(gpt.UPCAST,),
         ),
     ),
     recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "ffn": "plain", "activation": "gelu_tanh"},

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -38,18 +38,18 @@ ROLES = roles(
     ),
 )
 
-FIXED = Remark(
+FIXED = Caveat(
     "rope_base != 10000 or n_head * head_dim != n_embd or rope_factor != 1",
     "llama.cpp does not run this model: in cogvlm it turns by a base of 10000, as it is, and takes all heads together "
     "to be as wide as the model",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
-FIRST = Remark(
+FIRST = Caveat(
     "n_layer > 0",
     "llama.cpp b11549 continues a prompt with what follows its first token: its graph gives the logits of all tokens, "
     "of which it takes the first for the last",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -61,15 +61,15 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            drops=(*common.DROPS, *half.unseen("model.vision.*")),
-            remarks=rope.REMARKS,
-            harmless=(
+            drops=(*common.DROPS, *half.drop_vision("model.vision.*")),
+            caveats=rope.CAVEATS,
+            ignored_keys=(
                 common.UNBIASED,
                 half.VISION_KEYS,
-                Harmless("template_version", "how a prompt is worded"),
+                IgnoredKey("template_version", "how a prompt is worded"),
             ),
         ),
     ),
     recipe={"rope": "halves", "qkv": "fused"},
-    remarks=(FIXED, FIRST),
+    caveats=(FIXED, FIRST),
 )

@@ -12,8 +12,8 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
-from ggferry.converters.schema.block_patterns import turned_where_windowed, window_layers
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam
+from ggferry.converters.schema.block_patterns import rotated_where_windowed, window_layers
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -21,8 +21,8 @@ HPARAMS = (
     replace(common.N_SWA, absent=None), common.LAYER_WINDOWS, common.WINDOW_PERIOD,
     common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", common.BOOL, derive=window_layers,
-           implied="each (n + 1) % 4 != 0", many="n_layer"),
-    HParam("rope_layers", None, common.BOOL, derive=turned_where_windowed, many="n_layer", required=False),
+           implied="each (n + 1) % 4 != 0", length="n_layer"),
+    HParam("rope_layers", None, common.BOOL, derive=rotated_where_windowed, length="n_layer", required=False),
     common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
 )
 
@@ -35,22 +35,22 @@ ROLES = roles(
     ),
 )
 
-BIASED = Remark(
+BIASED = Caveat(
     "attention_bias == 1", "llama.cpp does not load this model: cohere2 has no bias for the output of attention",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
-UNSCALED = Remark(
+UNSCALED = Caveat(
     "logit_scale != 1",
     "transformers' class of the whole model leaves its logits as they are; this file states logit_scale={logit_scale}, "
     "as the configuration does, and runtimes multiply by it: which word is likelier than which stays",
-    otherwise="transformers",
+    differs_in="transformers",
 )
 HF = Dialect(
     "hf",
     drops=common.DROPS,
-    remarks=(*rope.REMARKS, BIASED, common.NO_WINDOW, common.UNTIED),
-    harmless=cohere.HARMLESS,
+    caveats=(*rope.CAVEATS, BIASED, common.NO_WINDOW, common.UNTIED),
+    ignored_keys=cohere.IGNORED_KEYS,
 )
 
 SPEC = Architecture(
@@ -61,7 +61,7 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         HF,
-        *half.of(replace(HF, remarks=(*HF.remarks, UNSCALED)), "cohere2"),
+        *half.of(replace(HF, caveats=(*HF.caveats, UNSCALED)), "cohere2"),
     ),
     recipe={"norm": "layer", "residual": "parallel"},
 )

@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 F32, BOOL, STRING = common.F32, common.BOOL, common.STRING
@@ -26,7 +26,7 @@ HPARAMS = (
     HParam("eps_rms", "attention.layer_norm_rms_epsilon", F32, {"hf": "rms_norm_eps"}, required=False),
     HParam("eps", None, F32, derive=cohere.epsilon), HParam("norm", None, STRING, derive=cohere.norm),
     *rope.ROPE, cohere.LOGIT_SCALE,
-    HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, many="n_layer",
+    HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, length="n_layer",
            words={"dense": False, "sparse": True}, required=False),
     HParam("dense_stated", None, fields={"hf": "first_k_dense_replace"}, required=False,
            defaults=(Default(0, _HF, dialect="hf"),)),
@@ -36,10 +36,10 @@ HPARAMS = (
     HParam("prefix_period", None, fields={"hf": "prefix_dense_sliding_window_pattern"}, required=False,
            defaults=(Default(1, _HF, dialect="hf"),)),
     common.N_WINDOWS,
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=cohere.windows, many="n_layer"),
-    HParam("rope_layers", "attention.rope_pattern", BOOL, derive=cohere.turned, implied=cohere.turned_unless_said,
-           many="n_layer"),
-    HParam("rope_odd", None, derive=cohere.turned_otherwise),
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=cohere.windows, length="n_layer"),
+    HParam("rope_layers", "attention.rope_pattern", BOOL, derive=cohere.rotated, implied=cohere.rotated_unless_stated,
+           length="n_layer"),
+    HParam("rope_odd", None, derive=cohere.rotated_differently),
     common.N_EXPERT, common.N_EXPERT_USED, replace(common.N_FF_EXP, fields={"hf": "intermediate_size"}),
     replace(routed.N_SHARED, absent=0, defaults=()),
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", derive="n_shared * n_ff_exp", absent=0,
@@ -65,11 +65,11 @@ ROLES = roles(
     ),
 )
 
-ODD = Remark(
+ODD = Caveat(
     "rope_odd > 0",
     "llama.cpp runs this differently: it turns queries and keys in blocks with a window and in all dense ones, which "
     "{rope_odd} blocks of this model contradict",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -82,15 +82,15 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, *common.DROPS),
-            remarks=rope.REMARKS,
-            harmless=(
-                *cohere.HARMLESS,
+            caveats=rope.CAVEATS,
+            ignored_keys=(
+                *cohere.IGNORED_KEYS,
                 common.UNBIASED,
                 routed.NEXT_COUNT,
-                Harmless("rope_theta", "rope_parameters has the base"),
+                IgnoredKey("rope_theta", "rope_parameters has the base"),
             ),
         ),
     ),
     recipe={"norm": "layer", "residual": "parallel", "shared_experts": "averaged"},
-    remarks=(ODD, common.NO_WINDOW),
+    caveats=(ODD, common.NO_WINDOW),
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -19,7 +19,7 @@ HPARAMS = (
     replace(common.N_CTX, fields={"hf": "model_max_length|max_position_embeddings"}),
     common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV, common.HEAD_DIM, common.HEAD_DIM_V,
     common.LAYER_EPS, *rope.ROPE,
-    HParam("logit_scale", "logit_scale", ValueType.FLOAT32, {"hf": "logit_scale"}, absent=0.0, unsayable=0.0,
+    HParam("logit_scale", "logit_scale", ValueType.FLOAT32, {"hf": "logit_scale"}, absent=0.0, unrepresentable=0.0,
            defaults=(Default(0.0625, "transformers' default", dialect="hf"),)),
     HParam("qk_norms", None, ValueType.BOOL, {"hf": "use_qk_norm"}, required=False,
            defaults=(Default(False, "transformers' default", dialect="hf"),)),
@@ -36,22 +36,23 @@ ROLES = roles(
     ),
 )
 
-NORMS = Remark(
+NORMS = Caveat(
     "qk_norms == 1 and n_layer < 64",
     "queries and keys are normed: written, but llama.cpp expects that of command-r from 64 blocks on, not of {n_layer}",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
-UNNORMED = Remark(
+UNNORMED = Caveat(
     "qk_norms == 0 and n_layer >= 64",
     "queries and keys are not normed: llama.cpp expects that of command-r from 64 blocks on, and this has {n_layer}",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
-BIASED = Remark(
-    "attention_bias == 1", "a bias of the attention's output: llama.cpp's command-r has none", stops="llama.cpp"
+BIASED = Caveat(
+    "attention_bias == 1", "a bias of the attention's output: llama.cpp's command-r has none",
+    unsupported_by="llama.cpp"
 )
 
-CONTEXT = Harmless("max_position_embeddings", "model_max_length is what it was trained on")
+CONTEXT = IgnoredKey("max_position_embeddings", "model_max_length is what it was trained on")
 
 SPEC = Architecture(
     name="command-r", runtimes=("llama.cpp",),
@@ -63,8 +64,8 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, NORMS, UNNORMED, BIASED, common.UNTIED),
-            harmless=(CONTEXT,),
+            caveats=(*rope.CAVEATS, NORMS, UNNORMED, BIASED, common.UNTIED),
+            ignored_keys=(CONTEXT,),
         ),
     ),
     recipe={"norm": "layer", "residual": "parallel"},

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Reshape, Then, Transpose
 from ggferry.converters.schema.roles import block, roles
 
@@ -26,7 +26,8 @@ HPARAMS = (
     HParam("eps", "attention.layer_norm_epsilon", common.F32,
            defaults=(Default(1e-5, "torch's default, which transformers takes", dialect="hf"),)),
     replace(rope.BASE, fields={"hf": "rope_parameters.rope_theta|attn_config.rope_theta"}), *rope.ROPE[1:],
-    HParam("clamp_kqv", "attention.clamp_kqv", common.F32, {"hf": "attn_config.clip_qkv"}, null=0.0, unsayable=0.0,
+    HParam("clamp_kqv", "attention.clamp_kqv", common.F32, {"hf": "attn_config.clip_qkv"}, null=0.0,
+        unrepresentable=0.0,
            defaults=(Default(0.0, "nothing is clamped", dialect="hf"),)),
     replace(common.N_EXPERT, fields={"hf": "ffn_config.moe_num_experts"}),
     replace(common.N_EXPERT_USED, fields={"hf": "ffn_config.moe_top_k"}),
@@ -47,12 +48,12 @@ ROLES = roles(
         """
         ffn_gate_inp.weight f32 : n_expert n_embd      | hf ffn.router.layer.weight
         ffn_gate_exps.weight    : n_expert n_ff n_embd | hf ffn.experts.mlp.w1 @stacked
-        ffn_down_exps.weight    : n_expert n_embd n_ff | hf ffn.experts.mlp.w2 @turned
+        ffn_down_exps.weight    : n_expert n_embd n_ff | hf ffn.experts.mlp.w2 @rotated
         ffn_up_exps.weight      : n_expert n_ff n_embd | hf ffn.experts.mlp.v1 @stacked
         """,
         layer="transformer.blocks.{n}.",
         stacked=STACKED,
-        turned=Then(STACKED, Transpose()),
+        rotated=Then(STACKED, Transpose()),
     ),
 )
 
@@ -67,12 +68,12 @@ SPEC = Architecture(
             "hf",
             conventions={"transposed": ("ffn_down_exps",)},
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("dbrx")),
+            caveats=(*rope.CAVEATS, common.own_output("dbrx")),
             nested=("attn_config", "ffn_config"),
-            harmless=(
-                Harmless("*.model_type *._name_or_path", "read where the class is chosen"),
-                Harmless("ffn_config.hidden_size", "repeats d_model", follows="n_embd"),
-                Harmless("ffn_config.moe_jitter_eps ffn_config.moe_loss_weight", "used in training only"),
+            ignored_keys=(
+                IgnoredKey("*.model_type *._name_or_path", "read where the class is chosen"),
+                IgnoredKey("ffn_config.hidden_size", "repeats d_model", follows="n_embd"),
+                IgnoredKey("ffn_config.moe_jitter_eps ffn_config.moe_loss_weight", "used in training only"),
             ),
         ),
     ),

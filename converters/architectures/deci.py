@@ -13,12 +13,12 @@ from ggferry.formats.gguf.values import ValueType
 
 HEADS_KV = HParam(
     "n_head_kv", "attention.head_count_kv", ValueType.INT32,
-    {"hf": "num_key_value_heads_per_layer|num_key_value_heads"}, many="n_layer", or_one=True,
+    {"hf": "num_key_value_heads_per_layer|num_key_value_heads"}, length="n_layer", allow_scalar=True,
 )
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, HEADS_KV, common.HEAD_DIM,
     common.HEAD_DIM_V, common.RMS_EPS, *rope.LLAMA3_ROPE, common.TIED,
-    HParam("own_blocks", None, fields={"hf": "block_configs"}, words={None: None}, many="0", required=False),
+    HParam("own_blocks", None, fields={"hf": "block_configs"}, words={None: None}, length="0", required=False),
     common.SILU,
 )
 
@@ -36,7 +36,8 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         Dialect(
-            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,)
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS, caveats=rope.CAVEATS,
+            ignored_keys=(common.UNBIASED,)
         ),
     ),
     recipe={"rope": "pairs"},

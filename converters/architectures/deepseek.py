@@ -7,7 +7,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -33,11 +33,11 @@ ROLES = roles(
     ),
 )
 
-REMARKS = (
-    Remark("expert_norm == 1", "llama.cpp runs this differently: it does not make the weights of the chosen experts "
-           "sum to one in deepseek", stops="llama.cpp"),
-    Remark("n_shared == 0", "llama.cpp does not load this model: in deepseek it wants shared experts",
-           stops="llama.cpp"),
+CAVEATS = (
+    Caveat("expert_norm == 1", "llama.cpp runs this differently: it does not make the weights of the chosen experts "
+           "sum to one in deepseek", unsupported_by="llama.cpp"),
+    Caveat("n_shared == 0", "llama.cpp does not load this model: in deepseek it wants shared experts",
+           unsupported_by="llama.cpp"),
 )
 
 SPEC = Architecture(
@@ -51,10 +51,10 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
-            remarks=rope.REMARKS,
-            harmless=(common.UNBIASED, Harmless("aux_loss_alpha seq_aux", "used in training only")),
+            caveats=rope.CAVEATS,
+            ignored_keys=(common.UNBIASED, IgnoredKey("aux_loss_alpha seq_aux", "used in training only")),
         ),
     ),
     recipe={"rope": "pairs"},
-    remarks=REMARKS,
+    caveats=CAVEATS,
 )

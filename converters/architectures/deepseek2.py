@@ -7,7 +7,7 @@ from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import latent_attention
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -17,10 +17,10 @@ ROLES = roles(
 )
 
 HF = Dialect(
-    "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), remarks=deepseek.REMARKS,
-    given={"n_head_kv": 1}, harmless=deepseek.HARMLESS,
+    "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), caveats=deepseek.CAVEATS,
+    fixed={"n_head_kv": 1}, ignored_keys=deepseek.IGNORED_KEYS,
 )
-IGNORED = Remark(
+IGNORED = Caveat(
     "gating_stated != 'sigmoid' or selection_stated != 'noaux_tc'",
     "config.json says scoring_func={gating_stated} and topk_method={selection_stated}, which transformers' DeepSeek-V3 "
     "does not read: the file has its sigmoid and noaux_tc",
@@ -33,7 +33,7 @@ STATED = (
     HParam("selection_stated", None, ValueType.STRING, {"hf": "topk_method"}, required=False,
            defaults=(Default("noaux_tc", "DeepSeek-V3's", dialect="v3"),)),
 )
-NOT_NORMED = Remark(
+NOT_NORMED = Caveat(
     "norm_stated == 1",
     "config.json says norm_topk_prob=true, which transformers' DeepSeek-V2 does not read: weights are not normed",
 )
@@ -55,27 +55,29 @@ SPEC = Architecture(
         HF,
         replace(
             HF, name="v2", names="hf", fields="hf", classes=("DeepseekV2ForCausalLM",),
-            remarks=(*HF.remarks, NOT_NORMED), given={**HF.given, "expert_norm": False},
+            caveats=(*HF.caveats, NOT_NORMED), fixed={**HF.fixed, "expert_norm": False},
         ),
         # transformers' class reads neither key, the publisher's own refuses any other value: what it says is a note.
         replace(
-            HF, name="v3", names="hf", fields="hf", classes=("DeepseekV3ForCausalLM",), remarks=(*HF.remarks, IGNORED),
-            given={**HF.given, "expert_gating": 2, "expert_selection": "noaux_tc"},
+            HF, name="v3", names="hf", fields="hf", classes=("DeepseekV3ForCausalLM",), caveats=(*HF.caveats, IGNORED),
+            fixed={**HF.fixed, "expert_gating": 2, "expert_selection": "noaux_tc"},
         ),
         replace(
-            HF, name="text-half", names="hf", fields="hf", within=half.WITHIN, renames=half.RENAMES,
+            HF, name="text-half", names="hf", fields="hf", config_section=half.WITHIN, renames=half.RENAMES,
             classes=("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"),
-            drops=(*nextn.dropped(deepseek.DROPS), *half.unseen(*_SEEN)), harmless=(*HF.harmless, half.VISION_KEYS),
+            drops=(*nextn.dropped(deepseek.DROPS), *half.drop_vision(*_SEEN)),
+            ignored_keys=(*HF.ignored_keys, half.VISION_KEYS),
         ),
         replace(
-            HF, name="dense", names="hf", fields="hf", within=half.WITHIN, renames=half.RENAMES,
+            HF, name="dense", names="hf", fields="hf", config_section=half.WITHIN, renames=half.RENAMES,
             classes=("YoutuForCausalLM", "YoutuVLForConditionalGeneration"),
-            given={"n_head_kv": 1, "n_expert": 0, "n_shared": 0},
-            drops=(*nextn.dropped(deepseek.DROPS), *half.unseen(*_SEEN)),
-            harmless=(*HF.harmless, half.VISION_KEYS, Harmless("embedding_initializer_range", "used before training")),
+            fixed={"n_head_kv": 1, "n_expert": 0, "n_shared": 0},
+            drops=(*nextn.dropped(deepseek.DROPS), *half.drop_vision(*_SEEN)),
+            ignored_keys=(*HF.ignored_keys, half.VISION_KEYS,
+                IgnoredKey("embedding_initializer_range", "used before training")),
         ),
     ),
     blocks=nextn.BLOCKS,
-    remarks=(nextn.REMARK,),
+    caveats=(nextn.CAVEAT,),
     recipe={"attention": "latent"},
 )

@@ -12,13 +12,13 @@ from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._deepseek_ocr import experts_normed
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.block_patterns import leading_dense
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE,
-    HParam("sparse_layers", None, common.BOOL, {"hf": "mlp_layer_types"}, many="n_layer", required=False,
+    HParam("sparse_layers", None, common.BOOL, {"hf": "mlp_layer_types"}, length="n_layer", required=False,
            words={"dense": False, "sparse": True}),
     replace(routed.N_DENSE, derive=leading_dense), common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     routed.N_SHARED, routed.SCALE,
@@ -47,41 +47,41 @@ ROLES = roles(
     ),
 )
 
-FIXED = Remark(
+FIXED = Caveat(
     "rope_base != 10000 or n_head_kv != n_head or n_head * head_dim != n_embd or rope_factor != 1",
     "llama.cpp does not run this model: it wants a rotary base of 10000, as it is, as many keys as heads, and heads "
     "together as wide as the model in deepseek2-ocr",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
-WRITTEN = Remark(
+WRITTEN = Caveat(
     "written_window > 0",
     "a token sees all of the prompt and the {written_window} before it of what was written: written, but llama.cpp "
     "lets it see all",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 
 HF = Dialect(
     "hf",
     drops=(
         *common.DROPS,
-        *half.unseen("model.sam_model.*", "model.vision_model.*", "model.projector.*", "model.image_newline"),
+        *half.drop_vision("model.sam_model.*", "model.vision_model.*", "model.projector.*", "model.image_newline"),
         Drop("model.view_seperator", "the vision half: this file holds the text model"),
     ),
-    remarks=(*rope.REMARKS, WRITTEN),
-    within="language_config",
-    harmless=(
+    caveats=(*rope.CAVEATS, WRITTEN),
+    config_section="language_config",
+    ignored_keys=(
         common.UNBIASED,
         half.VISION_KEYS,
-        Harmless("projector_config projector_config.* tile_tag global_view_pos candidate_resolutions",
+        IgnoredKey("projector_config projector_config.* tile_tag global_view_pos candidate_resolutions",
                  "of the vision half, dropped"),
-        Harmless("n_group topk_group", "one group of experts", (1,)),
-        Harmless("kv_lora_rank q_lora_rank", "no low ranks", (None,)),
-        Harmless("qk_nope_head_dim qk_rope_head_dim v_head_dim", "of latent attention, which it has not", (0,)),
-        Harmless("aux_loss_alpha seq_aux ep_size moe_layer_freq", "of training", (0.001, True, 1)),
-        Harmless("lm_head rm_head", "it has one", (True, False)),
-        Harmless("layer_types", "the window is of what is written", ("reference_sliding_attention",)),
-        Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
+        IgnoredKey("n_group topk_group", "one group of experts", (1,)),
+        IgnoredKey("kv_lora_rank q_lora_rank", "no low ranks", (None,)),
+        IgnoredKey("qk_nope_head_dim qk_rope_head_dim v_head_dim", "of latent attention, which it has not", (0,)),
+        IgnoredKey("aux_loss_alpha seq_aux ep_size moe_layer_freq", "of training", (0.001, True, 1)),
+        IgnoredKey("lm_head rm_head", "it has one", (True, False)),
+        IgnoredKey("layer_types", "the window is of what is written", ("reference_sliding_attention",)),
+        IgnoredKey("tie_word_embeddings", "what the whole model says wins", (False, True)),
     ),
 )
 
@@ -95,9 +95,9 @@ SPEC = Architecture(
         HF,
         replace(
             HF, name="half", names="hf", fields="hf", classes=("UnlimitedOcrForConditionalGeneration",),
-            within=half.WITHIN,
+            config_section=half.WITHIN,
         ),
     ),
     recipe={"rope": "halves"},
-    remarks=(FIXED,),
+    caveats=(FIXED,),
 )

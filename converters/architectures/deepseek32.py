@@ -27,11 +27,11 @@ SPEC = Architecture(
     ),
     dialects=(
         Dialect(
-            "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), given={"n_head_kv": 1},
-            harmless=deepseek.HARMLESS, remarks=(*deepseek.REMARKS, index.WIDTH, deepseek.LOW_RANK),
+            "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), fixed={"n_head_kv": 1},
+            ignored_keys=deepseek.IGNORED_KEYS, caveats=(*deepseek.CAVEATS, index.WIDTH, deepseek.LOW_RANK),
         ),
     ),
     blocks=nextn.BLOCKS,
-    remarks=(nextn.REMARK,),
+    caveats=(nextn.CAVEAT,),
     recipe={"attention": "latent", "indexer_rope": "halves"},
 )

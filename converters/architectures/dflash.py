@@ -13,7 +13,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _dflash as dflash
 from ggferry.converters.architectures import _drafts as drafts
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import TARGET, Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import TARGET, Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.roles import also, block, roles, varied
 from ggferry.formats.gguf.values import ValueType
 
@@ -23,16 +23,16 @@ _GEMMA = "Gemma 4's default in transformers"
 
 TARGETS = (
     HParam("target_outputs", None, fields=dflash.inner("target_layer_ids", "target_layer_ids"), required=False,
-           many="n_targets"),
-    HParam("target_inputs", None, fields={"hf": "aux_hidden_state_layer_ids"}, required=False, many="n_targets"),
-    HParam("target_layers", "target_layers", ValueType.INT32, derive=dflash.layers, many="n_targets"),
+           length="n_targets"),
+    HParam("target_inputs", None, fields={"hf": "aux_hidden_state_layer_ids"}, required=False, length="n_targets"),
+    HParam("target_layers", "target_layers", ValueType.INT32, derive=dflash.layers, length="n_targets"),
     HParam("n_targets", None),
 )
 DRAFTING = (
     HParam("block_size", "block_size", fields=dflash.inner("block_size", "block_size"), check="0 < block_size",
            defaults=(Default(16, "convert_hf_to_gguf's default", dialect="hf"),)),
     HParam("mask_token", "tokenizer.ggml.mask_token_id", fields=dflash.inner("mask_token_id", "mask_token_id"),
-           bare=True, check="mask_token < n_vocab"),
+           global_key=True, check="mask_token < n_vocab"),
     HParam("causal", "attention.causal", BOOL, {"hf": "is_causal|dflash_config.causal"}, required=False),
     HParam("markov_rank", None, required=False),
     HParam("n_confidences", None, required=False),
@@ -67,7 +67,7 @@ WINDOWS = (
     HParam("window_everywhere", None, BOOL, dflash.inner("use_swa"), required=False),
     common.LAYER_WINDOWS,
     HParam("n_swa", "attention.sliding_window", derive=dflash.window, absent=0),
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=dflash.windows, many="n_layer",
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=dflash.windows, length="n_layer",
            required=False),
 )
 HPARAMS = (
@@ -90,14 +90,14 @@ HPARAMS = (
         fields={"hf": f"rope_parameters.full_attention.partial_rotary_factor|{rope.FRACTION.fields['hf']}"},
         defaults=(Default(0.25, _GEMMA, when="rope_kind == 'proportional'", dialect="gemma4"),),
     ),
-    HParam("n_rot", "rope.dimension_count", derive=dflash.turned_width, check="n_rot % 2 == 0 and 0 < n_rot"),
+    HParam("n_rot", "rope.dimension_count", derive=dflash.rotated_width, check="n_rot % 2 == 0 and 0 < n_rot"),
     replace(
         rope.KIND, words={**rope.KIND.words, "mrope": "default", "proportional": "proportional"},
         defaults=(Default("proportional", _GEMMA, dialect="gemma4"),),
     ),
     *rope.SCALING,
     HParam("target_axes", None, BOOL, {"hf": f"{TARGET}.axes"}, required=False),
-    HParam("rope_sections", "rope.dimension_sections", ValueType.INT32, derive=dflash.sections, many="4",
+    HParam("rope_sections", "rope.dimension_sections", ValueType.INT32, derive=dflash.sections, length="4",
            required=False),
     HParam("neox", None, BOOL, {"hf": "rope_is_neox_style"}, required=False,
            defaults=(Default(True, "as in every other draft", dialect="hf"),)),
@@ -129,23 +129,23 @@ ROLES = roles(
     varied(_BLOCKS, "pairs", "hf", _PAIRS, halves=dflash.PAIRS_TO_HALVES),
 )
 
-ONE_LESS = Remark(
+ONE_LESS = Caveat(
     "n_swa > 0",
     "attention reaches back {n_swa} tokens in transformers, and one less in llama.cpp",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 HF = Dialect(
     "hf",
     conventions={"draft_rows": "offsets"},
-    given={"draft_kind": "", "pairs": False},
+    fixed={"draft_kind": "", "pairs": False},
     drops=(drafts.DROP_T2D, common.DROP_BUFFERS),
-    remarks=(rope.DYNAMIC, rope.BETAS),
-    within="transformer_layer_config",
+    caveats=(rope.DYNAMIC, rope.BETAS),
+    config_section="transformer_layer_config",
     renames=(
         ("model.", ""), ("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm."),
         ("confidence_proj.", "confidence_head.proj."),
     ),
-    harmless=(common.UNBIASED, drafts.HARMLESS, dflash.HARMLESS),
+    ignored_keys=(common.UNBIASED, drafts.IGNORED_KEYS, dflash.IGNORED_KEYS),
 )
 
 SPEC = Architecture(
@@ -160,16 +160,16 @@ SPEC = Architecture(
     dialects=(
         HF,
         replace(
-            HF, name="pairs", fields="hf", classes=("LingDSparkModel",), given={"draft_kind": "", "pairs": True},
+            HF, name="pairs", fields="hf", classes=("LingDSparkModel",), fixed={"draft_kind": "", "pairs": True},
             conventions={"rope": "pairs", "draft_rows": "offsets"},
         ),
         replace(
             HF, name="muse", names="hf", fields="hf", classes=("MuseGlimmerAssistantModel",),
-            given={**HF.given, "window_listed": True}, remarks=(*HF.remarks, ONE_LESS),
+            fixed={**HF.fixed, "window_listed": True}, caveats=(*HF.caveats, ONE_LESS),
         ),
         replace(
             HF, name="gemma4", fields="hf", classes=("Gemma4DSparkModel",),
-            given={"draft_kind": "gemma4", "pairs": False},
+            fixed={"draft_kind": "gemma4", "pairs": False},
         ),
     ),
     recipe={"computation": "ggferry.converters.forward.drafts.dflash", "rope": "halves"},

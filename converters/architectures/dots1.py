@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 NORM = replace(routed.NORM, defaults=(Default(False, "transformers' default", dialect="hf"), *routed.NORM.defaults[1:]))
@@ -33,9 +33,9 @@ ROLES = roles(
     ),
 )
 
-GROUPED = Remark(
+GROUPED = Caveat(
     "n_head_kv != n_head", "llama.cpp does not load this model: in dots1 it wants as many key heads as heads",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -48,10 +48,10 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, *common.DROPS),
-            remarks=(*rope.REMARKS, common.WINDOW, common.own_output("dots1")),
-            harmless=(common.UNBIASED, routed.NEXT_COUNT),
+            caveats=(*rope.CAVEATS, common.WINDOW, common.own_output("dots1")),
+            ignored_keys=(common.UNBIASED, routed.NEXT_COUNT),
         ),
     ),
     recipe={"rope": "halves", "routing": "sigmoid"},
-    remarks=(GROUPED,),
+    caveats=(GROUPED,),
 )

@@ -17,7 +17,7 @@ from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import latent_attention
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.partial_layouts import Scaled, rotary_pairs_to_halves
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -29,14 +29,14 @@ _KIND = {"default": "default"}
 HPARAMS = (
     *common.SIZES[:5],
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window_size|sliding_window"}, check="0 < n_swa"),
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types"}, many="n_layer",
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types"}, length="n_layer",
            words={"sliding_attention": True, "indexed_attention": False, "full_attention": False},
            derive="each n >= 2 and n % 4 != 1"),  # as transformers' class has them where nothing lists them
     common.N_WINDOWS,
     HParam("n_head_full", None, fields={"hf": "num_attention_heads"}, required=False),
     replace(dots.windowed("n_head", None, "num_attention_heads"), required=False),
-    HParam("n_head", "attention.head_count", ValueType.INT32, derive=dots.by_window("n_head"), many="n_layer",
-           or_one=True),
+    HParam("n_head", "attention.head_count", ValueType.INT32, derive=dots.by_window("n_head"), length="n_layer",
+           allow_scalar=True),
     HParam("n_head_kv", "attention.head_count_kv", check="n_head_kv == 1"),
     deepseek.QUERIES,
     replace(dots.windowed("q_rank", None, "q_lora_rank", check="q_rank_swa == q_rank"), derive="q_rank",
@@ -74,9 +74,9 @@ HPARAMS = (
     HParam("rescaled_ranks", None, BOOL, {"hf": "apply_mla_qkv_lora_rescale"}, required=False,
            defaults=(Default(True, "as transformers always does", dialect="hf"),)),
     HParam("low_q_factor", None, F32, derive=dots.query_factor, required=False),
-    HParam("low_kv_factor", None, F32, derive=dots.key_factors, many="n_layer", required=False),
+    HParam("low_kv_factor", None, F32, derive=dots.key_factors, length="n_layer", required=False),
     *index.HPARAMS[1:],
-    HParam("index_full", "attention.indexer.types", BOOL, derive="each swa_layers == 0", many="n_layer",
+    HParam("index_full", "attention.indexer.types", BOOL, derive="each swa_layers == 0", length="n_layer",
            check="index_full != swa_layers"),
     HParam("indexed", None, BOOL, {"hf": "use_dsa"}, words={True: True}, required=False),
     *deepseek.DENSE[:2], replace(deepseek.DENSE[2], defaults=()), common.N_EXPERT, common.N_EXPERT_USED,
@@ -130,25 +130,27 @@ SPEC = Architecture(
             drops=(
                 Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
                 *deepseek.DROPS,
-                *half.unseen("vision_encoder.*", "model.vision_*"), *half.unheard("audio_encoder.*", "model.audio_*"),
+                *half.drop_vision("vision_encoder.*", "model.vision_*"),
+                *half.drop_audio("audio_encoder.*", "model.audio_*"),
             ),
-            given={"n_head_kv": 1},
-            within=half.WITHIN,
+            fixed={"n_head_kv": 1},
+            config_section=half.WITHIN,
             renames=half.RENAMES,
-            remarks=(index.WIDTH, common.NO_WINDOW, deepseek.LOW_RANK),
-            harmless=(
+            caveats=(index.WIDTH, common.NO_WINDOW, deepseek.LOW_RANK),
+            ignored_keys=(
                 common.UNBIASED, half.VISION_KEYS, half.AUDIO_KEYS,
-                Harmless("num_key_value_heads", "every head has keys of its own, expanded from one",
+                IgnoredKey("num_key_value_heads", "every head has keys of its own, expanded from one",
                          follows="n_head_full"),
-                Harmless("swa_num_key_value_heads", "every head has keys of its own", follows="n_head_swa"),
-                Harmless("head_dim", "the sum of its two parts, or that of blocks with a window"),
-                Harmless("swa_head_dim", "the sum of its two parts", follows="head_dim_mla_swa"),
-                Harmless("per_layer_config per_layer_config.*", "read where blocks with a window have their own sizes"),
-                Harmless("rope_parameters.*.partial_rotary_factor partial_rotary_factor",
+                IgnoredKey("swa_num_key_value_heads", "every head has keys of its own", follows="n_head_swa"),
+                IgnoredKey("head_dim", "the sum of its two parts, or that of blocks with a window"),
+                IgnoredKey("swa_head_dim", "the sum of its two parts", follows="head_dim_mla_swa"),
+                IgnoredKey("per_layer_config per_layer_config.*",
+                    "read where blocks with a window have their own sizes"),
+                IgnoredKey("rope_parameters.*.partial_rotary_factor partial_rotary_factor",
                          "the widths of heads say what turns"),
-                Harmless("use_sliding_window", "the list of blocks says it", (True,)),
-                Harmless("topk_method", "chosen with a bias", ("noaux_tc",)),
-                Harmless("moe_gating_fp32", "how it is computed", (False,)),
+                IgnoredKey("use_sliding_window", "the list of blocks says it", (True,)),
+                IgnoredKey("topk_method", "chosen with a bias", ("noaux_tc",)),
+                IgnoredKey("moe_gating_fp32", "how it is computed", (False,)),
             ),
         ),
     ),

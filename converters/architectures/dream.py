@@ -4,7 +4,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _diffusion as diffusion
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, diffusion.CAUSAL, common.TIED, common.SILU)
@@ -24,14 +24,14 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=rope.REMARKS,
-            harmless=(
-                Harmless("use_mrope", "positions are one number each", (False,)),
-                diffusion.HARMLESS,
+            caveats=rope.CAVEATS,
+            ignored_keys=(
+                IgnoredKey("use_mrope", "positions are one number each", (False,)),
+                diffusion.IGNORED_KEYS,
                 *diffusion.NO_WINDOWS,
             ),
         ),
     ),
     recipe={"rope": "halves"},
-    remarks=(diffusion.MASKED,),
+    caveats=(diffusion.MASKED,),
 )

@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _drafts as drafts
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import TARGET, Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import TARGET, Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -20,11 +20,11 @@ BOOL = ValueType.BOOL
 HPARAMS = (
     drafts.N_VOCAB, drafts.TARGET_VOCAB, *common.SIZES[1:], common.RMS_EPS, *rope.LLAMA3_ROPE, common.SILU,
     HParam("only", None, derive="n_layer", check="only == 1"),
-    HParam("target_stated", None, fields={"hf": "eagle_aux_hidden_state_layer_ids"}, required=False, many="3"),
+    HParam("target_stated", None, fields={"hf": "eagle_aux_hidden_state_layer_ids"}, required=False, length="3"),
     HParam("target_outputs", None, fields={"hf": "eagle_config.eagle_aux_hidden_state_layer_ids"}, required=False,
-           many="3"),
+           length="3"),
     HParam("n_layer_target", None, fields={"hf": f"{TARGET}.num_hidden_layers"}, required=False),
-    HParam("target_layers", "target_layers", ValueType.INT32, derive=drafts.eagle_layers, many="3"),
+    HParam("target_layers", "target_layers", ValueType.INT32, derive=drafts.eagle_layers, length="3"),
     HParam("n_embd_target", "target_hidden_size", fields={"hf": f"target_hidden_size|{TARGET}.hidden_size"}),
     HParam("norm_before_residual", "norm_before_residual", BOOL, {"hf": "norm_before_residual"}, absent=False),
     HParam("norm_before_fc", "norm_before_fc", BOOL, {"hf": "norm_before_fc"}, absent=False),
@@ -59,11 +59,11 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves", "draft_rows": "offsets"},
             drops=(drafts.DROP_T2D, common.DROP_BUFFERS),
-            remarks=(rope.DYNAMIC, rope.BETAS),
-            within="transformer_layer_config",
+            caveats=(rope.DYNAMIC, rope.BETAS),
+            config_section="transformer_layer_config",
             renames=(("midlayer.", "layers.0."), ("model.", "")),
-            harmless=(common.UNBIASED, drafts.HARMLESS, Harmless("mlp_bias", "there is none", (False,)),
-                      Harmless("tie_word_embeddings", "the draft's own tensors are taken as they are")),
+            ignored_keys=(common.UNBIASED, drafts.IGNORED_KEYS, IgnoredKey("mlp_bias", "there is none", (False,)),
+                      IgnoredKey("tie_word_embeddings", "the draft's own tensors are taken as they are")),
         ),
     ),
     recipe={"computation": "ggferry.converters.forward.drafts.eagle3"},

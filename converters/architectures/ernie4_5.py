@@ -15,6 +15,6 @@ SPEC = Architecture(
     hf_classes=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
     hparams=ernie.HPARAMS,
     roles=ernie.with_fused(roles(tensors.embedding(), block(ernie.attention(), ernie.gated()))),
-    dialects=ernie.dialects((*rope.REMARKS, ernie.unloadable("ernie4_5")), fused=True),
+    dialects=ernie.dialects((*rope.CAVEATS, ernie.unloadable("ernie4_5")), fused=True),
     recipe={"rope": "pairs"},
 )

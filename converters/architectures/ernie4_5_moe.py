@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _ernie as ernie
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -46,16 +46,17 @@ ROLES = roles(
     ),
 )
 
-BETWEEN = Remark(
+BETWEEN = Caveat(
     "sparse_step != 1 and n_dense < n_layer and (n_dense + 1 < n_layer or n_layer % sparse_step != 0)",
-    "llama.cpp does not load this model: from the first on, it wants experts in every block", stops="llama.cpp",
+    "llama.cpp does not load this model: from the first on, it wants experts in every block",
+    unsupported_by="llama.cpp",
 )
 
-BOUND = Remark(
+BOUND = Caveat(
     f"expert_norm_min > {NONE_SO_LOW}",
     "the weights of the chosen experts are divided by their sum or, where that is less, by {expert_norm_min}: written "
     "(expert_weights_norm_min), but llama.cpp does not read it",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -65,11 +66,11 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=ernie.dialects(
-        (*rope.REMARKS, ernie.unloadable("ernie4_5-moe"), BETWEEN, BOUND),
+        (*rope.CAVEATS, ernie.unloadable("ernie4_5-moe"), BETWEEN, BOUND),
         (
-            Harmless("moe_gate", "the best by score", ("topk",)),
-            Harmless("moe_use_aux_free", "how the bias came to be"),
-            Harmless("moe_capacity moe_aux_loss_lambda moe_*_loss_lambda", "used in training only"),
+            IgnoredKey("moe_gate", "the best by score", ("topk",)),
+            IgnoredKey("moe_use_aux_free", "how the bias came to be"),
+            IgnoredKey("moe_capacity moe_aux_loss_lambda moe_*_loss_lambda", "used in training only"),
         ),
     ),
     recipe={"rope": "pairs", "expert_norm": True},

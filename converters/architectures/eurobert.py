@@ -8,7 +8,7 @@ from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -39,15 +39,16 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(*embeddings.language_heads("lm_head.*"), common.DROP_BUFFERS),
-            given={"causal": False, "rope_scaling": "none"},
+            fixed={"causal": False, "rope_scaling": "none"},
             renames=(("model.", ""),),
-            remarks=(common.heads_as_wide_as_the_model("eurobert"),),
-            harmless=(
-                embeddings.HARMLESS,
-                Harmless("tie_word_embeddings mask_token pad_token", "of the output layer, or read with the tokenizer"),
-                Harmless("pretraining_tp", "how it was trained"),
-                Harmless("mask_token_id", "read with the tokenizer"),
-                Harmless("clf_pooling", "of a classifier, which is not here"),
+            caveats=(common.heads_as_wide_as_the_model("eurobert"),),
+            ignored_keys=(
+                embeddings.IGNORED_KEYS,
+                IgnoredKey("tie_word_embeddings mask_token pad_token",
+                    "of the output layer, or read with the tokenizer"),
+                IgnoredKey("pretraining_tp", "how it was trained"),
+                IgnoredKey("mask_token_id", "read with the tokenizer"),
+                IgnoredKey("clf_pooling", "of a classifier, which is not here"),
             ),
         ),
     ),

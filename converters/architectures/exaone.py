@@ -42,7 +42,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=(ROTARY, *common.DROPS), remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
+        Dialect("hf", drops=(ROTARY, *common.DROPS), caveats=rope.CAVEATS, ignored_keys=(common.UNBIASED,)),
     ),
     recipe={"rope": "halves"},
 )

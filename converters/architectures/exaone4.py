@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _exaone as exaone
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 # Only a null says that there is no window: without the key transformers supposes one, and turns nothing elsewhere.
@@ -32,27 +32,27 @@ ROLES = roles(
     ),
 )
 
-REMARKS = (
+CAVEATS = (
     common.heads_as_wide_as_the_model("exaone4"),
-    Remark(
+    Caveat(
         "n_head * head_dim != n_embd",
         "{n_head} heads are {head_dim} wide in a model of {n_embd}; llama.cpp loads heads of embedding / heads only",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     ),
-    Remark(
+    Caveat(
         "n_swa > 0 and n_layer != 64",
         "llama.cpp runs this differently: blocks of exaone4 have windows, and those without turn nothing, only where "
         "there are 64; this model has {n_layer}",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     ),
-    Remark(
+    Caveat(
         "n_swa == 0 and n_layer == 64",
         "llama.cpp runs this differently: it gives windows to an exaone4 of 64 blocks, and this one has none",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     ),
 )
 
-HF = Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,))
+HF = Dialect("hf", drops=common.DROPS, caveats=rope.CAVEATS, ignored_keys=(common.UNBIASED,))
 
 SPEC = Architecture(
     name="exaone4", runtimes=("llama.cpp",),
@@ -65,5 +65,5 @@ SPEC = Architecture(
         *half.of(HF, "exaone4"),
     ),
     recipe={"rope": "halves", "pre_norm": False},
-    remarks=REMARKS,
+    caveats=CAVEATS,
 )

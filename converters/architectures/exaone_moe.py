@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _exaone as exaone
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.block_patterns import leading_dense
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -19,7 +19,7 @@ from ggferry.formats.gguf.values import ValueType
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.LLAMA3_ROPE, replace(common.N_SWA, absent=None),
     *exaone.WINDOWS,
-    HParam("sparse_layers", None, ValueType.BOOL, {"hf": "mlp_layer_types|is_moe_layer"}, many="n_layer",
+    HParam("sparse_layers", None, ValueType.BOOL, {"hf": "mlp_layer_types|is_moe_layer"}, length="n_layer",
            words={"dense": False, "sparse": True, False: False, True: True}, required=False),
     replace(routed.N_DENSE, derive=leading_dense), *routed.HPARAMS[1:],
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", derive="n_shared * n_ff_exp", required=False,
@@ -49,8 +49,8 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, Drop("mtp.*", routed.NEXT_TOKENS.reason), *common.DROPS),
-            remarks=(*rope.REMARKS, common.own_output("exaone-moe"), common.NO_WINDOW),
-            harmless=(common.UNBIASED, routed.NEXT_COUNT, Harmless("mtp_*", "of what predicts further tokens")),
+            caveats=(*rope.CAVEATS, common.own_output("exaone-moe"), common.NO_WINDOW),
+            ignored_keys=(common.UNBIASED, routed.NEXT_COUNT, IgnoredKey("mtp_*", "of what predicts further tokens")),
         ),
     ),
     recipe={"rope": "halves", "routing": "sigmoid"},

@@ -14,7 +14,7 @@ from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _megatron as megatron
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
@@ -113,10 +113,11 @@ HEADER_2023_06_10 = replace(
 )
 
 NO_RUNTIME = "llama.cpp's falcon always turns, has no biases and computes both branches side by side: it cannot run {}"
-REMARKS = (
-    Remark("max_alibi > 0", NO_RUNTIME.format("a model with ALiBi"), stops="llama.cpp"),
-    Remark("biased == 1", NO_RUNTIME.format("a model with biases"), stops="llama.cpp"),
-    Remark("parallel_residual == 0", NO_RUNTIME.format("a model whose branches follow each other"), stops="llama.cpp"),
+CAVEATS = (
+    Caveat("max_alibi > 0", NO_RUNTIME.format("a model with ALiBi"), unsupported_by="llama.cpp"),
+    Caveat("biased == 1", NO_RUNTIME.format("a model with biases"), unsupported_by="llama.cpp"),
+    Caveat("parallel_residual == 0", NO_RUNTIME.format("a model whose branches follow each other"),
+        unsupported_by="llama.cpp"),
 )
 
 SPEC = Architecture(
@@ -130,16 +131,16 @@ SPEC = Architecture(
             "hf",
             conventions={"qkv": "grouped"},
             drops=gpt.DROPS,
-            remarks=(*rope.REMARKS, gpt.ERF, *REMARKS),
-            given={"data_layout": "jploski"},
-            harmless=(Harmless("apply_residual_connection_post_layernorm", "read by nobody", (False,)),),
+            caveats=(*rope.CAVEATS, gpt.ERF, *CAVEATS),
+            fixed={"data_layout": "jploski"},
+            ignored_keys=(IgnoredKey("apply_residual_connection_post_layernorm", "read by nobody", (False,)),),
             # With two norms GGUF's first is the feed-forward's, its second the attention's.
             renames=(*_LN_MLP, *gpt.HEADLESS),
-            respelled=tuple((table, written, "n_norms == 2") for written, table in _LN_MLP),
+            export_renames=tuple((table, written, "n_norms == 2") for written, table in _LN_MLP),
         ),
         Dialect(
             "ggml",
-            given={"data_layout": "jploski"},
+            fixed={"data_layout": "jploski"},
             renames=_LN_MLP,
             layouts=("falcon", "falcon-ggcc"),
         ),
@@ -147,7 +148,7 @@ SPEC = Architecture(
             "ggml-grouped",
             names="hf",
             conventions={"qkv": "grouped"},
-            given={"data_layout": "jploski"},
+            fixed={"data_layout": "jploski"},
             renames=_LN_MLP,
             fields="ggml",
             layouts=("falcon-2023-06-05", "falcon-2023-06-10"),

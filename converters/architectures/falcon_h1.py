@@ -52,8 +52,8 @@ ROLES = roles(
 )
 
 HF = Dialect(
-    "hf", conventions={"decay": "log"}, drops=(common.DROP_BUFFERS,), remarks=rope.REMARKS,
-    harmless=(common.UNBIASED, *hybrid.MAMBA_HARMLESS),
+    "hf", conventions={"decay": "log"}, drops=(common.DROP_BUFFERS,), caveats=rope.CAVEATS,
+    ignored_keys=(common.UNBIASED, *hybrid.MAMBA_IGNORED_KEYS),
 )
 
 SPEC = Architecture(
@@ -64,7 +64,7 @@ SPEC = Architecture(
     roles=varied(ROLES, "tied", "hf", "output.weight model.embed_tokens.weight @head", head=falcon.HEAD),
     dialects=(
         HF,
-        replace(HF, name="tied", fields="hf", classes=("FalconH1ForCausalLM",), lacks=("lm_head.weight",)),
+        replace(HF, name="tied", fields="hf", classes=("FalconH1ForCausalLM",), forbidden_tensors=("lm_head.weight",)),
     ),
     recipe={"rope": "halves", "decay": "rate"},
 )

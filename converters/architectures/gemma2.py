@@ -9,22 +9,22 @@ from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *gemma.SIZES, *rope.ROPE,
     HParam("attn_softcap", "attn_logit_softcapping", gemma.F32, {"hf": "attn_logit_softcapping"}, null=0.0,
-           unsayable=0.0, defaults=(Default(50.0, "transformers' and llama.cpp's default"),)),
+           unrepresentable=0.0, defaults=(Default(50.0, "transformers' and llama.cpp's default"),)),
     HParam("final_softcap", "final_logit_softcapping", gemma.F32, {"hf": "final_logit_softcapping"}, null=0.0,
-           unsayable=0.0, defaults=(Default(30.0, "transformers' and llama.cpp's default"),)),
-    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unsayable=0,
+           unrepresentable=0.0, defaults=(Default(30.0, "transformers' and llama.cpp's default"),)),
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unrepresentable=0,
            defaults=(Default(4096, "transformers' and llama.cpp's default"),)),
     common.LAYER_WINDOWS,
     common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", gemma.BOOL, derive="@window_layers",
-           implied="each n % 2 == 0", many="n_layer", required=False),
+           implied="each n % 2 == 0", length="n_layer", required=False),
     gemma.QUERY_SCALAR,
     HParam("attn_scale", "attention.scale", gemma.F32, derive=gemma.query_scale, implied=gemma.gemma2_scale),
 )
@@ -39,19 +39,19 @@ ROLES = roles(
     ),
 )
 
-REMARKS = (
+CAVEATS = (
     common.NO_WINDOW,
-    Remark(
+    Caveat(
         "attn_softcap == 0 or final_softcap == 0",
         "a cap on scores or logits is switched off: written as 0, which llama.cpp does not take for 'none' in gemma2",
-        otherwise="llama.cpp",
+        differs_in="llama.cpp",
     ),
     common.UNTIED,
-    gemma.scaled_otherwise(46),
-    Remark(
+    gemma.scaled_differently(46),
+    Caveat(
         "n_swa == 0",
         "the sliding window is switched off: written as 0; llama.cpp expects a window in gemma2",
-        otherwise="llama.cpp",
+        differs_in="llama.cpp",
     ),
 )
 
@@ -59,8 +59,8 @@ _HF = Dialect(
     "hf",
     conventions=gemma.CONVENTIONS,
     drops=common.DROPS,
-    remarks=(*rope.REMARKS, *REMARKS),
-    harmless=(common.UNBIASED,),
+    caveats=(*rope.CAVEATS, *CAVEATS),
+    ignored_keys=(common.UNBIASED,),
 )
 
 SPEC = Architecture(

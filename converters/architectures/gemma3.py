@@ -9,10 +9,10 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _gemma3 as shared
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, IgnoredKey
 
 _VISION = "the vision half: this file holds the text model"
-VISION_KEYS = Harmless("vision_config mm_tokens_per_image image_seq_length", "of the vision half, which is dropped")
+VISION_KEYS = IgnoredKey("vision_config mm_tokens_per_image image_seq_length", "of the vision half, which is dropped")
 VISION = (Drop("*vision_tower.*", _VISION), Drop("*multi_modal_projector.*", _VISION))
 
 SPEC = Architecture(
@@ -26,13 +26,13 @@ SPEC = Architecture(
             "hf",
             conventions=gemma.CONVENTIONS,
             drops=(*common.DROPS, *VISION),
-            remarks=(
+            caveats=(
                 common.NO_WINDOW,
-                *rope.REMARKS,
-                gemma.scaled_otherwise(62),
+                *rope.CAVEATS,
+                gemma.scaled_differently(62),
             ),
-            within="text_config",
-            harmless=(common.UNBIASED, VISION_KEYS),
+            config_section="text_config",
+            ignored_keys=(common.UNBIASED, VISION_KEYS),
             renames=(
                 ("language_model.model.", "model."),
                 ("model.language_model.", "model."),

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma_layers as gemma
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.block_patterns import window_layers
 from ggferry.converters.schema.layouts import Stack
 from ggferry.converters.schema.roles import block, roles
@@ -25,9 +25,9 @@ STREAMS = (
            defaults=(Default(0, _HF, dialect="hf"),), check="altup_active < n_altup"),
     HParam("altup_scaled", None, BOOL, {"hf": "altup_correct_scale"}, words={True: True}, required=False),
     HParam("laurel_rank", None, fields={"hf": "laurel_rank"}),
-    HParam("sparsity_stated", None, F32, {"hf": "activation_sparsity_pattern"}, many="n_layer", or_one=True,
+    HParam("sparsity_stated", None, F32, {"hf": "activation_sparsity_pattern"}, length="n_layer", allow_scalar=True,
            required=False),
-    HParam("sparsity_scale", "activation_sparsity_scale", F32, derive=gemma.sparsity, many="n_layer"),
+    HParam("sparsity_scale", "activation_sparsity_scale", F32, derive=gemma.sparsity, length="n_layer"),
     HParam("sparsity_odd", None, derive=gemma.sparse_unlike_published),
 )
 ATTENTION = (
@@ -35,7 +35,7 @@ ATTENTION = (
            defaults=(Default(512, _HF, dialect="hf"),), check="0 < n_swa"),
     common.LAYER_WINDOWS, HParam("window_period", None, required=False, defaults=(Default(5, _HF, dialect="hf"),)),
     common.N_WINDOWS,
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, many="n_layer"),
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, length="n_layer"),
     HParam("shared_kv_layers", "attention.shared_kv_layers", fields={"hf": "num_kv_shared_layers"},
            defaults=(Default(15, _HF, dialect="hf"),), check="shared_kv_layers < n_layer"),
     HParam("attn_scale", None, F32),
@@ -47,7 +47,7 @@ ATTENTION = (
 )
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER,
-    HParam("n_ff", "feed_forward_length", fields={"hf": "intermediate_size"}, many="n_layer", or_one=True),
+    HParam("n_ff", "feed_forward_length", fields={"hf": "intermediate_size"}, length="n_layer", allow_scalar=True),
     common.N_HEAD, common.N_HEAD_KV, common.HEAD_DIM, common.HEAD_DIM_V, common.RMS_EPS, *ATTENTION, *STREAMS,
     gemma.N_EMBD_PER_LAYER, gemma.SOFTCAP, common.ALWAYS_TIED, common.GEMMA_GELU,
 )
@@ -86,17 +86,18 @@ ROLES = roles(
     stack=Stack(),
 )
 
-REMARKS = (
-    Remark("n_embd_per_layer != 256 or laurel_rank != 64", "llama.cpp does not load this model: embeddings of blocks "
-           "are 256 wide and Laurel's rank is 64 there, {n_embd_per_layer} and {laurel_rank} here", stops="llama.cpp"),
-    Remark("n_layer >= 20 and n_layer - shared_kv_layers != 20 or n_layer < 20 and shared_kv_layers > 0",
+CAVEATS = (
+    Caveat("n_embd_per_layer != 256 or laurel_rank != 64", "llama.cpp does not load this model: embeddings of blocks "
+           "are 256 wide and Laurel's rank is 64 there, {n_embd_per_layer} and {laurel_rank} here",
+           unsupported_by="llama.cpp"),
+    Caveat("n_layer >= 20 and n_layer - shared_kv_layers != 20 or n_layer < 20 and shared_kv_layers > 0",
            "llama.cpp runs this differently: blocks take over keys and values from the 21st on, and in this model the "
-           "last {shared_kv_layers} of {n_layer}", stops="llama.cpp"),
-    Remark("n_altup != 4 or altup_active != 0 or final_softcap != 30",
+           "last {shared_kv_layers} of {n_layer}", unsupported_by="llama.cpp"),
+    Caveat("n_altup != 4 or altup_active != 0 or final_softcap != 30",
            "llama.cpp runs this differently: there are four streams, number 0 is computed, and logits are capped at "
-           "30 there; {n_altup}, number {altup_active} and {final_softcap} here", stops="llama.cpp"),
-    Remark("sparsity_odd > 0", "llama.cpp runs this differently: it keeps a twentieth of the gates in the first ten "
-           "blocks, which {sparsity_odd} blocks of this model contradict", stops="llama.cpp"),
+           "30 there; {n_altup}, number {altup_active} and {final_softcap} here", unsupported_by="llama.cpp"),
+    Caveat("sparsity_odd > 0", "llama.cpp runs this differently: it keeps a twentieth of the gates in the first ten "
+           "blocks, which {sparsity_odd} blocks of this model contradict", unsupported_by="llama.cpp"),
 )
 
 SPEC = Architecture(
@@ -109,16 +110,16 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(*common.DROPS, *gemma.DROPS),
-            within=half.WITHIN,
+            config_section=half.WITHIN,
             renames=half.RENAMES,
-            given={"attn_scale": 1.0},
-            harmless=(common.UNBIASED, *gemma.HARMLESS, gemma.CLIP),
+            fixed={"attn_scale": 1.0},
+            ignored_keys=(common.UNBIASED, *gemma.IGNORED_KEYS, gemma.CLIP),
         ),
-        Dialect("gguf", given={"attn_scale": 1.0}),
+        Dialect("gguf", fixed={"attn_scale": 1.0}),
     ),
     recipe={
         "computation": "gemma3n", "rope": "halves", "activation": "gelu_tanh", "embedding_scale": "sqrt_width",
         "v_norm": True,
     },
-    remarks=REMARKS,
+    caveats=CAVEATS,
 )

@@ -25,7 +25,7 @@ SHARED = HParam(
 FEED_FORWARD = (
     HParam("n_ff_stated", None, fields={"hf": "intermediate_size"}, required=False),
     HParam("double_wide", None, BOOL, {"hf": "use_double_wide_mlp"}, required=False),
-    HParam("n_ff", "feed_forward_length", derive=gemma.widths, many="n_layer", or_one=True),
+    HParam("n_ff", "feed_forward_length", derive=gemma.widths, length="n_layer", allow_scalar=True),
     common.N_EXPERT,
     HParam("n_expert_used", "expert_used_count", fields={"hf": "top_k_experts|num_experts_per_tok"}, absent=0,
            check="n_expert_used <= n_expert and (n_expert == 0 or 0 < n_expert_used)"),
@@ -101,14 +101,14 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            remarks=(common.NO_WINDOW,),
+            caveats=(common.NO_WINDOW,),
             drops=(*UNUSED, *common.DROPS, *gemma.DROPS),
-            within=half.WITHIN,
+            config_section=half.WITHIN,
             renames=half.RENAMES,
-            given={"attn_scale": 1.0},
-            harmless=(common.UNBIASED, *gemma.HARMLESS, gemma.BY_BLOCK),
+            fixed={"attn_scale": 1.0},
+            ignored_keys=(common.UNBIASED, *gemma.IGNORED_KEYS, gemma.BY_BLOCK),
         ),
-        Dialect("gguf", given={"attn_scale": 1.0}),
+        Dialect("gguf", fixed={"attn_scale": 1.0}),
     ),
     recipe={
         "rope": "halves", "activation": "gelu_tanh", "embedding_scale": "sqrt_width", "v_norm": True,

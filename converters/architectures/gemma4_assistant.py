@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _gemma4 as gemma4
 from ggferry.converters.architectures import _gemma_layers as gemma
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -67,19 +67,20 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(*UNUSED, Drop("masked_embedding.*", _TABLES), *common.DROPS),
-            remarks=(Remark("ordered == 1", _TABLES),),
-            within=half.WITHIN,
+            caveats=(Caveat("ordered == 1", _TABLES),),
+            config_section=half.WITHIN,
             renames=half.RENAMES,
-            given={"attn_scale": 1.0},
-            harmless=(
-                common.UNBIASED, gemma.BY_BLOCK, *gemma.HARMLESS,
-                Harmless("final_logit_softcapping", "transformers and llama.cpp cap no logits of an assistant"),
-                Harmless("num_centroids centroid_intermediate_top_k", "of tables that are not carried"),
-                Harmless("use_bidirectional_attention", "its tokens do not see one another"),
-                Harmless("num_experts top_k_experts moe_intermediate_size expert_intermediate_size", "there are none"),
+            fixed={"attn_scale": 1.0},
+            ignored_keys=(
+                common.UNBIASED, gemma.BY_BLOCK, *gemma.IGNORED_KEYS,
+                IgnoredKey("final_logit_softcapping", "transformers and llama.cpp cap no logits of an assistant"),
+                IgnoredKey("num_centroids centroid_intermediate_top_k", "of tables that are not carried"),
+                IgnoredKey("use_bidirectional_attention", "its tokens do not see one another"),
+                IgnoredKey("num_experts top_k_experts moe_intermediate_size expert_intermediate_size",
+                    "there are none"),
             ),
         ),
-        Dialect("gguf", given={"attn_scale": 1.0}),
+        Dialect("gguf", fixed={"attn_scale": 1.0}),
     ),
     recipe={
         "computation": "ggferry.converters.forward.drafts.gemma4_assistant", "rope": "halves",

@@ -12,13 +12,13 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, IgnoredKey
 from ggferry.converters.schema.partial_layouts import rotary_pairs_to_halves
 from ggferry.converters.schema.roles import block, roles, varied
 
-_EYES = Default((8, 12, 12), "transformers' default", dialect="seeing")
+_VISION_ENCODERS = Default((8, 12, 12), "transformers' default", dialect="seeing")
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, replace(rope.SECTIONS_STATED, defaults=(_EYES,)),
+    *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, replace(rope.SECTIONS_STATED, defaults=(_VISION_ENCODERS,)),
     replace(rope.SECTIONS, required=False), common.TIED, common.ATTENTION_BIAS, common.SILU,
 )
 
@@ -55,20 +55,20 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", conventions={"rope": "pairs"}, drops=common.DROPS, remarks=rope.REMARKS),
+        Dialect("hf", conventions={"rope": "pairs"}, drops=common.DROPS, caveats=rope.CAVEATS),
         Dialect(
             "seeing",
             conventions={"rope": "pairs"},
             fields="hf",
             classes=SEEING,
-            drops=(routed.NEXT_TOKENS, *common.DROPS, *half.unseen("model.visual.*", "visual.*")),
-            remarks=rope.REMARKS,
-            within=half.WITHIN,
+            drops=(routed.NEXT_TOKENS, *common.DROPS, *half.drop_vision("model.visual.*", "visual.*")),
+            caveats=rope.CAVEATS,
+            config_section=half.WITHIN,
             renames=half.RENAMES,
-            harmless=(
+            ignored_keys=(
                 routed.NEXT_COUNT,
                 half.VISION_KEYS,
-                Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
+                IgnoredKey("tie_word_embeddings", "what the whole model says wins", (False, True)),
             ),
         ),
     ),

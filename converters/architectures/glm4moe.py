@@ -49,17 +49,17 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=(nextn.DROP, *common.DROPS), remarks=rope.REMARKS, harmless=(routed.NEXT_COUNT,)),
+        Dialect("hf", drops=(nextn.DROP, *common.DROPS), caveats=rope.CAVEATS, ignored_keys=(routed.NEXT_COUNT,)),
         Dialect(
             "seeing",
             names="hf",
             fields="hf",
             classes=("Glm4vMoeForConditionalGeneration",),
-            drops=(nextn.DROP, *common.DROPS, *half.unseen("model.visual.*", "visual.*")),
-            remarks=rope.REMARKS,
-            within=half.WITHIN,
+            drops=(nextn.DROP, *common.DROPS, *half.drop_vision("model.visual.*", "visual.*")),
+            caveats=rope.CAVEATS,
+            config_section=half.WITHIN,
             renames=half.RENAMES,
-            harmless=(routed.NEXT_COUNT, half.VISION_KEYS),
+            ignored_keys=(routed.NEXT_COUNT, half.VISION_KEYS),
         ),
         # Upstage's Solar Open: whole heads turn, which its configuration need not say.
         Dialect(
@@ -68,11 +68,11 @@ SPEC = Architecture(
             fields="hf",
             classes=("SolarOpenForCausalLM",),
             drops=(nextn.DROP, *common.DROPS),
-            remarks=rope.REMARKS,
-            harmless=(routed.NEXT_COUNT,),
+            caveats=rope.CAVEATS,
+            ignored_keys=(routed.NEXT_COUNT,),
         ),
     ),
     recipe={"rope": "halves", "routing": "sigmoid", "ffn_norm": "post_attention_norm"},
     blocks=nextn.BLOCKS,
-    remarks=(nextn.REMARK,),
+    caveats=(nextn.CAVEAT,),
 )

@@ -18,7 +18,7 @@ from ggferry.converters.architectures import _streams as streams
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import low_rank
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Then
 from ggferry.converters.schema.roles import block, roles
 
@@ -28,9 +28,9 @@ _IN = "linear_attn_config."
 
 HPARAMS = (
     *common.SIZES[:6],
-    HParam("attends", None, BOOL, {"hf": "layer_types"}, many="n_layer", required=False,
+    HParam("attends", None, BOOL, {"hf": "layer_types"}, length="n_layer", required=False,
            words={"linear_attention": False, "indexed_attention": True, "full_attention": True}),
-    HParam("n_head_kv", "attention.head_count_kv", kimi.INT32, derive=kimi.heads_kv, many="n_layer"),
+    HParam("n_head_kv", "attention.head_count_kv", kimi.INT32, derive=kimi.heads_kv, length="n_layer"),
     deepseek.QUERIES, deepseek.WIDTHS[0],
     HParam("n_rot", "rope.dimension_count", fields={"hf": "qk_rope_head_dim"}, check="n_rot == 0",
            defaults=(Default(0, _HF, dialect="hf"),)),
@@ -44,8 +44,8 @@ HPARAMS = (
     HParam("kda_safe", None, BOOL, {"hf": f"{_IN}safe_gate"}, words={True: True}, required=False),
     HParam("kda_lower", "kda.gate_lower_bound", F32, {"hf": f"{_IN}gate_lower_bound|linear_lower_bound"}, null=0.0,
            absent=0.0, check="kda_lower <= 0", defaults=(Default(-5.0, _HF, dialect="hf"),)),
-    HParam("q_width", None, derive=kimi.query_widths, many="n_layer"),
-    HParam("v_width", None, derive=kimi.value_widths, many="n_layer"),
+    HParam("q_width", None, derive=kimi.query_widths, length="n_layer"),
+    HParam("v_width", None, derive=kimi.value_widths, length="n_layer"),
     HParam("unturned", None, BOOL, {"hf": "mla_use_nope"}, words={True: True}, required=False),
     *deepseek.DENSE[:2], replace(deepseek.DENSE[2], defaults=()), common.N_EXPERT, common.N_EXPERT_USED,
     common.N_FF_EXP, HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, check="0 < n_shared"),
@@ -103,19 +103,20 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
-            drops=(*deepseek.DROPS, *half.unseen("*visual.*")),
-            within=half.WITHIN,
+            drops=(*deepseek.DROPS, *half.drop_vision("*visual.*")),
+            config_section=half.WITHIN,
             renames=half.RENAMES,
-            remarks=(replace(index.WIDTH, when="index_dim % 64 != 0"), deepseek.LOW_RANK),
-            harmless=(
+            caveats=(replace(index.WIDTH, when="index_dim % 64 != 0"), deepseek.LOW_RANK),
+            ignored_keys=(
                 common.UNBIASED, half.VISION_KEYS,
-                Harmless("num_key_value_heads", "every head has keys of its own, expanded from one", follows="n_head"),
-                Harmless("qk_head_dim", "as wide as what does not turn", follows="head_dim_mla"),
-                Harmless("head_dim", "nothing turns, or that of delta attention"),
-                Harmless("linear_attn_config.*", "the list of blocks says it"),
-                Harmless("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
-                Harmless("rope_parameters rope_parameters.* rope_theta rope_scaling", "nothing turns"),
-                Harmless("topk_method", "chosen with a bias", ("noaux_tc",)),
+                IgnoredKey("num_key_value_heads", "every head has keys of its own, expanded from one",
+                    follows="n_head"),
+                IgnoredKey("qk_head_dim", "as wide as what does not turn", follows="head_dim_mla"),
+                IgnoredKey("head_dim", "nothing turns, or that of delta attention"),
+                IgnoredKey("linear_attn_config.*", "the list of blocks says it"),
+                IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
+                IgnoredKey("rope_parameters rope_parameters.* rope_theta rope_scaling", "nothing turns"),
+                IgnoredKey("topk_method", "chosen with a bias", ("noaux_tc",)),
             ),
         ),
     ),
@@ -123,5 +124,5 @@ SPEC = Architecture(
         "computation": "streams", "attention": "latent", "rope": "none", "indexer_rope": "none", "routing": "sigmoid",
         "decay": "rate",
     },
-    remarks=(common.own_output("glm5-next"),),
+    caveats=(common.own_output("glm5-next"),),
 )

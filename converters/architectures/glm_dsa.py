@@ -7,13 +7,13 @@ from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _indexer as index
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._latent import latent_attention
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
-MULTIPLIER = Remark(
+MULTIPLIER = Caveat(
     "yarn_log_mul != 0",
     "yarn's multiplier {yarn_log_mul}: written, but llama.cpp does not read it for glm-dsa",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -35,9 +35,9 @@ SPEC = Architecture(
     ),
     dialects=(
         Dialect(
-            "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, given={"n_head_kv": 1},
-            remarks=(*deepseek.REMARKS, index.WIDTH, deepseek.LOW_RANK, MULTIPLIER),
-            harmless=(*deepseek.HARMLESS, Harmless("indexer_rope_interleave", "always so", (True,))),
+            "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, fixed={"n_head_kv": 1},
+            caveats=(*deepseek.CAVEATS, index.WIDTH, deepseek.LOW_RANK, MULTIPLIER),
+            ignored_keys=(*deepseek.IGNORED_KEYS, IgnoredKey("indexer_rope_interleave", "always so", (True,))),
         ),
     ),
     recipe={"attention": "latent", "indexer_rope": "pairs"},

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _gpt2_kin as kin
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import SAME, Transpose
 from ggferry.converters.schema.roles import also, block, roles, varied
 
@@ -40,20 +40,20 @@ ROLES = also(ROLES, "ggml", gpt.GGML_NAMES)
 ROLES = varied(
     ROLES, "ggml-conv1d", "ggml",
     """
-    blk.{n}.attn_qkv.weight    model.h.{n}.attn/c_attn/w @turned
-    blk.{n}.attn_output.weight model.h.{n}.attn/c_proj/w @turned
-    blk.{n}.ffn_up.weight      model.h.{n}.mlp/c_fc/w @turned
+    blk.{n}.attn_qkv.weight    model.h.{n}.attn/c_attn/w @rotated
+    blk.{n}.attn_output.weight model.h.{n}.attn/c_proj/w @rotated
+    blk.{n}.ffn_up.weight      model.h.{n}.mlp/c_fc/w @rotated
     """,
-    turned=Transpose(),
+    rotated=Transpose(),
 )
 
 ROLES = also(ROLES, "opt", kin.OPT, qkv=kin.JOINED, used=kin.USED)
 ROLES = varied(ROLES, "biogpt", "opt", "token_embd.weight model.decoder.embed_tokens.weight @by", by=kin.EMBEDDING)
 ROLES = varied(ROLES, "biogpt-tied", "biogpt", "output.weight model.decoder.embed_tokens.weight")
 ROLES = varied(ROLES, "rugpt", "opt", "position_embd.weight model.decoder.embed_positions.weight")
-RELU = Remark(
+RELU = Caveat(
     "activation == 'relu'", "llama.cpp runs this differently: it computes GELU in every gpt2, and this model relu",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 OPT = Dialect(
     "opt",
@@ -61,15 +61,15 @@ OPT = Dialect(
     classes=("OPTForCausalLM",),
     conventions={"position_offset": 2},
     drops=(*common.DROPS, *kin.MASKS),
-    given=kin.NORMS,
+    fixed=kin.NORMS,
     renames=kin.OPT_NAMES,
-    remarks=(gpt.ERF,),
-    harmless=kin.HARMLESS,
+    caveats=(gpt.ERF,),
+    ignored_keys=kin.IGNORED_KEYS,
 )
 BIOGPT = replace(
-    OPT, name="biogpt", classes=("BioGptForCausalLM",), drops=kin.MASKS, given={**kin.NORMS, "tied": False},
+    OPT, name="biogpt", classes=("BioGptForCausalLM",), drops=kin.MASKS, fixed={**kin.NORMS, "tied": False},
     renames=kin.BIOGPT_NAMES,
-    harmless=(*kin.HARMLESS, Harmless("tie_word_embeddings", "the output is written out", (False, True))),
+    ignored_keys=(*kin.IGNORED_KEYS, IgnoredKey("tie_word_embeddings", "the output is written out", (False, True))),
 )
 
 SPEC = Architecture(
@@ -83,9 +83,9 @@ SPEC = Architecture(
             "hf",
             conventions={"transposed": ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
             drops=gpt.DROPS,
-            remarks=(gpt.ERF, gpt.UNSCALED),
+            caveats=(gpt.ERF, gpt.UNSCALED),
             renames=gpt.HEADLESS,
-            harmless=(gpt.UPCAST,),
+            ignored_keys=(gpt.UPCAST,),
         ),
         Dialect(
             "ggml-conv1d",
@@ -97,18 +97,18 @@ SPEC = Architecture(
         Dialect("ggml", renames=gpt.GGML_RENAMES),
         OPT,
         BIOGPT,
-        replace(BIOGPT, name="biogpt-tied", lacks=("output_projection.weight",)),
+        replace(BIOGPT, name="biogpt-tied", forbidden_tensors=("output_projection.weight",)),
         Dialect(
             "rugpt",
             fields="hf",
             classes=("RuGPT3XLForCausalLM",),
             renames=kin.RUGPT_NAMES,
             drops=gpt.DROPS,
-            remarks=(gpt.ERF,),
-            harmless=kin.RUGPT_HARMLESS,
+            caveats=(gpt.ERF,),
+            ignored_keys=kin.RUGPT_IGNORED_KEYS,
         ),
     ),
     recipe=gpt.RECIPE,
     headers=(gpt.GPT2_HEADER,),
-    remarks=(RELU,),
+    caveats=(RELU,),
 )

@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt_oss as gpt_oss
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.block_patterns import window_layers
 from ggferry.converters.schema.layouts import Then, Transpose
 from ggferry.converters.schema.partial_layouts import Every, EveryColumn
@@ -29,7 +29,7 @@ WINDOWS = (
     replace(common.N_SWA, absent=None), common.LAYER_WINDOWS,
     common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, implied="each n % 2 == 0",
-           many="n_layer"),
+           length="n_layer"),
 )
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, rope.BASE, rope.N_ROT, rope.KIND,
@@ -55,12 +55,12 @@ ROLES = varied(
             ffn_gate_inp.bias f32   : n_expert                 | hf mlp.router.bias
             ffn_gate_exps.weight    : n_expert n_ff_exp n_embd | hf mlp.experts.gate_up_proj @gate
             ffn_gate_exps.bias f32  : n_expert n_ff_exp        | hf mlp.experts.gate_up_proj_bias @gates
-            ffn_down_exps.weight    : n_expert n_embd n_ff_exp | hf mlp.experts.down_proj @turned
+            ffn_down_exps.weight    : n_expert n_embd n_ff_exp | hf mlp.experts.down_proj @rotated
             ffn_down_exps.bias f32  : n_expert n_embd          | hf mlp.experts.down_proj_bias
             ffn_up_exps.weight      : n_expert n_ff_exp n_embd | hf mlp.experts.gate_up_proj @up
             ffn_up_exps.bias f32    : n_expert n_ff_exp        | hf mlp.experts.gate_up_proj_bias @ups
             """,
-            gate=Then(Transpose(), GATE), up=Then(Transpose(), UP), turned=Transpose(), gates=EveryColumn(2, 0),
+            gate=Then(Transpose(), GATE), up=Then(Transpose(), UP), rotated=Transpose(), gates=EveryColumn(2, 0),
             ups=EveryColumn(2, 1),
         ),
     ),
@@ -73,12 +73,12 @@ ROLES = varied(
     gate=GATE, up=UP,
 )
 
-REMARKS = (
+CAVEATS = (
     common.NO_WINDOW,
-    Remark("rope_scaling == 'yarn' and rope_truncate == 0",
+    Caveat("rope_scaling == 'yarn' and rope_truncate == 0",
            "llama.cpp runs this differently: it rounds the range over which yarn passes from one scale to the other, "
            "and this model does not (rope.scaling.yarn_truncate, which it does not read)",
-           otherwise="llama.cpp"),
+           differs_in="llama.cpp"),
     common.own_output("gpt-oss"),
 )
 
@@ -86,9 +86,9 @@ _HF = Dialect(
     "hf",
     conventions={"expert_rows": False, "gate_up": "alternating"},
     drops=common.DROPS,
-    remarks=rope.REMARKS,
-    harmless=(
-        Harmless("initial_context_length", "repeats the context before yarn stretched it", follows="rope_original"),
+    caveats=rope.CAVEATS,
+    ignored_keys=(
+        IgnoredKey("initial_context_length", "repeats the context before yarn stretched it", follows="rope_original"),
     ),
 )
 
@@ -105,9 +105,9 @@ SPEC = Architecture(
             name="mxfp4",
             fields="hf",
             conventions={"gate_up": "alternating"},
-            marks=("*.mlp.experts.gate_up_proj_blocks",),
+            required_tensors=("*.mlp.experts.gate_up_proj_blocks",),
         ),
     ),
     recipe={"rope": "halves", "routing": "chosen", "glu": "clamped", "ffn_norm": "post_attention_norm"},
-    remarks=REMARKS,
+    caveats=CAVEATS,
 )

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Rearrange, Split, Then, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
@@ -36,13 +36,13 @@ ROLES = roles(
 ROLES = varied(
     ROLES, "ggml-turned", "hf",
     """
-    blk.{n}.attn_q.weight      transformer.h.{n}.attn.q_proj.weight @turned
-    blk.{n}.attn_k.weight      transformer.h.{n}.attn.k_proj.weight @turned
-    blk.{n}.attn_v.weight      transformer.h.{n}.attn.v_proj.weight @turned
-    blk.{n}.attn_output.weight transformer.h.{n}.attn.out_proj.weight @turned
-    blk.{n}.ffn_up.weight      transformer.h.{n}.mlp.fc_in.weight @turned
+    blk.{n}.attn_q.weight      transformer.h.{n}.attn.q_proj.weight @rotated
+    blk.{n}.attn_k.weight      transformer.h.{n}.attn.k_proj.weight @rotated
+    blk.{n}.attn_v.weight      transformer.h.{n}.attn.v_proj.weight @rotated
+    blk.{n}.attn_output.weight transformer.h.{n}.attn.out_proj.weight @rotated
+    blk.{n}.ffn_up.weight      transformer.h.{n}.mlp.fc_in.weight @rotated
     """,
-    turned=Transpose(),
+    rotated=Transpose(),
 )
 
 # CodeGen: queries, values and keys of four groups of heads, one for each core it was trained on.
@@ -86,14 +86,14 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=gpt.DROPS, harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),)),
+        Dialect("hf", drops=gpt.DROPS, ignored_keys=(IgnoredKey("rotary scale_attn_weights", "always", (True,)),)),
         Dialect(
             "codegen",
             fields="hf",
             classes=("CodeGenForCausalLM",),
             conventions={"qkv": "shards"},
             drops=(*gpt.DROPS, Drop("*.attn.causal_mask", "a buffer: the causal mask", follows=True)),
-            harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),),
+            ignored_keys=(IgnoredKey("rotary scale_attn_weights", "always", (True,)),),
         ),
         Dialect(
             "ggml-turned",

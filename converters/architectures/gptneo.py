@@ -10,13 +10,13 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV, replace(gpt.ATTN_SCALE, required=True, defaults=()),
-    HParam("n_swa", "attention.sliding_window", fields={"hf": "window_size"}, unsayable=0),
-    HParam("swa_layers", "attention.sliding_window_pattern", gpt.BOOL, {"hf": "attention_layers"}, many="n_layer",
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "window_size"}, unrepresentable=0),
+    HParam("swa_layers", "attention.sliding_window_pattern", gpt.BOOL, {"hf": "attention_layers"}, length="n_layer",
            words={"local": True, "global": False}),
     common.ALWAYS_TIED, gpt.GELU_TANH,
 )
@@ -34,7 +34,7 @@ ROLES = roles(
     ),
 )
 
-OURS = Remark("", "the specification has no GPT-Neo: the architecture's name 'gptneo' and its keys are ggferry's own")
+OURS = Caveat("", "the specification has no GPT-Neo: the architecture's name 'gptneo' and its keys are ggferry's own")
 
 SPEC = Architecture(
     name="gptneo",
@@ -46,10 +46,10 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=gpt.DROPS,
-            remarks=(OURS,),
-            given={"attn_scale": 1.0},
+            caveats=(OURS,),
+            fixed={"attn_scale": 1.0},
             renames=gpt.HEADLESS,
-            harmless=(Harmless("attention_types", "attention_layers is it, block by block"),),
+            ignored_keys=(IgnoredKey("attention_types", "attention_layers is it, block by block"),),
         ),
     ),
     recipe={**gpt.RECIPE, "qkv": "separate"},

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _megatron as megatron
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
@@ -84,7 +84,8 @@ HEADER_2023_04 = HeaderLayout(
     quantization=0,
 )
 
-UNBIASED = Remark("biased == 0", "attention without biases: llama.cpp expects them in gptneox", stops="llama.cpp")
+UNBIASED = Caveat("biased == 0", "attention without biases: llama.cpp expects them in gptneox",
+    unsupported_by="llama.cpp")
 
 SPEC = Architecture(
     name="gptneox", runtimes=("llama.cpp",),
@@ -97,10 +98,10 @@ SPEC = Architecture(
             "hf",
             conventions={"qkv": "grouped"},
             drops=(replace(common.DROP_TIED, pattern="embed_out.weight"), common.DROP_BUFFERS, *gpt.DROP_MASKS),
-            remarks=(*rope.REMARKS, gpt.ERF, common.OWN_OUTPUT, UNBIASED),
-            harmless=(
-                Harmless("rope_theta", "repeats rotary_emb_base", follows="rope_base"),
-                Harmless("partial_rotary_factor", "repeats rotary_pct", follows="rope_fraction"),
+            caveats=(*rope.CAVEATS, gpt.ERF, common.OWN_OUTPUT, UNBIASED),
+            ignored_keys=(
+                IgnoredKey("rope_theta", "repeats rotary_emb_base", follows="rope_base"),
+                IgnoredKey("partial_rotary_factor", "repeats rotary_pct", follows="rope_fraction"),
             ),
         ),
         Dialect(
@@ -108,7 +109,7 @@ SPEC = Architecture(
             names="hf",
             conventions={"qkv": "grouped"},
             drops=(common.DROP_BUFFERS, *gpt.DROP_MASKS),
-            remarks=(common.OWN_OUTPUT,),
+            caveats=(common.OWN_OUTPUT,),
         ),
     ),
     recipe={**gpt.RECIPE, "rope": "halves", "activation": "gelu"},

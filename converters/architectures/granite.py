@@ -33,7 +33,7 @@ ROLES = roles(
         ),
     ),
 )
-HF = Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS)
+HF = Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, caveats=rope.CAVEATS)
 
 SPEC = Architecture(
     name="granite", runtimes=("llama.cpp",),
@@ -48,8 +48,8 @@ SPEC = Architecture(
         *half.of(HF, "granite"),
         replace(
             HF, name="hybrid", fields="hf", conventions={"rope": "halves", "ffn": "fused"},
-            classes=("GraniteMoeHybridForCausalLM",), lacks=("*.mamba.*", "*.block_sparse_moe.*"),
-            harmless=(granite.NOT_MAMBA,),
+            classes=("GraniteMoeHybridForCausalLM",), forbidden_tensors=("*.mamba.*", "*.block_sparse_moe.*"),
+            ignored_keys=(granite.NOT_MAMBA,),
         ),
     ),
     recipe={"logit_scale": "divide"},

@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _granite as granite
 from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.partial_layouts import rotary_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.gguf.values import ValueType
@@ -58,15 +58,15 @@ BAMBA = """
 output_norm.weight      model.final_layernorm.weight
 blk.{n}.ffn_norm.weight model.layers.{n}.pre_ff_layernorm.weight
 """
-WIDTH = Remark(
+WIDTH = Caveat(
     "n_inner != 2 * n_embd",
     "the state space is {n_inner} wide for a model of {n_embd}; llama.cpp loads twice that only",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 HF = Dialect(
     "hf", conventions={"rope": "halves", "ffn": "fused", "gate_up": "halves", "decay": "log"}, drops=common.DROPS,
-    remarks=(*rope.REMARKS, WIDTH), harmless=hybrid.MAMBA_HARMLESS,
+    caveats=(*rope.CAVEATS, WIDTH), ignored_keys=hybrid.MAMBA_IGNORED_KEYS,
 )
 
 SPEC = Architecture(
@@ -81,13 +81,15 @@ SPEC = Architecture(
     dialects=(
         HF,
         replace(
-            HF, name="dense", fields="hf", classes=("GraniteMoeHybridForCausalLM",), lacks=("*.block_sparse_moe.*",)
+            HF, name="dense", fields="hf", classes=("GraniteMoeHybridForCausalLM",),
+            forbidden_tensors=("*.block_sparse_moe.*",)
         ),
         replace(
             HF, name="bamba", fields="hf", classes=("BambaForCausalLM",),
             conventions={"rope": "halves", "decay": "log"},
-            given={"attn_scale": 0.0, "logit_scale": 0.0},
-            harmless=(*HF.harmless, Harmless("attn_rotary_emb", "the turned part of a head", follows="n_rot")),
+            fixed={"attn_scale": 0.0, "logit_scale": 0.0},
+            ignored_keys=(*HF.ignored_keys,
+                IgnoredKey("attn_rotary_emb", "the turned part of a head", follows="n_rot")),
         ),
     ),
     recipe={"logit_scale": "divide", "routing": "chosen", "decay": "rate"},

@@ -36,7 +36,7 @@ ROLES = roles(
 )
 
 HF = Dialect(
-    "hf", conventions={"rope": "halves", "ffn": "fused", "gate_up": "halves"}, drops=common.DROPS, remarks=rope.REMARKS
+    "hf", conventions={"rope": "halves", "ffn": "fused", "gate_up": "halves"}, drops=common.DROPS, caveats=rope.CAVEATS
 )
 
 SPEC = Architecture(
@@ -48,8 +48,9 @@ SPEC = Architecture(
     dialects=(
         HF,
         replace(
-            HF, name="hybrid", names="hf", fields="hf", classes=("GraniteMoeHybridForCausalLM",), lacks=("*.mamba.*",),
-            harmless=(granite.NOT_MAMBA,),
+            HF, name="hybrid", names="hf", fields="hf", classes=("GraniteMoeHybridForCausalLM",),
+            forbidden_tensors=("*.mamba.*",),
+            ignored_keys=(granite.NOT_MAMBA,),
         ),
     ),
     recipe={"logit_scale": "divide", "routing": "chosen"},

@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _grok as grok
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Stack
 from ggferry.converters.schema.roles import also, block, roles
 
@@ -25,17 +25,17 @@ HPARAMS = (
     HParam("rope_kind", None, STRING, {"hf": "rope_type"}, words={"original": "default", "default": "default"},
            required=False),
     HParam("half_turned", None, BOOL, {"hf": "rope_rotate_half_dims"}, words={False: False}, required=False),
-    HParam("embedding_scale", "embedding_scale", F32, {"hf": "embedding_multiplier_scale"}, unsayable=0.0,
+    HParam("embedding_scale", "embedding_scale", F32, {"hf": "embedding_multiplier_scale"}, unrepresentable=0.0,
            defaults=(Default(78.38367176906169, _XAI),)),
     HParam("attn_scale", "attention.output_scale", F32, {"hf": "attn_output_multiplier"}, derive=grok.score_scale,
-           unsayable=0.0, defaults=(Default(0.08838834764831845, _XAI),)),
+           unrepresentable=0.0, defaults=(Default(0.08838834764831845, _XAI),)),
     HParam("attn_softcap", "attn_logit_softcapping", F32, {"hf": "attn_logit_softcapping|max_attn_value"}, null=0.0,
-           unsayable=0.0, defaults=(Default(30.0, _XAI),)),
+           unrepresentable=0.0, defaults=(Default(30.0, _XAI),)),
     HParam("cap_method", None, STRING, {"hf": "attn_logit_softcapping_method"}, words={"tanh": "tanh"}, required=False),
     HParam("router_softcap", "router_logit_softcapping", F32, {"hf": "router_logit_softcapping"}, null=0.0,
            defaults=(Default(0.0, "Grok 1 has none", dialect="hf"), Default(30.0, "what llama.cpp supposes"))),
     HParam("final_softcap", "final_logit_softcapping", F32, {"hf": "final_logit_softcapping"}, null=0.0, absent=0.0),
-    HParam("logit_scale", "logit_scale", F32, {"hf": "output_multiplier_scale"}, unsayable=0.0,
+    HParam("logit_scale", "logit_scale", F32, {"hf": "output_multiplier_scale"}, unrepresentable=0.0,
            defaults=(Default(0.5773502691896257, _XAI),)),
     HParam("temperature_length", "attention.temperature_length", fields={"hf": "attn_temperature_len"}, null=0,
            absent=0),
@@ -85,32 +85,32 @@ ROLES = also(
     "old", OLD, experts=Stack(),
 )
 
-REMARKS = (
-    Remark(
+CAVEATS = (
+    Caveat(
         "beside == 1 or router_softcap > 0",
         "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one and leaves the "
         "router's logits as they are; Grok 2 does neither",
-        otherwise="llama.cpp",
+        differs_in="llama.cpp",
     ),
-    Remark(
+    Caveat(
         "temperature_length > 0",
         "queries beyond token {temperature_length} grow with the logarithm of their position: written, but llama.cpp "
         "does not let them",
-        otherwise="llama.cpp",
+        differs_in="llama.cpp",
     ),
     common.heads_as_wide_as_the_model("grok"),
 )
 _HF = Dialect(
     "hf",
-    given={"grok1": False},
+    fixed={"grok1": False},
     drops=common.DROPS,
-    harmless=(
+    ignored_keys=(
         common.UNBIASED,
-        Harmless(
+        IgnoredKey(
             "original_max_position_embeddings scaling_factor extrapolation_factor attn_factor beta_fast beta_slow",
             "of a stretched rotation: rope_type 'original' turns by the frequencies as they are",
         ),
-        Harmless("merge_gate_up load_presharded_* replicate_* context_len", "how it is loaded or computed, not what"),
+        IgnoredKey("merge_gate_up load_presharded_* replicate_* context_len", "how it is loaded or computed, not what"),
     ),
 )
 
@@ -122,8 +122,8 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         _HF,
-        replace(_HF, name="old", fields="hf", given={"grok1": True}, marks=("transformer.decoder_layer.*",)),
+        replace(_HF, name="old", fields="hf", fixed={"grok1": True}, required_tensors=("transformer.decoder_layer.*",)),
     ),
     recipe={"rope": "halves", "activation": "gelu_tanh", "temperature": "logarithm"},
-    remarks=REMARKS,
+    caveats=CAVEATS,
 )

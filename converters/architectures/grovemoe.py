@@ -7,7 +7,7 @@ constants the three last keys are, and by which the smaller experts read what th
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Stack
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -41,11 +41,11 @@ ROLES = roles(
     ),
 )
 
-CHAINED = Remark(
+CHAINED = Caveat(
     "n_expert > 0",
     "llama.cpp runs this differently: it gives the smaller experts of GroveMoE what comes out of the larger ones, and "
     "the weights of others",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -58,10 +58,11 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(*common.DROPS, Drop("*.mlp.expert_bias", "a buffer that the publisher's code never reads")),
-            remarks=(*rope.REMARKS, common.WINDOW),
-            harmless=(common.UNBIASED, Harmless("norm_topk_prob", "their weights always sum to one", (False, True))),
+            caveats=(*rope.CAVEATS, common.WINDOW),
+            ignored_keys=(common.UNBIASED,
+                IgnoredKey("norm_topk_prob", "their weights always sum to one", (False, True))),
         ),
     ),
     recipe={"rope": "halves", "expert_norm": True},
-    remarks=(CHAINED,),
+    caveats=(CHAINED,),
 )

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _hrm as hrm
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Split
 from ggferry.converters.schema.roles import block, roles, varied
 
@@ -30,7 +30,7 @@ HPARAMS = (
     HParam("spread", None, common.F32, {"hf": "initializer_range"}, required=False, null=0.0,
            defaults=(Default(0.02, "transformers' default", dialect="hf"),)),
     HParam("embedding_scale", "embedding_scale", common.F32, {"hf": "embedding_scale"}, derive=hrm.embedding_scale,
-           absent=1.0, unsayable=0.0),
+           absent=1.0, unrepresentable=0.0),
     HParam("prefix_lm", "hrm.prefix_lm", common.BOOL, {"hf": "prefix_lm"}, absent=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     common.TIED, common.SILU,
@@ -68,15 +68,15 @@ HF = Dialect(
     "hf",
     drops=common.DROPS,
     renames=(("model.L_module.layers.", "model.layers."),),
-    behind=(("model.H_module.layers.{n}.", "model.L_module.layers.{n}."),),
-    remarks=rope.REMARKS,
-    harmless=(
+    appended_blocks=(("model.H_module.layers.{n}.", "model.L_module.layers.{n}."),),
+    caveats=rope.CAVEATS,
+    ignored_keys=(
         common.UNBIASED,
-        Harmless("num_hidden_layers", "how often a block is run through", follows="n_layer"),
-        Harmless("L_bp_cycles", "used in training only"),
+        IgnoredKey("num_hidden_layers", "how often a block is run through", follows="n_layer"),
+        IgnoredKey("L_bp_cycles", "used in training only"),
     ),
 )
-BOTH_WAYS = Remark(
+BOTH_WAYS = Caveat(
     "prefix_lm == 1",
     "tokens that are marked as a prompt see each other both ways: llama.cpp lets a token see what precedes it",
 )
@@ -94,10 +94,10 @@ SPEC = Architecture(
             name="hf-joined",
             fields="hf",
             conventions={"qkv": "gated", "ffn": "fused"},
-            marks=("model.L_module.layers.0.attn.gqkv_proj.weight",),
+            required_tensors=("model.L_module.layers.0.attn.gqkv_proj.weight",),
         ),
     ),
     recipe={"computation": "hrm", "rope": "halves", "norm_weights": False},
     blocks={"blk.": "n_blocks"},
-    remarks=(BOTH_WAYS,),
+    caveats=(BOTH_WAYS,),
 )

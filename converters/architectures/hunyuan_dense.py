@@ -5,7 +5,7 @@ Source: `_hunyuan`.
 
 from ggferry.converters.architectures import _hunyuan as hunyuan
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Harmless
+from ggferry.converters.schema.architecture import Architecture, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 SPEC = Architecture(
@@ -15,8 +15,8 @@ SPEC = Architecture(
     hparams=hunyuan.HPARAMS,
     roles=roles(tensors.embedding(), block(hunyuan.attention(), tensors.gated())),
     dialects=hunyuan.dialects(
-        Harmless("num_experts moe_topk num_shared_expert", "there are no experts", (1,)),
-        Harmless("moe_* norm_topk_prob routed_scaling_factor n_group topk_group use_mixed_mlp_moe", "of experts"),
+        IgnoredKey("num_experts moe_topk num_shared_expert", "there are no experts", (1,)),
+        IgnoredKey("moe_* norm_topk_prob routed_scaling_factor n_group topk_group use_mixed_mlp_moe", "of experts"),
     ),
     recipe={"rope": "halves", "qk_norm_at": "after"},
 )

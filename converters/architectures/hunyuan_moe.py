@@ -8,7 +8,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _hunyuan as hunyuan
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -36,10 +36,10 @@ SPEC = Architecture(
         ),
     ),
     dialects=hunyuan.dialects(
-        Harmless("moe_layer_num_skipped", "no block is dense", (0,)),
-        Harmless("norm_topk_prob use_mixed_mlp_moe", "always", (True,)),
-        Harmless("routed_scaling_factor n_group topk_group", "always", (1, 1.0)),
-        Harmless("moe_drop_tokens moe_random_routing_dropped_token capacity_factor", "used in training only"),
+        IgnoredKey("moe_layer_num_skipped", "no block is dense", (0,)),
+        IgnoredKey("norm_topk_prob use_mixed_mlp_moe", "always", (True,)),
+        IgnoredKey("routed_scaling_factor n_group topk_group", "always", (1, 1.0)),
+        IgnoredKey("moe_drop_tokens moe_random_routing_dropped_token capacity_factor", "used in training only"),
     ),
     recipe={"rope": "halves", "qk_norm_at": "after", "expert_norm": True},
 )

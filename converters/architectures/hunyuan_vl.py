@@ -10,28 +10,28 @@ from ggferry.converters.architectures import _hunyuan as hunyuan
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 _AXES = f"{rope.scaling_place('xdrope_section')}|{rope.scaling_place('mrope_section')}"
 HPARAMS = (
     *(replace(param, words={**param.words, "xdrope": "dynamic"}) if param.name == "kind_stated" else param
       for param in hunyuan.HPARAMS),
-    replace(rope.SECTIONS_STATED, fields={"hf": _AXES}, many="4"), rope.SECTIONS,
+    replace(rope.SECTIONS_STATED, fields={"hf": _AXES}, length="4"), rope.SECTIONS,
     HParam("fourth_axis", None, derive=hunyuan.fourth_axis),
 )
 (_HF,) = hunyuan.dialects(
     half.VISION_KEYS,
-    Harmless("num_experts moe_topk num_shared_expert", "there are no experts", (1,)),
-    Harmless("moe_* norm_topk_prob routed_scaling_factor n_group topk_group use_mixed_mlp_moe", "of experts"),
-    Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
+    IgnoredKey("num_experts moe_topk num_shared_expert", "there are no experts", (1,)),
+    IgnoredKey("moe_* norm_topk_prob routed_scaling_factor n_group topk_group use_mixed_mlp_moe", "of experts"),
+    IgnoredKey("tie_word_embeddings", "what the whole model says wins", (False, True)),
 )
 
-FOURTH = Remark(
+FOURTH = Caveat(
     "fourth_axis > 0",
     "llama.cpp runs this differently: it gives text positions on three axes and 0 on the fourth, by which "
     "{fourth_axis} pairs of each head of this model turn",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -42,10 +42,10 @@ SPEC = Architecture(
     roles=roles(tensors.embedding(), block(hunyuan.attention(), tensors.gated())),
     dialects=(
         replace(
-            _HF, within=half.WITHIN, renames=half.RENAMES,
-            drops=(*_HF.drops, *half.unseen("vit.*", "model.vit.*", "model.visual.*", "visual.*")),
+            _HF, config_section=half.WITHIN, renames=half.RENAMES,
+            drops=(*_HF.drops, *half.drop_vision("vit.*", "model.vit.*", "model.visual.*", "visual.*")),
         ),
     ),
     recipe={"rope": "halves", "qk_norm_at": "after"},
-    remarks=(FOURTH,),
+    caveats=(FOURTH,),
 )

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 BOOL = common.BOOL
@@ -19,7 +19,7 @@ _HF = "transformers' default"
 HPARAMS = (
     *nextn.counted(common.SIZES), replace(common.RMS_EPS, defaults=(Default(1e-5, _HF, dialect="hf"),)),
     replace(rope.BASE, defaults=(Default(11158840.0, _HF, dialect="hf"), *rope.BASE.defaults)), *rope.ROPE[1:],
-    HParam("sparse", None, BOOL, {"hf": "mlp_layer_types"}, many="n_layer", words={"dense": False, "sparse": True},
+    HParam("sparse", None, BOOL, {"hf": "mlp_layer_types"}, length="n_layer", words={"dense": False, "sparse": True},
            required=False),
     common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     HParam("n_shared", None, fields={"hf": "num_shared_experts"}, required=False,
@@ -58,19 +58,20 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(nextn.DROP, *common.DROPS),
-            remarks=rope.REMARKS,
+            caveats=rope.CAVEATS,
             renames=(("model.layers.{n}.final_layernorm.", "model.layers.{n}.shared_head.norm."),),
-            harmless=(
+            ignored_keys=(
                 common.UNBIASED,
                 routed.NEXT_COUNT,
-                Harmless("enable_moe_fp32_combine enable_*_fp32", "how it is computed, not what"),
-                Harmless("first_k_dense_replace", "the tensors say it"),
-                Harmless("first_k_dense_replace", "the blocks before the first with experts", follows="@first_sparse"),
-                Harmless("moe_router_use_sigmoid moe_router_enable_expert_bias qk_norm", "always", (True,)),
+                IgnoredKey("enable_moe_fp32_combine enable_*_fp32", "how it is computed, not what"),
+                IgnoredKey("first_k_dense_replace", "the tensors say it"),
+                IgnoredKey("first_k_dense_replace", "the blocks before the first with experts",
+                    follows="@first_sparse"),
+                IgnoredKey("moe_router_use_sigmoid moe_router_enable_expert_bias qk_norm", "always", (True,)),
             ),
         ),
     ),
     recipe={"rope": "halves", "routing": "sigmoid"},
     blocks=nextn.BLOCKS,
-    remarks=(nextn.REMARK,),
+    caveats=(nextn.CAVEAT,),
 )

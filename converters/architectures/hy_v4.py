@@ -17,7 +17,7 @@ from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _streams as streams
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._latent import latent_attention
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Pick
 from ggferry.converters.schema.roles import block, roles
 
@@ -40,7 +40,7 @@ HPARAMS = (
     HParam("hc_magnitude", "hyper_connection.magnitude", F32, {"hf": "hc_magnitude"}),
     replace(index.HPARAMS[0], words=_CHOSEN), *index.HPARAMS[1:],
     HParam("index_eps", None, F32, derive=streams.epsilon),
-    HParam("index_full", "attention.indexer.types", BOOL, {"hf": "indexer_types"}, many="n_layer",
+    HParam("index_full", "attention.indexer.types", BOOL, {"hf": "indexer_types"}, length="n_layer",
            words={"full": True, "shared": False}, derive="each n == 0 or n % 4 == 1"),
     streams.always("connected", "enable_ihc"), streams.always("gated", "gated_mla"),
     streams.always("sinking", "learnable_sink"),
@@ -73,10 +73,10 @@ ROLES = roles(
         tensors.shared_experts("mlp.shared_experts.", width="n_shared*n_ff_exp", when=ROUTED),
     ),
 )
-HALVES = Remark(
+HALVES = Caveat(
     "n_rot > 0",
     "rows that turn are taken in pairs, as published and as llama.cpp takes them; transformers 5.23 turns halves",
-    otherwise="transformers",
+    differs_in="transformers",
 )
 LAYER = "model.layers.{n}."
 
@@ -94,7 +94,7 @@ SPEC = Architecture(
                 Drop("model.mtp_layers.*", "predicts further tokens for speculative decoding: no part of the decoder"),
                 *deepseek.DROPS,
             ),
-            given={"n_head_kv": 1},
+            fixed={"n_head_kv": 1},
             renames=(
                 ("model.hc_pre.hc_head.", "model.hc_head."),
                 (f"{LAYER}hc_pre.hc_attn_layer.", f"{LAYER}hc_attn_layer.hc_pre."),
@@ -102,16 +102,16 @@ SPEC = Architecture(
                 (f"{LAYER}mlp.linear_gate.", f"{LAYER}mlp.gate_proj."),
                 (f"{LAYER}mlp.shared_experts.linear_gate.", f"{LAYER}mlp.shared_experts.gate_proj."),
             ),
-            remarks=(deepseek.LOW_RANK, deepseek.EPSILON, HALVES),
-            harmless=(
+            caveats=(deepseek.LOW_RANK, deepseek.EPSILON, HALVES),
+            ignored_keys=(
                 common.UNBIASED,
-                Harmless("num_key_value_heads", "every head has keys of its own, expanded from one"),
-                Harmless("head_dim", "repeats qk_rope_head_dim, or the width of heads"),
-                Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
-                Harmless("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
-                Harmless("topk_method", "chosen with a bias", ("noaux_tc",)),
-                Harmless("learnable_sink_init", "used before training only"),
-                Harmless("enable_lm_head_fp32", "how it is computed"),
+                IgnoredKey("num_key_value_heads", "every head has keys of its own, expanded from one"),
+                IgnoredKey("head_dim", "repeats qk_rope_head_dim, or the width of heads"),
+                IgnoredKey("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
+                IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
+                IgnoredKey("topk_method", "chosen with a bias", ("noaux_tc",)),
+                IgnoredKey("learnable_sink_init", "used before training only"),
+                IgnoredKey("enable_lm_head_fp32", "how it is computed"),
             ),
         ),
     ),
@@ -119,5 +119,5 @@ SPEC = Architecture(
         "computation": "streams", "attention": "latent", "indexer_rope": "pairs", "indexer_turns": "last",
         "routing": "sigmoid",
     },
-    remarks=(common.own_output("hy_v4"),),
+    caveats=(common.own_output("hy_v4"),),
 )

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._tensors import linear, norm
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU)
@@ -31,8 +31,8 @@ HF = Dialect(
     "hf",
     conventions={"rope": "halves", "qkv": "grouped"},
     drops=common.DROPS,
-    remarks=(*rope.REMARKS, common.own_output("internlm2"), common.heads_as_wide_as_the_model("internlm2")),
-    harmless=(common.UNBIASED, Harmless("bias", "there is none", (False,))),
+    caveats=(*rope.CAVEATS, common.own_output("internlm2"), common.heads_as_wide_as_the_model("internlm2")),
+    ignored_keys=(common.UNBIASED, IgnoredKey("bias", "there is none", (False,))),
 )
 
 SPEC = Architecture(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _jais as jais
 from ggferry.converters.architectures._tensors import linear
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam
 from ggferry.converters.schema.layouts import SAME, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 
@@ -42,10 +42,10 @@ ROLES = roles(
     ),
 )
 
-BY_ROOT = Remark(
+BY_ROOT = Caveat(
     "by_width == 0",
     "llama.cpp runs this differently: it divides scores by the width of a head, and this model by its root",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 HF = Dialect(
@@ -55,8 +55,8 @@ HF = Dialect(
         *gpt.DROP_MASKS,
         Drop("*relative_pe.slopes", "a buffer: slopes follow from the number of heads", follows=True),
     ),
-    remarks=(BY_ROOT,),
-    harmless=(gpt.UPCAST,),
+    caveats=(BY_ROOT,),
+    ignored_keys=(gpt.UPCAST,),
 )
 
 SPEC = Architecture(
@@ -67,7 +67,7 @@ SPEC = Architecture(
     roles=varied(ROLES, "tied", "hf", "output.weight transformer.wte.weight @head", head=jais.HEAD),
     dialects=(
         HF,
-        replace(HF, name="tied", fields="hf", classes=("JAISLMHeadModel",), lacks=("lm_head.weight",)),
+        replace(HF, name="tied", fields="hf", classes=("JAISLMHeadModel",), forbidden_tensors=("lm_head.weight",)),
     ),
     recipe={"norm": "layer", "rope": "none", "qkv": "fused", "ffn": "gated", "activation": "silu"},
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 _BIASED = (Default(True, "transformers' default", dialect="hf"),)
@@ -28,9 +28,9 @@ ROLES = roles(
     ),
 )
 
-UNBIASED = Remark(
+UNBIASED = Caveat(
     "attention_bias == 0 or mlp_bias == 0", "a model without biases: llama.cpp expects them in jais2",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -40,7 +40,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNBIASED)),
+        Dialect("hf", drops=common.DROPS, caveats=(*rope.CAVEATS, UNBIASED)),
     ),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "relu_squared"},
 )

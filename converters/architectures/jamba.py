@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import NEG_EXP
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -21,7 +21,7 @@ HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD,
     hybrid.HEADS_KV_STATED,
     hybrid.stated("attn_period", "attn_layer_period", 8), hybrid.stated("attn_offset", "attn_layer_offset", 4),
-    HParam("attends", None, BOOL, many="n_layer", required=False, derive=hybrid.attending),
+    HParam("attends", None, BOOL, length="n_layer", required=False, derive=hybrid.attending),
     hybrid.HEADS_KV, common.HEAD_DIM, common.HEAD_DIM_V,
     HParam("n_conv", "ssm.conv_kernel", fields={"hf": "mamba_d_conv"}),
     HParam("n_inner", "ssm.inner_size"),
@@ -33,7 +33,7 @@ HPARAMS = (
     replace(common.N_EXPERT, fields={}, derive=hybrid.experts),
     replace(common.N_EXPERT_USED, fields={}, derive=hybrid.experts_used),
     hybrid.stated("expert_period", "expert_layer_period", 2), hybrid.stated("expert_offset", "expert_layer_offset", 1),
-    HParam("sparse", None, BOOL, many="n_layer", required=False, derive=hybrid.sparse_layers),
+    HParam("sparse", None, BOOL, length="n_layer", required=False, derive=hybrid.sparse_layers),
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias"}, words={True: True}, required=False),
     HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias"}, words={False: False}, required=False),
     common.TIED, common.SILU,
@@ -76,7 +76,8 @@ SPEC = Architecture(
             "hf",
             conventions={"decay": "log"},
             drops=common.DROPS,
-            harmless=(common.UNBIASED, *hybrid.MAMBA_HARMLESS, Harmless("mamba_dt_rank", "the tensors say it")),
+            ignored_keys=(common.UNBIASED, *hybrid.MAMBA_IGNORED_KEYS,
+                IgnoredKey("mamba_dt_rank", "the tensors say it")),
         ),
     ),
     recipe={"rope": "none", "decay": "rate"},

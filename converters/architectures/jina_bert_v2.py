@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -51,14 +51,14 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(*bert.DROPS, *embeddings.language_heads("cls.*")),
-            given={"causal": False, "max_alibi": 8.0},
+            fixed={"causal": False, "max_alibi": 8.0},
             renames=(("bert.", ""),),
-            harmless=(
-                *bert.HARMLESS,
-                Harmless("hidden_act emb_pooler attn_implementation", "its own code reads others"),
+            ignored_keys=(
+                *bert.IGNORED_KEYS,
+                IgnoredKey("hidden_act emb_pooler attn_implementation", "its own code reads others"),
             ),
         ),
-        Dialect("gguf", given={"max_alibi": 8.0}),
+        Dialect("gguf", fixed={"max_alibi": 8.0}),
     ),
     recipe={"computation": "bert", "norm": "layer", "rope": "none", "ffn": "fused", "activation": "gelu"},
 )

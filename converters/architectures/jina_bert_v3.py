@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles, varied
 
 HPARAMS = (
@@ -79,17 +79,18 @@ SPEC = Architecture(
         Dialect(
             "hf",
             classes=("XLMRobertaModel", "XLMRobertaLoRA"),
-            lacks=("*.mixer.Wqkv.weight", "*.attention.self.query.weight"),
+            forbidden_tensors=("*.mixer.Wqkv.weight", "*.attention.self.query.weight"),
             drops=(
                 Drop("pooler.dense.*original", bert.POOLED), Drop("pooler.dense.bias", bert.POOLED), _ADAPTERS,
             ),
-            given={"causal": False, "after_padding": True},
+            fixed={"causal": False, "after_padding": True},
             renames=(("roberta.", ""),),
-            harmless=(
-                *bert.HARMLESS,
-                Harmless("lora_* task_instructions matryoshka_dimensions truncate_dim emb_pooler load_trained_adapters"
-                         " use_flash_attn use_reentrant", "of the adapters, or how it is computed"),
-                Harmless("use_cache position_embedding_dim", "never"),
+            ignored_keys=(
+                *bert.IGNORED_KEYS,
+                IgnoredKey("lora_* task_instructions matryoshka_dimensions truncate_dim emb_pooler"
+                         " load_trained_adapters use_flash_attn use_reentrant",
+                         "of the adapters, or how it is computed"),
+                IgnoredKey("use_cache position_embedding_dim", "never"),
             ),
         ),
         Dialect(
@@ -97,9 +98,9 @@ SPEC = Architecture(
             fields="hf",
             classes=("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"),
             drops=(*bert.DROPS, *embeddings.language_heads("lm_head.*")),
-            given={"causal": False, "after_padding": True, "positions": "rotary"},
+            fixed={"causal": False, "after_padding": True, "positions": "rotary"},
             renames=(("roberta.", ""),),
-            harmless=bert.HARMLESS,
+            ignored_keys=bert.IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu"},

@@ -13,7 +13,7 @@ from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import low_rank
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Stack, Then
 from ggferry.converters.schema.roles import block, roles
 from ggferry.converters.schema.tower_layouts import Product
@@ -101,20 +101,20 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
-            drops=(*deepseek.DROPS, *half.unseen("vision_tower.*", "mm_projector.*")),
-            within=half.WITHIN,
+            drops=(*deepseek.DROPS, *half.drop_vision("vision_tower.*", "mm_projector.*")),
+            config_section=half.WITHIN,
             renames=(*half.RENAMES, *kimi.RENAMES),
-            harmless=(
+            ignored_keys=(
                 common.UNBIASED, half.VISION_KEYS,
-                Harmless("num_key_value_heads", "every head has keys of its own, expanded from one"),
-                Harmless("head_dim qk_head_dim", "nothing is that wide, or the sum of its two parts"),
-                Harmless("linear_attn_config.*", "all that are not listed as full"),
-                Harmless("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
-                Harmless("rope_theta rope_scaling rope_parameters rope_parameters.*", "nothing turns"),
-                Harmless("use_grouped_topk", "in one group"),
+                IgnoredKey("num_key_value_heads", "every head has keys of its own, expanded from one"),
+                IgnoredKey("head_dim qk_head_dim", "nothing is that wide, or the sum of its two parts"),
+                IgnoredKey("linear_attn_config.*", "all that are not listed as full"),
+                IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
+                IgnoredKey("rope_theta rope_scaling rope_parameters rope_parameters.*", "nothing turns"),
+                IgnoredKey("use_grouped_topk", "in one group"),
             ),
         ),
     ),
     recipe={"computation": "banked", "attention": "latent", "rope": "none", "routing": "sigmoid", "decay": "rate"},
-    remarks=(common.own_output("kimi-k3"),),
+    caveats=(common.own_output("kimi-k3"),),
 )

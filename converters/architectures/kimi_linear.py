@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _kimi as kimi
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._latent import low_rank
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -33,7 +33,7 @@ HPARAMS = (
     HParam("expert_normed", None, BOOL, {"hf": "moe_renormalize|norm_topk_prob"}, words={True: True}, required=False),
     HParam("expert_gating", "expert_gating_func", fields={"hf": "moe_router_activation_func"}, words={"sigmoid": 2},
            defaults=(Default(2, "Kimi scores experts by sigmoid"),)),
-    HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, unsayable=0.0,
+    HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, unrepresentable=0.0,
            defaults=(Default(1.0, "transformers' default"),)),
     HParam("sparse_step", None, fields={"hf": "moe_layer_freq"}, words={1: 1}, required=False),
     common.NEVER_TIED, common.SILU,
@@ -71,17 +71,18 @@ SPEC = Architecture(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
             drops=deepseek.DROPS,
-            remarks=(deepseek.EPSILON, common.OWN_OUTPUT),
+            caveats=(deepseek.EPSILON, common.OWN_OUTPUT),
             renames=kimi.RENAMES,
-            harmless=(
+            ignored_keys=(
                 common.UNBIASED,
-                Harmless("num_key_value_heads", "every head has keys of its own, expanded from one", follows="n_head"),
-                Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
-                Harmless("head_dim", "nothing is that wide"),
-                Harmless("linear_attn_config.kda_layers", "all that are not listed as full"),
-                Harmless("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
-                Harmless("use_grouped_topk", "in one group"),
-                Harmless("rope_scaling", "nothing is turned", (None,)),
+                IgnoredKey("num_key_value_heads", "every head has keys of its own, expanded from one",
+                    follows="n_head"),
+                IgnoredKey("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
+                IgnoredKey("head_dim", "nothing is that wide"),
+                IgnoredKey("linear_attn_config.kda_layers", "all that are not listed as full"),
+                IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
+                IgnoredKey("use_grouped_topk", "in one group"),
+                IgnoredKey("rope_scaling", "nothing is turned", (None,)),
             ),
         ),
     ),

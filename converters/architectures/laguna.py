@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _laguna as laguna
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.block_patterns import leading_dense
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -23,7 +23,7 @@ GATES = {
 
 HPARAMS = (
     *common.SIZES[:5],
-    HParam("n_head", "attention.head_count", ValueType.INT32, many="n_layer", or_one=True,
+    HParam("n_head", "attention.head_count", ValueType.INT32, length="n_layer", allow_scalar=True,
            fields={"hf": "num_attention_heads_per_layer|num_attention_heads"}),
     replace(common.N_HEAD_KV, check="0 < n_head_kv"), replace(common.HEAD_DIM, implied=""),
     replace(common.HEAD_DIM_V, implied=""), common.RMS_EPS,
@@ -31,16 +31,16 @@ HPARAMS = (
     replace(common.LISTED_WINDOWS[-1], implied="each n % 4 != 0"),
     rope.BASE, laguna.BASE_OF_WINDOWS, laguna.PLAIN_WINDOWS, laguna.fraction("full", 1.0),
     laguna.fraction("sliding", 1.0),
-    HParam("n_rot_full", "rope.dimension_count", derive=laguna.turned_full,
+    HParam("n_rot_full", "rope.dimension_count", derive=laguna.rotated_full,
            check="0 < n_rot_full and n_rot_full <= head_dim and n_rot_full % 2 == 0"),
-    HParam("n_rot_swa", "rope.dimension_count_swa", derive=laguna.turned_windowed, required=False,
+    HParam("n_rot_swa", "rope.dimension_count_swa", derive=laguna.rotated_windowed, required=False,
            check="0 < n_rot_swa and n_rot_swa <= head_dim and n_rot_swa % 2 == 0"),
-    HParam("n_rot", None, derive=laguna.turned, many="n_layer"),
-    HParam("rope_odd", None, derive=laguna.turned_unlike_the_first), rope.KIND, *rope.SCALING,
+    HParam("n_rot", None, derive=laguna.rotated, length="n_layer"),
+    HParam("rope_odd", None, derive=laguna.rotated_unlike_the_first), rope.KIND, *rope.SCALING,
     HParam("gating", None, STRING, {"hf": "gating"}, words=GATES, required=False,
            check="(gating == 'head' and gate_width == 1) or (gating == 'element' and gate_width == head_dim)"),
     HParam("gate_width", None, check="gate_width == 1 or gate_width == head_dim"),
-    HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, many="n_layer",
+    HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, length="n_layer",
            words={"dense": False, "sparse": True}, required=False),
     replace(routed.N_DENSE, derive=leading_dense, fields={},
             defaults=(Default(1, "transformers' default", dialect="hf"),)),
@@ -71,11 +71,11 @@ ROLES = roles(
     ),
 )
 
-ODD = Remark(
+ODD = Caveat(
     "rope_odd > 0",
     "llama.cpp runs this differently: where the first block has a window, it turns as much of a head in those without, "
     "which {rope_odd} blocks of this model contradict",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -88,14 +88,14 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=rope.REMARKS,
-            harmless=(
+            caveats=rope.CAVEATS,
+            ignored_keys=(
                 common.UNBIASED,
-                Harmless("num_attention_heads", "the list of blocks says it"),
-                Harmless("gating_types", "the tensors say it"),
+                IgnoredKey("num_attention_heads", "the list of blocks says it"),
+                IgnoredKey("gating_types", "the tensors say it"),
             ),
         ),
     ),
     recipe={"rope": "halves", "routing": "sigmoid", "gate_activation": "softplus"},
-    remarks=(ODD,),
+    caveats=(ODD,),
 )

@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _lfm2 as lfm2
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 # A centered window of taps has as many on either side.
@@ -18,29 +18,29 @@ _CAUSAL = HParam("causal", "attention.causal", common.BOOL, absent=True, check="
 _WIDTH_OUT = HParam("n_embd_out", "embedding_length_out", required=False)
 _HF = Dialect(
     "hf",
-    drops=(*common.DROPS, *half.unseen("*vision_tower.*", "*multi_modal_projector.*")),
-    remarks=rope.REMARKS,
-    within=half.WITHIN,
+    drops=(*common.DROPS, *half.drop_vision("*vision_tower.*", "*multi_modal_projector.*")),
+    caveats=rope.CAVEATS,
+    config_section=half.WITHIN,
     renames=half.RENAMES,
-    harmless=(
-        *lfm2.HARMLESS,
-        embeddings.HARMLESS,
+    ignored_keys=(
+        *lfm2.IGNORED_KEYS,
+        embeddings.IGNORED_KEYS,
         half.VISION_KEYS,
-        Harmless("downsample_factor projector_* do_image_splitting encoder_patch_size", "of the vision half"),
-        Harmless(
+        IgnoredKey("downsample_factor projector_* do_image_splitting encoder_patch_size", "of the vision half"),
+        IgnoredKey(
             "*_image_tokens *_image_size *_pixels_tolerance *_tiles tile_size use_thumbnail use_image_special_tokens",
             "of the vision half",
         ),
     ),
 )
 (_STATES,) = half.headless(_HF, "Lfm2Model")
-_STATES = replace(_STATES, within="", renames=(*half.BARE[:2], ("embedding_norm.", "model.embedding_norm.")))
+_STATES = replace(_STATES, config_section="", renames=(*half.BARE[:2], ("embedding_norm.", "model.embedding_norm.")))
 _BOTH_SIDES = replace(
     _STATES,
     name="both sides",
     classes=("Lfm2BidirectionalModel", "Lfm2BidirectionalForMaskedLM"),
     renames=(("lfm2.", "model."), *_STATES.renames),
-    given={**_STATES.given, "causal": False},
+    fixed={**_STATES.fixed, "causal": False},
     drops=(*_STATES.drops, *embeddings.language_heads("lm_head.*")),
 )
 _SPOKEN = ("depthformer.*", "depth_linear.*", "depth_embeddings.*", "audio_embedding.*", "codebook_offsets")
@@ -50,18 +50,18 @@ _AUDIO = replace(
     names="hf",
     fields="hf",
     classes=("Lfm2AudioForConditionalGeneration",),
-    within="lfm",
+    config_section="lfm",
     renames=(("lfm.", "model."),),
     drops=(
         *common.DROPS,
-        *half.unheard("conformer.*", "audio_adapter.*"),
-        *half.unspoken(*_SPOKEN),
+        *half.drop_audio("conformer.*", "audio_adapter.*"),
+        *half.drop_talker(*_SPOKEN),
         Drop("audio_loss_weights", "used in training only"),
     ),
-    harmless=(
-        *lfm2.HARMLESS,
-        Harmless("encoder encoder.* preprocessor preprocessor.*", "of the half that hears, dropped"),
-        Harmless("depthformer depthformer.* codebook* semantic_codebook_factor tie_audio_embeddings interleaved_n_*",
+    ignored_keys=(
+        *lfm2.IGNORED_KEYS,
+        IgnoredKey("encoder encoder.* preprocessor preprocessor.*", "of the half that hears, dropped"),
+        IgnoredKey("depthformer depthformer.* codebook* semantic_codebook_factor tie_audio_embeddings interleaved_n_*",
                  "of the part that speaks, dropped"),
     ),
 )

@@ -4,7 +4,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _lfm2 as lfm2
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -17,13 +17,14 @@ HPARAMS = (
     HParam("expert_gating", "expert_gating_func", defaults=(Default(2, "LFM2 scores experts by sigmoid"),)),
     HParam("expert_normed", None, BOOL, {"hf": "norm_topk_prob"}, words={True: True}, required=False),
     HParam("expert_bias", None, BOOL, {"hf": "use_expert_bias"}, words={True: True}, required=False),
-    HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, absent=1.0, unsayable=0.0),
+    HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, absent=1.0,
+        unrepresentable=0.0),
 )
 
-SCALED = Remark(
+SCALED = Caveat(
     "expert_scale != 1.0",
     "the weights of experts are multiplied by {expert_scale}: written, but llama.cpp does not do so for lfm2moe",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -41,7 +42,7 @@ SPEC = Architecture(
         ),
     ),
     dialects=(
-        Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, SCALED), harmless=lfm2.HARMLESS),
+        Dialect("hf", drops=common.DROPS, caveats=(*rope.CAVEATS, SCALED), ignored_keys=lfm2.IGNORED_KEYS),
     ),
     recipe=lfm2.RECIPE,
 )

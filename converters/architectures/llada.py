@@ -5,7 +5,7 @@ from ggferry.converters.architectures import _diffusion as diffusion
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._common import also_at
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 
@@ -18,7 +18,7 @@ HPARAMS = (
     HParam("block", None, common.STRING, {"hf": "block_type"}, words={"llama": "llama"}, required=False),
     HParam("norm_kind", None, common.STRING, {"hf": "layer_norm_type"}, words={"rms": "rms"}, required=False),
     HParam("linear", None, common.STRING, {"hf": "activation_type"}, words={"silu": "silu"}, required=False),
-    HParam("turned", None, common.BOOL, {"hf": "rope"}, words={True: True}, required=False),
+    HParam("rotated", None, common.BOOL, {"hf": "rope"}, words={True: True}, required=False),
     HParam("alibi", None, common.BOOL, {"hf": "alibi"}, words={False: False}, required=False),
     HParam("biased", None, common.BOOL, {"hf": "include_bias"}, words={False: False}, required=False),
     HParam("qkv_biased", None, common.BOOL, {"hf": "include_qkv_bias"}, required=False),
@@ -52,19 +52,19 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
-            remarks=rope.REMARKS,
-            harmless=(
-                diffusion.HARMLESS,
-                Harmless("vocab_size", "the tokens there are, and embedding_size the rows", follows="n_vocab"),
-                Harmless("mlp_ratio", "the tensors say it"),
-                Harmless("alibi_bias_max attention_layer_norm_with_affine bias_for_layer_norm layer_norm_with_affine",
+            caveats=rope.CAVEATS,
+            ignored_keys=(
+                diffusion.IGNORED_KEYS,
+                IgnoredKey("vocab_size", "the tokens there are, and embedding_size the rows", follows="n_vocab"),
+                IgnoredKey("mlp_ratio", "the tensors say it"),
+                IgnoredKey("alibi_bias_max attention_layer_norm_with_affine bias_for_layer_norm layer_norm_with_affine",
                          "of what is not in use"),
-                Harmless("multi_query_attention", "the number of heads says it"),
-                Harmless("flash_attention rope_full_precision precision block_group_size embedding_dropout init_*",
+                IgnoredKey("multi_query_attention", "the number of heads says it"),
+                IgnoredKey("flash_attention rope_full_precision precision block_group_size embedding_dropout init_*",
                          "how it is trained or computed, not what"),
             ),
         ),
     ),
     recipe={"rope": "pairs"},
-    remarks=(diffusion.MASKED,),
+    caveats=(diffusion.MASKED,),
 )

@@ -7,7 +7,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _diffusion as diffusion
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -36,15 +36,15 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("llada-moe")),
-            harmless=(
+            caveats=(*rope.CAVEATS, common.own_output("llada-moe")),
+            ignored_keys=(
                 common.UNBIASED,
-                diffusion.HARMLESS,
-                Harmless("dense_intermediate_size num_experts_per_token", "no block is dense, or said twice"),
-                Harmless("moe_layer_freq moe_*", "how it is trained"),
+                diffusion.IGNORED_KEYS,
+                IgnoredKey("dense_intermediate_size num_experts_per_token", "no block is dense, or said twice"),
+                IgnoredKey("moe_layer_freq moe_*", "how it is trained"),
             ),
         ),
     ),
     recipe={"rope": "halves"},
-    remarks=(diffusion.MASKED,),
+    caveats=(diffusion.MASKED,),
 )

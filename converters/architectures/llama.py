@@ -15,7 +15,7 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._llama import not_of_gguf, window, windows
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Stack
 from ggferry.converters.schema.roles import also, block, roles, varied
 from ggferry.formats.fields import Struct
@@ -94,7 +94,7 @@ BIASES = (
 )
 # transformers' Llama and Helium have no window whatever a configuration says, Mistral and Mixtral one in every block.
 WINDOWS = (
-    HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False, unsayable=0),
+    HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False, unrepresentable=0),
     replace(common.N_SWA, fields={}, derive=window),
 )
 # Where CWM lists no kinds of blocks, the first of four has no window.
@@ -145,18 +145,18 @@ ROLES = also(
 _N_FF = "(8 * n_embd // 3 + header_n_mult - 1) // header_n_mult * header_n_mult"
 _META_WIDTHS = " and ".join(f"n_embd != {width}" for width in (4096, 5120, 6656, 8192))
 
-REMARKS = (
-    Remark(
+CAVEATS = (
+    Caveat(
         f"header_n_mult == 256 and header_n_head * 128 == n_embd and header_n_head == n_head and {_META_WIDTHS}",
         "attention.head_count={n_head} is n_embd / 128, which is what convert.py wrote from 14 April to 22 June 2023 "
         "without knowing; no tensor can confirm it: --hparam attention.head_count=N if the model has another number",
     ),
-    Remark(
+    Caveat(
         f"{_N_FF} != n_ff",
         "the header's n_mult={header_n_mult} does not lead to the feed-forward width of the tensors, {n_ff}: "
         "the tensors' is taken",
     ),
-    Remark(
+    Caveat(
         "header_n_rot != n_rot",
         "the header's n_rot={header_n_rot} is obsolete: {n_rot} = n_embd / n_head is taken",
     ),
@@ -166,10 +166,10 @@ HF = Dialect(
     "hf",
     conventions={"rope": "halves"},
     drops=common.DROPS,
-    remarks=(*rope.REMARKS, common.WINDOW),
-    harmless=(
-        Harmless("rope_interleaved", "rows of Q and K lie as halves", (False,)),
-        Harmless("is_llama_config", "which program wrote it"),
+    caveats=(*rope.CAVEATS, common.WINDOW),
+    ignored_keys=(
+        IgnoredKey("rope_interleaved", "rows of Q and K lie as halves", (False,)),
+        IgnoredKey("is_llama_config", "which program wrote it"),
     ),
 )
 
@@ -184,7 +184,7 @@ ROLES = varied(
     """,
 )
 HELIUM = replace(
-    HF, name="helium", fields="hf", conventions={}, classes=("HeliumForCausalLM",), given={"output_bias": False}
+    HF, name="helium", fields="hf", conventions={}, classes=("HeliumForCausalLM",), fixed={"output_bias": False}
 )
 
 ROLES = also(ROLES, mistral.NAME, mistral.TENSORS + mistral.EXPERTS, stack=Stack())
@@ -202,14 +202,14 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("ggml", names="meta", remarks=REMARKS, given={"tied": False}),
+        Dialect("ggml", names="meta", caveats=CAVEATS, fixed={"tied": False}),
         Dialect(
             "meta",
             drops=(Drop("rope.freqs", "a buffer: rotary frequencies follow from the rotary base", follows=True),),
-            given={"tied": False},
-            harmless=(
-                Harmless("multiple_of ffn_dim_multiplier vocab_size", "the tensors say it, and -1 is no size"),
-                Harmless("max_batch_size max_seq_len model_parallel_size", "of Meta's own program"),
+            fixed={"tied": False},
+            ignored_keys=(
+                IgnoredKey("multiple_of ffn_dim_multiplier vocab_size", "the tensors say it, and -1 is no size"),
+                IgnoredKey("max_batch_size max_seq_len model_parallel_size", "of Meta's own program"),
             ),
         ),
         HF,

@@ -12,8 +12,8 @@ from ggferry.converters.architectures import _llama4 as llama4
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
-from ggferry.converters.schema.block_patterns import turned_unlike_every_fourth
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
+from ggferry.converters.schema.block_patterns import rotated_unlike_every_fourth
 from ggferry.converters.schema.layouts import Pick, Then, Transpose
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -21,18 +21,18 @@ from ggferry.formats.gguf.values import ValueType
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
 
 BLOCKS = (
-    HParam("rope_stated", None, BOOL, {"hf": "no_rope_layers"}, words={1: True, 0: False}, many="n_rope_stated",
+    HParam("rope_stated", None, BOOL, {"hf": "no_rope_layers"}, words={1: True, 0: False}, length="n_rope_stated",
            required=False),
     HParam("n_rope_stated", None, derive=llama4.listed_blocks, required=False),
     HParam("rope_period", None, fields={"hf": "no_rope_layer_interval"}, required=False, check="0 < rope_period"),
-    HParam("rope_layers", "attention.rope_pattern", BOOL, derive=llama4.turned, implied="each (n + 1) % 4 != 0",
-           many="n_layer"),
-    HParam("rope_odd", None, derive=turned_unlike_every_fourth),
-    HParam("n_swa", "attention.sliding_window", fields={"hf": "attention_chunk_size"}, absent=8192, unsayable=0),
-    HParam("layer_chunks", None, BOOL, {"hf": "layer_types"}, many="n_layer", required=False,
+    HParam("rope_layers", "attention.rope_pattern", BOOL, derive=llama4.rotated, implied="each (n + 1) % 4 != 0",
+           length="n_layer"),
+    HParam("rope_odd", None, derive=rotated_unlike_every_fourth),
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "attention_chunk_size"}, absent=8192, unrepresentable=0),
+    HParam("layer_chunks", None, BOOL, {"hf": "layer_types"}, length="n_layer", required=False,
            words={"chunked_attention": True, "full_attention": False}),
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=llama4.chunked,
-           implied="each (n + 1) % 4 != 0", many="n_layer"),
+           implied="each (n + 1) % 4 != 0", length="n_layer"),
 )
 ATTENTION = (
     # GGUF has no key for it: llama.cpp does so unless there are 128 experts.
@@ -49,7 +49,7 @@ ATTENTION = (
 EXPERTS = (
     common.N_EXPERT, common.N_EXPERT_USED, replace(common.N_FF_EXP, fields={"hf": "intermediate_size"}),
     HParam("moe_step", "interleave_moe_layer_step", fields={"hf": "interleave_moe_layer_step"}),
-    HParam("moe_layers", None, fields={"hf": "moe_layers"}, many="n_moe_layers", required=False),
+    HParam("moe_layers", None, fields={"hf": "moe_layers"}, length="n_moe_layers", required=False),
     HParam("n_moe_layers", None, derive=llama4.listed_experts, required=False),
     HParam("moe_odd", None, derive=llama4.misplaced_experts, check="moe_odd == 0"),
 )
@@ -73,26 +73,26 @@ ROLES = roles(
             """
             ffn_gate_inp.weight f32 : n_expert n_embd          | hf router.weight
             ffn_gate_exps.weight    : n_expert n_ff_exp n_embd | hf experts.gate_up_proj @gate
-            ffn_down_exps.weight    : n_expert n_embd n_ff_exp | hf experts.down_proj @turned
+            ffn_down_exps.weight    : n_expert n_embd n_ff_exp | hf experts.down_proj @rotated
             ffn_up_exps.weight      : n_expert n_ff_exp n_embd | hf experts.gate_up_proj @up
             """,
             tensors.shared_experts("shared_expert.", width="n_ff_exp"),
             layer="feed_forward.", name="", when=_ROUTED,
             gate=Then(Transpose(), Pick("n_expert", 0, "n_ff_exp", stacked=True)),
             up=Then(Transpose(), Pick("n_expert", "n_ff_exp", "2*n_ff_exp", stacked=True)),
-            turned=Transpose(),
+            rotated=Transpose(),
         ),
     ),
 )
 
-REMARKS = (
-    Remark("rope_odd > 0", "llama.cpp runs this differently: it turns queries and keys in all blocks but every fourth, "
-           "which {rope_odd} blocks of this model contradict", stops="llama.cpp"),
-    Remark("n_swa != 8192 and n_swa < n_ctx", "llama.cpp runs this differently: it attends in chunks of 8192 tokens, "
-           "and this model in chunks of {n_swa}", stops="llama.cpp"),
-    Remark("temperature_scale != 0.1 or temperature_length != 8192",
+CAVEATS = (
+    Caveat("rope_odd > 0", "llama.cpp runs this differently: it turns queries and keys in all blocks but every fourth, "
+           "which {rope_odd} blocks of this model contradict", unsupported_by="llama.cpp"),
+    Caveat("n_swa != 8192 and n_swa < n_ctx", "llama.cpp runs this differently: it attends in chunks of 8192 tokens, "
+           "and this model in chunks of {n_swa}", unsupported_by="llama.cpp"),
+    Caveat("temperature_scale != 0.1 or temperature_length != 8192",
            "llama.cpp runs this differently: queries grow by 0.1 every 8192 tokens, and in this model by "
-           "{temperature_scale} every {temperature_length}", otherwise="llama.cpp"),
+           "{temperature_scale} every {temperature_length}", differs_in="llama.cpp"),
 )
 
 SPEC = Architecture(
@@ -105,16 +105,16 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"expert_rows": False, "gate_up": "halves"},
-            drops=(*common.DROPS, *half.unseen("*vision_model.*", "*multi_modal_projector.*")),
-            remarks=rope.REMARKS,
-            within=half.WITHIN,
+            drops=(*common.DROPS, *half.drop_vision("*vision_model.*", "*multi_modal_projector.*")),
+            caveats=rope.CAVEATS,
+            config_section=half.WITHIN,
             renames=half.RENAMES,
-            harmless=(common.UNBIASED, half.VISION_KEYS),
+            ignored_keys=(common.UNBIASED, half.VISION_KEYS),
         ),
     ),
     recipe={
         "rope": "pairs", "qk_norm": "unweighted", "qk_norm_at": "after", "temperature": "unrotated",
         "window": "chunked", "routing": "sigmoid", "expert_weight": "input",
     },
-    remarks=REMARKS,
+    caveats=CAVEATS,
 )

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -39,13 +39,13 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves"},
             drops=(common.DROP_BUFFERS,),
-            given={"causal": False},
+            fixed={"causal": False},
             renames=half.BARE,
-            remarks=rope.REMARKS,
-            harmless=(
-                embeddings.HARMLESS,
-                Harmless("tie_word_embeddings", "there is no output"),
-                Harmless("mlp_bias", "there is none", (False,)),
+            caveats=rope.CAVEATS,
+            ignored_keys=(
+                embeddings.IGNORED_KEYS,
+                IgnoredKey("tie_word_embeddings", "there is no output"),
+                IgnoredKey("mlp_bias", "there is none", (False,)),
             ),
         ),
     ),

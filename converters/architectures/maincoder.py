@@ -6,7 +6,7 @@ Sources: llama.cpp `src/models/maincoder.cpp`; `conversion/maincoder.py`, which 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -29,8 +29,9 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=rope.REMARKS,
-            harmless=(common.UNBIASED, Harmless("intermediate_size_mlp", "repeats intermediate_size", follows="n_ff")),
+            caveats=rope.CAVEATS,
+            ignored_keys=(common.UNBIASED,
+                IgnoredKey("intermediate_size_mlp", "repeats intermediate_size", follows="n_ff")),
         ),
     ),
     recipe={"rope": "pairs", "qk_norm_at": "after"},

@@ -7,7 +7,7 @@ epsilon of their own that llama.cpp has no key for.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _mamba as mamba
-from ggferry.converters.schema.architecture import Architecture, Default, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, HParam
 from ggferry.converters.schema.layouts import NEG_EXP
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -44,11 +44,11 @@ ROLES = roles(
     ),
 )
 
-EPSILONS = Remark(
+EPSILONS = Caveat(
     "dt_b_c_rms == 1",
     "llama.cpp norms the time step and the selections with the epsilon of the other norms ({eps}); the model's is "
     "{mixer_eps}, kept as mamba.ssm.dt_b_c_rms_epsilon",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -58,11 +58,11 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        replace(mamba.HF, remarks=(*mamba.HF.remarks, mamba.EXPANSION, EPSILONS)),
+        replace(mamba.HF, caveats=(*mamba.HF.caveats, mamba.EXPANSION, EPSILONS)),
         replace(
             mamba.STATE_SPACES,
-            remarks=(mamba.EXPANSION,),
-            marks=(*mamba.STATE_SPACES.marks, "backbone.layers.0.mixer.x_proj.weight"),
+            caveats=(mamba.EXPANSION,),
+            required_tensors=(*mamba.STATE_SPACES.required_tensors, "backbone.layers.0.mixer.x_proj.weight"),
         ),
     ),
     recipe=mamba.RECIPE,

@@ -23,7 +23,7 @@ HPARAMS = (
     mamba.EPS,
     # A time step is never cut off: no runtime has a key for it.
     HParam("dt_limit", None, ValueType.STRING, {"hf": "time_step_limit", "state-spaces": "ssm_cfg.dt_limit"},
-           words={0.0: "none", float("inf"): "none"}, required=False, many="2"),
+           words={0.0: "none", float("inf"): "none"}, required=False, length="2"),
     *mamba.PLAIN,
     replace(mamba.TIED, defaults=(Default(False, "transformers' default", dialect="hf"), mamba.TIED.defaults[1])),
 )
@@ -54,7 +54,8 @@ SPEC = Architecture(
     dialects=(
         mamba.HF,
         replace(
-            mamba.STATE_SPACES, marks=(*mamba.STATE_SPACES.marks, "backbone.layers.0.mixer.dt_bias")
+            mamba.STATE_SPACES,
+            required_tensors=(*mamba.STATE_SPACES.required_tensors, "backbone.layers.0.mixer.dt_bias")
         ),
     ),
     recipe=mamba.RECIPE,

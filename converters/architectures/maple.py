@@ -10,8 +10,8 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _limits as limits
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
-from ggferry.converters.schema.block_patterns import turned_where_windowed
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
+from ggferry.converters.schema.block_patterns import rotated_where_windowed
 from ggferry.converters.schema.roles import block, roles
 
 BOOL = common.BOOL
@@ -19,10 +19,10 @@ HPARAMS = (
     *common.SIZES[:4], replace(common.N_FF, required=False), *common.SIZES[5:],
     replace(common.RMS_EPS, defaults=()), *rope.PARTIAL_ROPE,
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, check="0 < n_swa"),
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types"}, many="n_layer",
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types"}, length="n_layer",
            words=common.LAYER_WINDOWS.words),
     common.N_WINDOWS,
-    HParam("rope_layers", None, derive=turned_where_windowed, many="n_layer"),
+    HParam("rope_layers", None, derive=rotated_where_windowed, length="n_layer"),
     HParam("unturned", None, BOOL, {"hf": "nope_on_global_attention"}, words={True: True}, required=False,
            defaults=(Default(False, "the publisher's default", dialect="hf"),),
            check="unturned == 1"),
@@ -45,10 +45,10 @@ SPEC = Architecture(
         block(tensors.pre_norm(tensors.normed_attention(), tensors.experts())),
     ),
     dialects=(
-        Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS, harmless=(
-            common.UNBIASED, Harmless("use_sliding_window", "the list of blocks says it", (True,)),
+        Dialect("hf", drops=common.DROPS, caveats=rope.CAVEATS, ignored_keys=(
+            common.UNBIASED, IgnoredKey("use_sliding_window", "the list of blocks says it", (True,)),
         )),
     ),
     recipe={"rope": "halves", "expert_norm": True},
-    remarks=(common.NO_WINDOW, common.own_output("maple")),
+    caveats=(common.NO_WINDOW, common.own_output("maple")),
 )

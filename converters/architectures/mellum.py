@@ -8,7 +8,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _laguna as laguna
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 BOOL = common.BOOL
@@ -17,7 +17,7 @@ HPARAMS = (
     *common.LISTED_WINDOWS,
     *rope.ROPE, laguna.BASE_OF_WINDOWS, laguna.PLAIN_WINDOWS,
     common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
-    HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, many="n_layer", words={"sparse": True},
+    HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, length="n_layer", words={"sparse": True},
            required=False),
     HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=True,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
@@ -29,15 +29,15 @@ ROLES = roles(
     block(tensors.pre_norm(tensors.normed_attention(), tensors.experts())),
 )
 
-REMARKS = (
-    Remark(
+CAVEATS = (
+    Caveat(
         "n_swa > 0 and (rope_base_swa != rope_base or rope_factor != 1)",
         "llama.cpp runs this differently: in mellum it turns all blocks by one base, {rope_base}, and stretches all; "
         "this model turns those with a window by {rope_base_swa}, as they are",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     ),
-    Remark("expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one "
-           "in mellum", stops="llama.cpp"),
+    Caveat("expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one "
+           "in mellum", unsupported_by="llama.cpp"),
 )
 
 SPEC = Architecture(
@@ -53,15 +53,15 @@ SPEC = Architecture(
                 Drop("*mtp*", "predicts further tokens for speculative decoding: no part of the decoder"),
                 *common.DROPS,
             ),
-            remarks=(*rope.REMARKS, common.own_output("mellum")),
-            harmless=(
+            caveats=(*rope.CAVEATS, common.own_output("mellum")),
+            ignored_keys=(
                 common.UNBIASED,
-                Harmless("mtp_* num_mtp_layers num_nextn_predict_layers", "of what predicts further tokens"),
-                Harmless("use_sliding_window", "the list of blocks says it", (True,)),
-                Harmless("rope_parameters.*.partial_rotary_factor", "whole heads turn", (1, 1.0)),
+                IgnoredKey("mtp_* num_mtp_layers num_nextn_predict_layers", "of what predicts further tokens"),
+                IgnoredKey("use_sliding_window", "the list of blocks says it", (True,)),
+                IgnoredKey("rope_parameters.*.partial_rotary_factor", "whole heads turn", (1, 1.0)),
             ),
         ),
     ),
     recipe={"rope": "halves"},
-    remarks=REMARKS,
+    caveats=CAVEATS,
 )

@@ -13,7 +13,7 @@ from ggferry.converters.architectures import _mimo as mimo
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -27,8 +27,8 @@ HPARAMS = (
            check="0 < heads_kv_full and n_head % heads_kv_full == 0"),
     HParam("heads_kv_swa", None, fields={"hf": "swa_num_key_value_heads"}, derive=mimo.heads_of_windows, required=False,
            check="0 < heads_kv_swa and n_head % heads_kv_swa == 0"),
-    HParam("n_head_kv", "attention.head_count_kv", ValueType.INT32, derive=mimo.heads_by_window, many="n_layer",
-           or_one=True),
+    HParam("n_head_kv", "attention.head_count_kv", ValueType.INT32, derive=mimo.heads_by_window, length="n_layer",
+           allow_scalar=True),
     common.HEAD_DIM, replace(common.HEAD_DIM_V, fields={"hf": "v_head_dim"}),
     replace(common.RMS_EPS, fields={"hf": "layernorm_epsilon|rms_norm_eps"},
             defaults=(Default(1e-5, _HF, dialect="hf"),)),
@@ -37,7 +37,7 @@ HPARAMS = (
     HParam("n_swa", "attention.sliding_window", derive=mimo.window, check="0 < n_swa"),
     common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types|hybrid_layer_pattern"},
-           words=_WINDOWS, derive=mimo.window_layers, many="n_layer"),
+           words=_WINDOWS, derive=mimo.window_layers, length="n_layer"),
     replace(rope.BASE, defaults=(Default(5000000.0, _HF, dialect="hf"), *rope.BASE.defaults)),
     replace(laguna.BASE_OF_WINDOWS, defaults=(Default(10000.0, "what readers take"),),
             fields={"hf": "rope_parameters.sliding_attention.rope_theta|swa_rope_theta"}),
@@ -47,10 +47,10 @@ HPARAMS = (
            required=False, check="rope_fraction_swa == rope_fraction"),
     rope.N_ROT, rope.KIND, laguna.PLAIN_WINDOWS, *rope.SCALING,
     HParam("value_scale", "attention.value_scale", F32, {"hf": "attention_value_scale"}, null=1.0, absent=1.0,
-           unsayable=0.0, defaults=(Default(0.707, _HF, dialect="hf"),)),
+           unrepresentable=0.0, defaults=(Default(0.707, _HF, dialect="hf"),)),
     mimo.sinks("sinks_swa", "add_swa_attention_sink_bias", True),
     mimo.sinks("sinks_full", "add_full_attention_sink_bias", False),
-    HParam("sparse", None, BOOL, {"hf": "mlp_layer_types|moe_layer_freq"}, many="n_layer", required=False,
+    HParam("sparse", None, BOOL, {"hf": "mlp_layer_types|moe_layer_freq"}, length="n_layer", required=False,
            words={"dense": False, "sparse": True, 0: False, 1: True}),
     common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP, *routed.GROUPS,
     HParam("n_shared", None, fields={"hf": "n_shared_experts"}, words={0: 0}, required=False),
@@ -74,12 +74,12 @@ ROLES = roles(
     ),
 )
 
-REMARKS = (
+CAVEATS = (
     common.NO_WINDOW,
-    Remark("expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one "
-           "in mimo2", stops="llama.cpp"),
-    Remark("expert_scale != 1", "llama.cpp runs this differently: it does not multiply the weights of experts by "
-           "{expert_scale} in mimo2", stops="llama.cpp"),
+    Caveat("expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one "
+           "in mimo2", unsupported_by="llama.cpp"),
+    Caveat("expert_scale != 1", "llama.cpp runs this differently: it does not multiply the weights of experts by "
+           "{expert_scale} in mimo2", unsupported_by="llama.cpp"),
     common.own_output("mimo2"),
 )
 
@@ -96,16 +96,16 @@ SPEC = Architecture(
                 Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
                 *common.DROPS,
             ),
-            remarks=rope.REMARKS,
-            harmless=(
-                Harmless("swa_head_dim", "as wide as the others", follows="head_dim"),
-                Harmless("swa_v_head_dim", "as wide as the others", follows="head_dim_v"),
-                Harmless("swa_num_attention_heads", "as many as in the others", follows="n_head"),
-                Harmless("topk_method", "chosen with a bias, group by group", ("noaux_tc",)),
-                Harmless("attention_chunk_size hybrid_block_size", "the list of blocks and the window say it"),
+            caveats=rope.CAVEATS,
+            ignored_keys=(
+                IgnoredKey("swa_head_dim", "as wide as the others", follows="head_dim"),
+                IgnoredKey("swa_v_head_dim", "as wide as the others", follows="head_dim_v"),
+                IgnoredKey("swa_num_attention_heads", "as many as in the others", follows="n_head"),
+                IgnoredKey("topk_method", "chosen with a bias, group by group", ("noaux_tc",)),
+                IgnoredKey("attention_chunk_size hybrid_block_size", "the list of blocks and the window say it"),
             ),
         ),
     ),
     recipe={"rope": "halves", "routing": "sigmoid"},
-    remarks=REMARKS,
+    caveats=CAVEATS,
 )

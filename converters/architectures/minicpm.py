@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _minicpm3 as minicpm3
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 # llama.cpp takes other constants for some of what is not said: all is.
@@ -37,8 +37,8 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
-            remarks=rope.REMARKS,
-            harmless=(common.UNBIASED, Harmless("num_experts", "there are none", (0,))),
+            caveats=rope.CAVEATS,
+            ignored_keys=(common.UNBIASED, IgnoredKey("num_experts", "there are none", (0,))),
         ),
     ),
     recipe={"rope": "pairs", "logit_scale": "divide"},

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _minicpm3 as minicpm3
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._latent import latent_attention
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 # transformers multiplies scores by a square of it, for which this graph has no key.
@@ -52,11 +52,11 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, deepseek.EPSILON, minicpm3.FIXED, rope.UNFACTORED, deepseek.LOW_RANK),
-            harmless=(
+            caveats=(*rope.CAVEATS, deepseek.EPSILON, minicpm3.FIXED, rope.UNFACTORED, deepseek.LOW_RANK),
+            ignored_keys=(
                 common.UNBIASED,
-                Harmless("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),
-                Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
+                IgnoredKey("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),
+                IgnoredKey("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
             ),
         ),
     ),

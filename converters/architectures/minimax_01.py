@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _minimax as minimax
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 F32, BOOL = common.F32, common.BOOL
@@ -20,11 +20,11 @@ _HF = "the publisher's default"
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, rope.BASE, rope.FRACTION, replace(rope.N_ROT, fields={"hf": "rotary_dim"}),
     rope.KIND, *rope.SCALING,
-    HParam("lightning", "attention.recurrent_layers", BOOL, {"hf": "layer_types|attn_type_list"}, many="n_layer",
+    HParam("lightning", "attention.recurrent_layers", BOOL, {"hf": "layer_types|attn_type_list"}, length="n_layer",
            words={"linear_attention": True, "full_attention": False, 0: True, 1: False}, derive=minimax.every_other,
            implied="each (n + 1) % 8 != 0"),
     HParam("residual_scale", "residual_scale", F32, {"hf": "layernorm_full_attention_alpha|full_attn_alpha_factor"},
-           unsayable=0.0, defaults=(Default(1.0, _HF, dialect="hf"),)),
+           unrepresentable=0.0, defaults=(Default(1.0, _HF, dialect="hf"),)),
     minimax.scale("scale_linear", "layernorm_linear_attention_alpha|linear_attn_alpha_factor"),
     minimax.scale("scale_experts", "layernorm_mlp_alpha|mlp_alpha_factor"),
     minimax.ones("beta_full", "layernorm_full_attention_beta|full_attn_beta_factor"),
@@ -54,11 +54,11 @@ ROLES = roles(
     ),
 )
 
-PARTLY = Remark(
+PARTLY = Caveat(
     "n_rot < head_dim and hf_class == 'MiniMaxForCausalLM'",
     "{n_rot} of {head_dim} elements of a head turn, as rotary_dim says; transformers' MiniMaxForCausalLM does not read "
     "it and turns all",
-    otherwise="transformers",
+    differs_in="transformers",
 )
 _RATES = "a buffer: rates of decay follow from the number of heads and blocks"
 SPEC = Architecture(
@@ -76,15 +76,15 @@ SPEC = Architecture(
                   for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),
             ),
             renames=(("model.layers.{n}.self_attn.out_proj.", "model.layers.{n}.self_attn.o_proj."),),
-            respelled=(
+            export_renames=(
                 ("model.layers.{n}.self_attn.o_proj.", "model.layers.{n}.self_attn.out_proj.", "lightning == 1"),
             ),
-            remarks=(*rope.REMARKS, PARTLY),
-            harmless=(
+            caveats=(*rope.CAVEATS, PARTLY),
+            ignored_keys=(
                 common.UNBIASED,
-                Harmless("block_size", "how it is computed, not what"),
-                Harmless("shared_intermediate_size", "no expert is shared", (0,)),
-                Harmless("shared_moe_mode", "no expert is shared"),
+                IgnoredKey("block_size", "how it is computed, not what"),
+                IgnoredKey("shared_intermediate_size", "no expert is shared", (0,)),
+                IgnoredKey("shared_moe_mode", "no expert is shared"),
             ),
         ),
     ),

@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _minimax as minimax
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -44,14 +44,14 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, Drop("model.mtp*", routed.NEXT_TOKENS.reason), *common.DROPS),
-            remarks=(*rope.REMARKS, common.own_output("minimax-m2")),
-            harmless=(
+            caveats=(*rope.CAVEATS, common.own_output("minimax-m2")),
+            ignored_keys=(
                 common.UNBIASED,
-                Harmless("use_qk_norm use_routing_bias", "always here", (True,)),
-                Harmless("qk_norm_type", "over all heads at once", ("per_layer",)),
-                Harmless("use_mtp num_mtp_modules mtp_transformer_layers", "counts what is dropped"),
-                Harmless("attn_type_list", "all blocks attend to all", ([1],)),
-                Harmless("shared_intermediate_size", "no expert is shared", (0,)),
+                IgnoredKey("use_qk_norm use_routing_bias", "always here", (True,)),
+                IgnoredKey("qk_norm_type", "over all heads at once", ("per_layer",)),
+                IgnoredKey("use_mtp num_mtp_modules mtp_transformer_layers", "counts what is dropped"),
+                IgnoredKey("attn_type_list", "all blocks attend to all", ([1],)),
+                IgnoredKey("shared_intermediate_size", "no expert is shared", (0,)),
             ),
         ),
     ),

@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.block_patterns import leading_dense
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
@@ -23,10 +23,10 @@ _SPARSE = "sparse_attention_config.sparse_"
 HPARAMS = (
     *common.SIZES[:4], replace(common.N_FF, fields={"hf": "dense_intermediate_size"}), *common.SIZES[5:],
     common.RMS_EPS, rope.BASE, rope.FRACTION, rope.N_ROT, rope.KIND, *rope.SCALING,
-    HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types|moe_layer_freq"}, many="n_layer", required=False,
+    HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types|moe_layer_freq"}, length="n_layer", required=False,
            words={"dense": False, "sparse": True, 0: False, 1: True}),
     replace(routed.N_DENSE, fields={}, derive=leading_dense),
-    HParam("choosing_layers", None, BOOL, {"hf": f"layer_types|{_SPARSE}attention_freq"}, many="n_layer",
+    HParam("choosing_layers", None, BOOL, {"hf": f"layer_types|{_SPARSE}attention_freq"}, length="n_layer",
            words={"full_attention": False, "minimax_m3_sparse": True, 0: False, 1: True}, required=False),
     HParam("choosing_fits", None, derive=minimax.chooses_where_sparse, required=False),
     common.N_EXPERT, common.N_EXPERT_USED,
@@ -75,30 +75,30 @@ HF = Dialect(
     conventions={"norm_offset": 1.0},
     drops=(
         routed.NEXT_TOKENS, Drop("model.mtp*", routed.NEXT_TOKENS.reason), *common.DROPS,
-        *half.unseen("vision_tower.*", "multi_modal_projector.*", "patch_merge_mlp.*", "model.vision_tower.*",
+        *half.drop_vision("vision_tower.*", "multi_modal_projector.*", "patch_merge_mlp.*", "model.vision_tower.*",
                      "model.multi_modal_projector.*"),
     ),
     renames=half.RENAMES,
-    remarks=rope.REMARKS,
-    harmless=(
+    caveats=rope.CAVEATS,
+    ignored_keys=(
         common.UNBIASED,
         half.VISION_KEYS,
-        Harmless("use_qk_norm use_routing_bias use_gemma_norm", "always here", (True,)),
-        Harmless("qk_norm_type", "head by head", ("per_head",)),
-        Harmless("sparse_attention_config.*", "the tensors say the rest"),
-        Harmless("use_mtp num_mtp_modules mtp_transformer_layers num_nextn_predict_layers", "counts what is dropped"),
-        Harmless("rotary_dim", "the fraction of a head says it: transformers reads no other", follows="n_rot"),
-        Harmless("sliding_window", "there is none", (None,)),
-        Harmless("projector_hidden_size merged_hidden_size image_token_index video_token_index "
+        IgnoredKey("use_qk_norm use_routing_bias use_gemma_norm", "always here", (True,)),
+        IgnoredKey("qk_norm_type", "head by head", ("per_head",)),
+        IgnoredKey("sparse_attention_config.*", "the tensors say the rest"),
+        IgnoredKey("use_mtp num_mtp_modules mtp_transformer_layers num_nextn_predict_layers", "counts what is dropped"),
+        IgnoredKey("rotary_dim", "the fraction of a head says it: transformers reads no other", follows="n_rot"),
+        IgnoredKey("sliding_window", "there is none", (None,)),
+        IgnoredKey("projector_hidden_size merged_hidden_size image_token_index video_token_index "
                  "img_token_compression_config img_token_compression_config.*", "of the vision half, dropped"),
-        Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
+        IgnoredKey("tie_word_embeddings", "what the whole model says wins", (False, True)),
     ),
 )
 
-DENSE = Remark(
+DENSE = Caveat(
     "reach > 0",
     "beyond {reach} tokens llama.cpp looks at chosen blocks only with flash attention; without, at all of them",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -111,9 +111,9 @@ SPEC = Architecture(
         HF,
         replace(
             HF, name="half", names="hf", fields="hf", classes=("MiniMaxM3SparseForConditionalGeneration",),
-            within=half.WITHIN,
+            config_section=half.WITHIN,
         ),
     ),
     recipe={"rope": "halves", "routing": "sigmoid", "expert_norm": True, "glu": "clamped"},
-    remarks=(DENSE, common.own_output("minimax-m3")),
+    caveats=(DENSE, common.own_output("minimax-m3")),
 )

@@ -8,7 +8,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import plain_yarn_log_multiplier
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -39,15 +39,15 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"rope": "halves"},
-            drops=(*common.DROPS, *half.unseen("*vision_tower.*", "*multi_modal_projector.*")),
-            remarks=(*rope.REMARKS, common.WINDOW),
-            within=half.WITHIN,
+            drops=(*common.DROPS, *half.drop_vision("*vision_tower.*", "*multi_modal_projector.*")),
+            caveats=(*rope.CAVEATS, common.WINDOW),
+            config_section=half.WITHIN,
             renames=half.RENAMES,
-            harmless=(
+            ignored_keys=(
                 common.UNBIASED,
                 half.VISION_KEYS,
-                Harmless("rope_parameters.max_position_embeddings", "repeats max_position_embeddings"),
-                Harmless("multimodal_projector_bias projector_hidden_act spatial_merge_size", "of the vision half"),
+                IgnoredKey("rope_parameters.max_position_embeddings", "repeats max_position_embeddings"),
+                IgnoredKey("multimodal_projector_bias projector_hidden_act spatial_merge_size", "of the vision half"),
             ),
         ),
     ),

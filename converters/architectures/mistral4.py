@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import latent_attention
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.gguf.values import ValueType
 
@@ -33,15 +33,15 @@ CLASSES = ("Mistral3ForConditionalGeneration", "Mistral4ForCausalLM")
 SINGLE = "*.self_attn.k_proj.weight"
 
 HF = Dialect(
-    "hf", conventions={"latent_kv": "joint"}, remarks=deepseek.REMARKS, given={"n_head_kv": 1, "joined": False},
-    within=half.WITHIN, renames=half.RENAMES, classes=CLASSES, lacks=(SINGLE,),
-    drops=(*deepseek.DROPS, *half.unseen("*vision_tower.*", "*multi_modal_projector.*")),
-    harmless=(
-        *deepseek.HARMLESS, half.VISION_KEYS, Harmless("head_dim", "repeats qk_head_dim", follows="head_dim_mla"),
-        Harmless("rope_parameters.partial_rotary_factor", "qk_rope_head_dim says what turns"),
-        Harmless("rope_parameters.partial_rotary_factor", "the turned part of a head", follows="@latent_fraction"),
-        Harmless("rope_parameters.max_position_embeddings", "repeats max_position_embeddings"),
-        Harmless("multimodal_projector_bias projector_hidden_act spatial_merge_size", "of the vision half"),
+    "hf", conventions={"latent_kv": "joint"}, caveats=deepseek.CAVEATS, fixed={"n_head_kv": 1, "joined": False},
+    config_section=half.WITHIN, renames=half.RENAMES, classes=CLASSES, forbidden_tensors=(SINGLE,),
+    drops=(*deepseek.DROPS, *half.drop_vision("*vision_tower.*", "*multi_modal_projector.*")),
+    ignored_keys=(
+        *deepseek.IGNORED_KEYS, half.VISION_KEYS, IgnoredKey("head_dim", "repeats qk_head_dim", follows="head_dim_mla"),
+        IgnoredKey("rope_parameters.partial_rotary_factor", "qk_rope_head_dim says what turns"),
+        IgnoredKey("rope_parameters.partial_rotary_factor", "the turned part of a head", follows="@latent_fraction"),
+        IgnoredKey("rope_parameters.max_position_embeddings", "repeats max_position_embeddings"),
+        IgnoredKey("multimodal_projector_bias projector_hidden_act spatial_merge_size", "of the vision half"),
     ),
 )
 
@@ -57,8 +57,8 @@ SPEC = Architecture(
     dialects=(
         HF,
         replace(
-            HF, name="stacked", fields="hf", lacks=(SINGLE, "*.mlp.experts.0.gate_proj.weight"),
-            given={"n_head_kv": 1, "joined": True},
+            HF, name="stacked", fields="hf", forbidden_tensors=(SINGLE, "*.mlp.experts.0.gate_proj.weight"),
+            fixed={"n_head_kv": 1, "joined": True},
         ),
     ),
     recipe={"attention": "latent", "temperature": "all"},

@@ -8,7 +8,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 _HF = "transformers' default"
@@ -30,12 +30,12 @@ HPARAMS = (
     HParam("rope_kind_swa", None, common.STRING, {"hf": "rope_parameters.sliding_attention.rope_type"},
            words={"default": "default"}, required=False),
     encoder.WHOLE_HEADS_TURN, encoder.NO_SCALING,
-    HParam("n_swa", "attention.sliding_window", fields={"hf": "local_attention"}, absent=0, unsayable=0,
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "local_attention"}, absent=0, unrepresentable=0,
            defaults=(Default(128, _HF, dialect="hf"),)),
     HParam("window_period", "attention.sliding_window_pattern", fields={"hf": "global_attn_every_n_layers"},
            defaults=(Default(3, "transformers' and llama.cpp's default"),)),
     common.LAYER_WINDOWS,
-    HParam("swa_layers", None, common.BOOL, derive=encoder.windowed, many="n_layer", required=False),
+    HParam("swa_layers", None, common.BOOL, derive=encoder.windowed, length="n_layer", required=False),
     HParam("activation", "hidden_activation", common.STRING, {"hf": "hidden_activation"}, required=False,
            words={"gelu": "gelu", "silu": "silu"}, defaults=(Default("gelu", _HF, dialect="hf"),)),
     *encoder.NO_BIASES, *embeddings.POOLING, *embeddings.LABELS, encoder.CLASSIFIER_POOLING,
@@ -62,14 +62,14 @@ ROLES = roles(
 )
 
 _LANGUAGE = embeddings.language_heads("head.*", "decoder.*")
-_HARMLESS = (
-    embeddings.HARMLESS,
-    Harmless("tie_word_embeddings decoder_bias sparse_pred*", "of the head that predicts masked tokens"),
-    Harmless("problem_type label2id", "how it was trained; id2label says the same"),
-    Harmless("cls_token_id sep_token_id mask_token_id", "read with the tokenizer"),
-    Harmless("deterministic_flash_attn reference_compile repad_logits_with_grad", "how it is computed, not what"),
-    Harmless("initializer_cutoff_factor *_dropout", "of training"),
-    Harmless("position_embedding_type", "they turn", ("absolute", "rope", "sans_pos")),
+_IGNORED_KEYS = (
+    embeddings.IGNORED_KEYS,
+    IgnoredKey("tie_word_embeddings decoder_bias sparse_pred*", "of the head that predicts masked tokens"),
+    IgnoredKey("problem_type label2id", "how it was trained; id2label says the same"),
+    IgnoredKey("cls_token_id sep_token_id mask_token_id", "read with the tokenizer"),
+    IgnoredKey("deterministic_flash_attn reference_compile repad_logits_with_grad", "how it is computed, not what"),
+    IgnoredKey("initializer_cutoff_factor *_dropout", "of training"),
+    IgnoredKey("position_embedding_type", "they turn", ("absolute", "rope", "sans_pos")),
 )
 _RENAMES = (("model.", ""),)
 
@@ -83,18 +83,18 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=tuple(Drop(drop.pattern, drop.reason, when="classifies == 0") for drop in _LANGUAGE),
-            given={"causal": False, "classifies": False, "rope_scaling": "none"},
+            fixed={"causal": False, "classifies": False, "rope_scaling": "none"},
             renames=_RENAMES,
-            harmless=_HARMLESS,
+            ignored_keys=_IGNORED_KEYS,
         ),
         Dialect(
             "classifier",
             names="hf",
             fields="hf",
             classes=("ModernBertForSequenceClassification",),
-            given={"causal": False, "classifies": True, "pooling": embeddings.RANK, "rope_scaling": "none"},
+            fixed={"causal": False, "classifies": True, "pooling": embeddings.RANK, "rope_scaling": "none"},
             renames=_RENAMES,
-            harmless=_HARMLESS,
+            ignored_keys=_IGNORED_KEYS,
         ),
     ),
     recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "ffn": "fused", "activation": "gelu",

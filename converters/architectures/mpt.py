@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _mpt as mpt
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
@@ -39,7 +39,7 @@ HPARAMS = (
     common.ALWAYS_TIED,
     HParam("qk_norms", None, gpt.BOOL, {"hf": "attn_config.qk_ln|attn_qk_ln"}, required=False),
     # What this graph does not do, and would be done silently.
-    HParam("turned", None, gpt.BOOL, {"hf": "attn_config.rope"}, words=gpt.FALSE, required=False),
+    HParam("rotated", None, gpt.BOOL, {"hf": "attn_config.rope"}, words=gpt.FALSE, required=False),
     HParam("prefixed", None, gpt.BOOL, {"hf": "attn_config.prefix_lm|prefix_lm"}, words=gpt.FALSE, required=False),
     HParam("windowed", None, fields={"hf": "attn_config.sliding_window_size"}, words={-1: 0}, required=False),
     HParam("norm_kind", None, gpt.STRING, {"hf": "norm_type"}, words=_NORMS, required=False),
@@ -119,28 +119,28 @@ REPLIT = HeaderLayout(
 )
 
 _IGNORED = "MosaicML's code and llama.cpp honor it, transformers ignores it and computes with 8"
-REMARKS = (
-    Remark("alibi == 0", f"attn_config.alibi is false: {_IGNORED}", otherwise="transformers"),
-    Remark("alibi == 1 and max_alibi != 8", f"attn_config.alibi_bias_max={{max_alibi}}: {_IGNORED}",
-           otherwise="transformers"),
-    Remark("clamp_kqv > 0", "attn_config.clip_qkv={clamp_kqv}: llama.cpp clips, transformers does so since version 5"),
-    Remark("n_ff != n_embd * expansion", "expansion_ratio={expansion} does not lead to the feed-forward width of the "
+CAVEATS = (
+    Caveat("alibi == 0", f"attn_config.alibi is false: {_IGNORED}", differs_in="transformers"),
+    Caveat("alibi == 1 and max_alibi != 8", f"attn_config.alibi_bias_max={{max_alibi}}: {_IGNORED}",
+           differs_in="transformers"),
+    Caveat("clamp_kqv > 0", "attn_config.clip_qkv={clamp_kqv}: llama.cpp clips, transformers does so since version 5"),
+    Caveat("n_ff != n_embd * expansion", "expansion_ratio={expansion} does not lead to the feed-forward width of the "
            "tensors, {n_ff}: the tensors' is taken (transformers ignores expansion_ratio)"),
-    Remark("qk_norms == 1", "attn_config.qk_ln: llama.cpp reads the norms of queries and keys, then fails an assertion",
-           stops="llama.cpp"),
+    Caveat("qk_norms == 1", "attn_config.qk_ln: llama.cpp reads the norms of queries and keys, then fails an assertion",
+           unsupported_by="llama.cpp"),
     gpt.UNSCALED, replace(gpt.ERF, when=""),
 )
 
-HARMLESS = (
-    Harmless("attn_config.attn_type", "shapes say how many keys there are",
+IGNORED_KEYS = (
+    IgnoredKey("attn_config.attn_type", "shapes say how many keys there are",
              ("multihead_attention", "grouped_query_attention")),
-    Harmless("attn_config.attn_impl attn_impl attn_config.fused_qkv fc_type", "how it is computed, not what"),
-    Harmless("attn_config.rope_* attn_config.attn_uses_sequence_id attn_uses_sequence_id", "switched off", (False,)),
-    Harmless("attn_config.rope_*", "rotation is refused"),
-    Harmless("no_bias learned_pos_emb", "tensors are there or not"),
-    Harmless("low_precision_layernorm verbose tokenizer_name", "how it is computed, not what"),
-    Harmless("embedding_fraction init_config *init_* fan_mode loss_fn", "used in training only"),
-    Harmless("attn_config.tie_word_embeddings", "of a class that has no embeddings"),
+    IgnoredKey("attn_config.attn_impl attn_impl attn_config.fused_qkv fc_type", "how it is computed, not what"),
+    IgnoredKey("attn_config.rope_* attn_config.attn_uses_sequence_id attn_uses_sequence_id", "switched off", (False,)),
+    IgnoredKey("attn_config.rope_*", "rotation is refused"),
+    IgnoredKey("no_bias learned_pos_emb", "tensors are there or not"),
+    IgnoredKey("low_precision_layernorm verbose tokenizer_name", "how it is computed, not what"),
+    IgnoredKey("embedding_fraction init_config *init_* fan_mode loss_fn", "used in training only"),
+    IgnoredKey("attn_config.tie_word_embeddings", "of a class that has no embeddings"),
 )
 
 SPEC = Architecture(
@@ -150,8 +150,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=gpt.DROPS, remarks=REMARKS, harmless=HARMLESS, nested=("attn_config",)),
-        Dialect("ggml", names="hf", given={"alibi": True}, remarks=(replace(gpt.ERF, when=""),)),
+        Dialect("hf", drops=gpt.DROPS, caveats=CAVEATS, ignored_keys=IGNORED_KEYS, nested=("attn_config",)),
+        Dialect("ggml", names="hf", fixed={"alibi": True}, caveats=(replace(gpt.ERF, when=""),)),
     ),
     recipe={**gpt.RECIPE, "activation": "gelu", "qk_norm": "full"},
     headers=(HEADER, REPLIT),

@@ -13,33 +13,33 @@ from ggferry.converters.architectures import _muse as muse
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import SAME
 from ggferry.converters.schema.partial_layouts import Plus
 from ggferry.converters.schema.roles import block, roles
 
 F32, BOOL, STRING = common.F32, common.BOOL, common.STRING
 _HF = "transformers' default"
-BEHIND = 1e-8
+APPENDED = 1e-8
 
 HPARAMS = (
     *common.SIZES, replace(common.RMS_EPS, defaults=(Default(1e-5, _HF, dialect="hf"),)), *rope.ROPE,
-    HParam("eps_behind", None, F32, {"hf": "post_norm_eps"}, words={BEHIND: BEHIND},
-           defaults=(Default(BEHIND, "a constant of the model"),)),
+    HParam("eps_behind", None, F32, {"hf": "post_norm_eps"}, words={APPENDED: APPENDED},
+           defaults=(Default(APPENDED, "a constant of the model"),)),
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, check="0 < n_swa"),
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types"}, many="n_layer",
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types"}, length="n_layer",
            words=common.LAYER_WINDOWS.words, derive=muse.windowed),
     common.N_WINDOWS,
-    HParam("rope_bases", None, F32, {"hf": "layer_rope_theta"}, many="n_layer", required=False),
-    HParam("rope_layers", None, BOOL, derive=muse.turned, many="n_layer"),
+    HParam("rope_bases", None, F32, {"hf": "layer_rope_theta"}, length="n_layer", required=False),
+    HParam("rope_layers", None, BOOL, derive=muse.rotated, length="n_layer"),
     HParam("other_bases", None, derive=muse.other_bases, check="other_bases == 0"),
-    HParam("turned_otherwise", None, derive=muse.turned_otherwise, check="turned_otherwise == 0"),
+    HParam("turned_otherwise", None, derive=muse.rotated_differently, check="turned_otherwise == 0"),
     HParam("qk_scale", None, F32, {"hf": "qk_scale_factor"}, required=False,
            defaults=(Default(3.87, _HF, dialect="hf"),)),
-    HParam("logit_scale", "logit_scale", F32, {"hf": "output_multiplier"}, unsayable=0.0,
+    HParam("logit_scale", "logit_scale", F32, {"hf": "output_multiplier"}, unrepresentable=0.0,
            defaults=(Default(0.19611613513818404, _HF, dialect="hf"),)),
     HParam("final_softcap", "final_logit_softcapping", F32, {"hf": "final_logit_softcapping"}, absent=30.0,
-           unsayable=0.0, defaults=(Default(20.0, _HF, dialect="hf"),)),
+           unrepresentable=0.0, defaults=(Default(20.0, _HF, dialect="hf"),)),
     HParam("activation", None, STRING, {"hf": "hidden_activation|hidden_act"}, words=common.SILU.words, required=False),
     common.TIED,
 )
@@ -77,16 +77,16 @@ SPEC = Architecture(
                 "rope": "halves", "norm_offset": 1.0,
                 "offset_norms": ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
             },
-            drops=(*common.DROPS, *half.unseen(*SEEN)),
-            remarks=rope.REMARKS,
-            within=half.WITHIN,
+            drops=(*common.DROPS, *half.drop_vision(*SEEN)),
+            caveats=rope.CAVEATS,
+            config_section=half.WITHIN,
             renames=half.RENAMES,
-            harmless=(
+            ignored_keys=(
                 common.UNBIASED, half.VISION_KEYS,
-                Harmless("out_hidden_size projector_*", "of the vision half, dropped"),
+                IgnoredKey("out_hidden_size projector_*", "of the vision half, dropped"),
             ),
         ),
     ),
     recipe={"embedding_scale": "normed"},
-    remarks=(common.NO_WINDOW, common.own_output("muse-glimmer")),
+    caveats=(common.NO_WINDOW, common.own_output("muse-glimmer")),
 )

@@ -36,7 +36,8 @@ SPEC = Architecture(
     ),
     dialects=(
         Dialect(
-            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,)
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS, caveats=rope.CAVEATS,
+            ignored_keys=(common.UNBIASED,)
         ),
     ),
     recipe={"rope": "pairs"},

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -29,10 +29,10 @@ ROLES = roles(
         tensors.plain(bias="mlp_bias == 1"),
     ),
 )
-WIDTH = Remark(
+WIDTH = Caveat(
     "n_head * head_dim != n_embd",
     "{n_head} heads are {head_dim} wide in a model of {n_embd}; llama.cpp loads heads of embedding / heads only",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -46,7 +46,7 @@ SPEC = Architecture(
             "hf",
             conventions={"norm_offset": 1.0},
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, WIDTH, common.OWN_OUTPUT),
+            caveats=(*rope.CAVEATS, WIDTH, common.OWN_OUTPUT),
         ),
     ),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "relu_squared"},

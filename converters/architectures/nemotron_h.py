@@ -6,7 +6,7 @@ class' defaults (today's convert_hf_to_gguf takes every model that transformers 
 
 from ggferry.converters.architectures import _nemotron_h as nemotron
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 SPEC = Architecture(
@@ -27,15 +27,15 @@ SPEC = Architecture(
             "hf",
             conventions=nemotron.CONVENTIONS,
             drops=nemotron.DROPS,
-            remarks=(nemotron.SHORTEST,),
+            caveats=(nemotron.SHORTEST,),
             classes=("NemotronHForCausalLM",),
-            lacks=("*.mixer.experts.*",),
-            harmless=(
-                *nemotron.HARMLESS,
-                Harmless(
+            forbidden_tensors=("*.mixer.experts.*",),
+            ignored_keys=(
+                *nemotron.IGNORED_KEYS,
+                IgnoredKey(
                     "moe_* n_group topk_group n_routed_experts n_shared_experts", "of a mixture: there are no experts"
                 ),
-                Harmless(
+                IgnoredKey(
                     "norm_topk_prob routed_scaling_factor num_experts_per_tok", "of a mixture: there are no experts"
                 ),
             ),

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import heads_to_qkv
 from ggferry.converters.schema.roles import block, roles
 
@@ -47,12 +47,12 @@ ROLES = roles(
 )
 
 _ENCODER = {"causal": False, "classifies": False, "rope_scaling": "none"}
-_HARMLESS = (
-    embeddings.HARMLESS,
-    Harmless("intermediate_size dim_head head_dim", "the tensors say it"),
-    Harmless("problem_type label2id", "how it was trained; id2label says the same"),
-    Harmless("flash_attention kwargs* classifier_* dropout* embedding_init_range decoder_init_range", "of training"),
-    Harmless("tie_word_embeddings trust_remote_code", "of its own code, which is never run"),
+_IGNORED_KEYS = (
+    embeddings.IGNORED_KEYS,
+    IgnoredKey("intermediate_size dim_head head_dim", "the tensors say it"),
+    IgnoredKey("problem_type label2id", "how it was trained; id2label says the same"),
+    IgnoredKey("flash_attention kwargs* classifier_* dropout* embedding_init_range decoder_init_range", "of training"),
+    IgnoredKey("tie_word_embeddings trust_remote_code", "of its own code, which is never run"),
 )
 _RENAMES = (("model.", ""),)
 _BUFFERS = (Drop("freqs_cis", "a buffer: rotary angles follow from the rotary base", follows=True),)
@@ -68,9 +68,9 @@ SPEC = Architecture(
             "hf",
             conventions={"qkv": "grouped"},
             drops=(*embeddings.language_heads("decoder.*"), *_BUFFERS),
-            given=_ENCODER,
+            fixed=_ENCODER,
             renames=_RENAMES,
-            harmless=_HARMLESS,
+            ignored_keys=_IGNORED_KEYS,
         ),
         Dialect(
             "classifier",
@@ -79,9 +79,9 @@ SPEC = Architecture(
             conventions={"qkv": "grouped"},
             drops=_BUFFERS,
             classes=("NeoBERTForSequenceClassification",),
-            given={**_ENCODER, "classifies": True, "pooling": embeddings.RANK},
+            fixed={**_ENCODER, "classifies": True, "pooling": embeddings.RANK},
             renames=_RENAMES,
-            harmless=_HARMLESS,
+            ignored_keys=_IGNORED_KEYS,
         ),
     ),
     recipe={"rope": "pairs", "qkv": "fused", "ffn": "fused", "output_norm": "encoder", "rows": "states"},

@@ -6,7 +6,7 @@ from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Concat
 from ggferry.converters.schema.roles import also, block, roles
 
@@ -36,13 +36,13 @@ HPARAMS = (
     HParam("head_dim", None, fields={"hf": "head_dim"}, check="head_dim == n_rot", required=False),
     HParam("stretch", None, common.F32, {"hf": "rotary_scaling_factor"}, required=False),
 )
-_BASE = Remark(
+_BASE = Caveat(
     "own_base == rope_base and rope_base != 1000",
     "rotary_emb_base={rope_base}: nomic-ai's own code and llama.cpp honor it, transformers ignores it and computes "
     "with 1000",
-    otherwise="transformers",
+    differs_in="transformers",
 )
-_STRETCH = Remark(
+_STRETCH = Caveat(
     "stretch > 0",
     "beyond {n_ctx} tokens nomic-ai's own code stretches the rotary base by {stretch}: GGUF has no key for that",
 )
@@ -89,14 +89,14 @@ ROLES = also(
     """,
 )
 
-HARMLESS = (
-    *bert.HARMLESS,
-    Harmless("n_positions", "how far nomic-ai's own code stretches, which max_trained_positions is not"),
-    Harmless("causal parallel_block parallel_block_tied_norm use_rms_norm scale_attn_by_inverse_layer_idx", "never",
+IGNORED_KEYS = (
+    *bert.IGNORED_KEYS,
+    IgnoredKey("n_positions", "how far nomic-ai's own code stretches, which max_trained_positions is not"),
+    IgnoredKey("causal parallel_block parallel_block_tied_norm use_rms_norm scale_attn_by_inverse_layer_idx", "never",
              (False,)),
-    Harmless("mlp_fc1_bias mlp_fc2_bias qkv_proj_bias", "there is none", (False,)),
-    Harmless("scale_attn_weights", "always", (True,)),
-    Harmless("fused_bias_fc fused_dropout_add_ln use_xentropy dense_seq_output reorder_and_upcast_attn"
+    IgnoredKey("mlp_fc1_bias mlp_fc2_bias qkv_proj_bias", "there is none", (False,)),
+    IgnoredKey("scale_attn_weights", "always", (True,)),
+    IgnoredKey("fused_bias_fc fused_dropout_add_ln use_xentropy dense_seq_output reorder_and_upcast_attn"
              " pad_vocab_size_multiple", "how it is computed, not what"),
 )
 
@@ -107,12 +107,14 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=bert.DROPS, given={"causal": False}, renames=(("nomic_bert.", ""),),
-                      classes=("NomicBertModel",), lacks=(_EXPERTS,), remarks=(_BASE,), harmless=HARMLESS),
+        Dialect("hf", drops=bert.DROPS, fixed={"causal": False}, renames=(("nomic_bert.", ""),),
+                      classes=("NomicBertModel",), forbidden_tensors=(_EXPERTS,), caveats=(_BASE,),
+                      ignored_keys=IGNORED_KEYS),
         Dialect(
-            "nomic", fields="hf", drops=bert.DROPS, given={"causal": False},
-            marks=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), classes=("NomicBertModel",),
-            lacks=(_EXPERTS, "*layers.*.self_attn.q_proj.weight"), remarks=(_STRETCH, _BASE), harmless=HARMLESS,
+            "nomic", fields="hf", drops=bert.DROPS, fixed={"causal": False},
+            required_tensors=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), classes=("NomicBertModel",),
+            forbidden_tensors=(_EXPERTS, "*layers.*.self_attn.q_proj.weight"), caveats=(_STRETCH, _BASE),
+            ignored_keys=IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "gated", "activation": "silu"},

@@ -10,13 +10,13 @@ from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Reshape, Then, Transpose
 from ggferry.converters.schema.roles import block, roles
 
 _NO = {False: False}
 _STACKED = Reshape(("n_expert", "n_ff", "n_embd"), back=("n_expert*n_ff", "n_embd"))
-_TURNED = Then(_STACKED, Transpose())
+_ROTATED = Then(_STACKED, Transpose())
 _ROUTED = "n % moe_every == 1"
 
 HPARAMS = (
@@ -41,7 +41,7 @@ HPARAMS = (
     HParam("stretch", None, common.F32, {"hf": "rotary_scaling_factor"}, required=False),
 )
 
-_STRETCH = Remark(
+_STRETCH = Caveat(
     "stretch > 0",
     "beyond {n_ctx} tokens nomic-ai's own code stretches the rotary base by {stretch}: GGUF has no key for that",
 )
@@ -49,13 +49,13 @@ _BIAS = Drop(
     "encoder.layers.{n}.mlp.experts.bias",
     "added to the sum of the experts, for which llama.cpp's nomic-bert-moe has no place: the vectors are those without",
 )
-_HARMLESS = (
-    *bert.HARMLESS,
-    Harmless("n_positions", "how far nomic-ai's own code stretches, which max_trained_positions is not"),
-    Harmless("causal parallel_block parallel_block_tied_norm use_rms_norm scale_attn_by_inverse_layer_idx"
+_IGNORED_KEYS = (
+    *bert.IGNORED_KEYS,
+    IgnoredKey("n_positions", "how far nomic-ai's own code stretches, which max_trained_positions is not"),
+    IgnoredKey("causal parallel_block parallel_block_tied_norm use_rms_norm scale_attn_by_inverse_layer_idx"
              " add_pooling_layer", "never", (False,)),
-    Harmless("mlp_fc1_bias mlp_fc2_bias qkv_proj_bias scale_attn_weights", "always", (True,)),
-    Harmless("fused_bias_fc fused_dropout_add_ln use_xentropy dense_seq_output reorder_and_upcast_attn"
+    IgnoredKey("mlp_fc1_bias mlp_fc2_bias qkv_proj_bias scale_attn_weights", "always", (True,)),
+    IgnoredKey("fused_bias_fc fused_dropout_add_ln use_xentropy dense_seq_output reorder_and_upcast_attn"
              " pad_vocab_size_multiple moe_impl moe_resid_pdrop expert_choice_router ffn_div",
              "how it is computed, not what"),
 )
@@ -70,7 +70,8 @@ ROLES = roles(
         (
             tensors.tensor("ffn_gate_inp.weight", "n_expert n_embd", "mlp.router.layer.weight", f32=True, when=_ROUTED),
             tensors.tensor("ffn_up_exps.weight", "n_expert n_ff n_embd", "mlp.experts.mlp.w1", _STACKED, when=_ROUTED),
-            tensors.tensor("ffn_down_exps.weight", "n_expert n_embd n_ff", "mlp.experts.mlp.w2", _TURNED, when=_ROUTED),
+            tensors.tensor("ffn_down_exps.weight", "n_expert n_embd n_ff", "mlp.experts.mlp.w2", _ROTATED,
+                when=_ROUTED),
         ),
         tensors.linear("ffn_up", "n_ff n_embd", "mlp.fc1", bias=True, when="n % moe_every != 1"),
         tensors.linear("ffn_down", "n_embd n_ff", "mlp.fc2", bias=True, when="n % moe_every != 1"),
@@ -89,10 +90,10 @@ SPEC = Architecture(
             "hf",
             conventions={"transposed": ("ffn_down_exps",)},
             drops=(*bert.DROPS, _BIAS),
-            given={"causal": False},
+            fixed={"causal": False},
             classes=("NomicBertModel",),
-            remarks=(_STRETCH,),
-            harmless=_HARMLESS,
+            caveats=(_STRETCH,),
+            ignored_keys=_IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu"},

@@ -15,7 +15,7 @@ HPARAMS = (
     *common.SIZES,
     HParam("eps", "attention.layer_norm_epsilon", ValueType.FLOAT32),
     *rope.ROPE,
-    HParam("clamp_kqv", "attention.clamp_kqv", ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unsayable=0.0),
+    HParam("clamp_kqv", "attention.clamp_kqv", ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unrepresentable=0.0),
     common.TIED, common.SILU,
 )
 
@@ -39,9 +39,9 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
-            remarks=rope.REMARKS,
-            given={"eps": 1e-5},
-            harmless=(common.UNBIASED,),
+            caveats=rope.CAVEATS,
+            fixed={"eps": 1e-5},
+            ignored_keys=(common.UNBIASED,),
         ),
     ),
     recipe={"norm": "layer", "norm_weights": False},

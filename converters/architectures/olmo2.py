@@ -47,9 +47,10 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         Dialect(
-            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.own_output("olmo2")), harmless=(common.UNBIASED,)
+            "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.own_output("olmo2")),
+            ignored_keys=(common.UNBIASED,)
         ),
     ),
     recipe={"rope": "halves", "pre_norm": False, "qk_norm": "full"},
-    remarks=(common.heads_as_wide_as_the_model("olmo2"), common.NO_WINDOW),
+    caveats=(common.heads_as_wide_as_the_model("olmo2"), common.NO_WINDOW),
 )

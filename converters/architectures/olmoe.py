@@ -6,7 +6,7 @@ Source: llama.cpp `src/models/olmoe.cpp`, transformers `modeling_olmoe.py`.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -14,7 +14,7 @@ HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, common.N_EXPERT, common.N_EXPERT_USED,
     HParam("expert_norm", "expert_weights_norm", ValueType.BOOL, {"hf": "norm_topk_prob"}, absent=False),
     # transformers clamps what is normed, GGUF's readers what is not.
-    HParam("clamp", None, ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unsayable=0.0, check="clamp == 0"),
+    HParam("clamp", None, ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unrepresentable=0.0, check="clamp == 0"),
     common.TIED, common.SILU,
 )
 
@@ -23,12 +23,12 @@ ROLES = roles(
     block(tensors.pre_norm(tensors.normed_attention(shapes=tensors.FULL_WIDTH), tensors.experts(width="n_ff"))),
 )
 
-REMARKS = (
+CAVEATS = (
     common.heads_as_wide_as_the_model("olmoe"),
-    Remark("expert_norm == 1", "llama.cpp runs this differently: it does not make the weights of the chosen experts "
-           "sum to one in olmoe", otherwise="llama.cpp"),
-    Remark("n_head_kv != n_head", "llama.cpp does not load this model: in olmoe it wants as many key heads as heads",
-           stops="llama.cpp"),
+    Caveat("expert_norm == 1", "llama.cpp runs this differently: it does not make the weights of the chosen experts "
+           "sum to one in olmoe", differs_in="llama.cpp"),
+    Caveat("n_head_kv != n_head", "llama.cpp does not load this model: in olmoe it wants as many key heads as heads",
+           unsupported_by="llama.cpp"),
 )
 
 SPEC = Architecture(
@@ -39,9 +39,10 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         Dialect(
-            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.own_output("olmoe")), harmless=(common.UNBIASED,)
+            "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.own_output("olmoe")),
+            ignored_keys=(common.UNBIASED,)
         ),
     ),
     recipe={"rope": "halves", "qk_norm": "full"},
-    remarks=REMARKS,
+    caveats=CAVEATS,
 )

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _openelm as openelm
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import linear, norm
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.layouts import Split
 from ggferry.converters.schema.roles import block, roles
 
@@ -38,11 +38,11 @@ SPEC = Architecture(
             "hf",
             conventions={"ffn": "fused"},
             drops=(common.DROP_BUFFERS,),
-            given={"eps": 1e-6},
-            harmless=(
-                Harmless("qkv_multipliers num_gqa_groups", "the heads of each block say it"),
-                Harmless("share_input_output_layers", "always", (True,)),
-                Harmless("rope_max_length", "how many angles are computed beforehand"),
+            fixed={"eps": 1e-6},
+            ignored_keys=(
+                IgnoredKey("qkv_multipliers num_gqa_groups", "the heads of each block say it"),
+                IgnoredKey("share_input_output_layers", "always", (True,)),
+                IgnoredKey("rope_max_length", "how many angles are computed beforehand"),
             ),
         ),
     ),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 N_CTX = replace(common.N_CTX, fields={"hf": "max_sequence_length|max_position_embeddings|model_max_length"})
@@ -33,9 +33,9 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("orion"), common.heads_as_wide_as_the_model("orion")),
-            harmless=(
-                common.UNBIASED, Harmless("max_position_embeddings", "max_sequence_length is it"),
+            caveats=(*rope.CAVEATS, common.own_output("orion"), common.heads_as_wide_as_the_model("orion")),
+            ignored_keys=(
+                common.UNBIASED, IgnoredKey("max_position_embeddings", "max_sequence_length is it"),
             ),
         ),
     ),

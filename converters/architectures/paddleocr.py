@@ -10,13 +10,14 @@ from ggferry.converters.architectures import _ernie as ernie
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
-_EYES = Default((16, 24, 24), "transformers' default", dialect="hf")
+_VISION_ENCODERS = Default((16, 24, 24), "transformers' default", dialect="hf")
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, rope.BASE, rope.N_ROT, rope.AXES_KIND, *rope.SCALING,
-    replace(rope.SECTIONS_STATED, defaults=(_EYES,)), rope.SECTIONS, common.ALWAYS_TIED, ernie.BIASED, common.SILU,
+    replace(rope.SECTIONS_STATED, defaults=(_VISION_ENCODERS,)), rope.SECTIONS, common.ALWAYS_TIED, ernie.BIASED,
+    common.SILU,
 )
 
 SPEC = Architecture(
@@ -28,16 +29,16 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            drops=(*common.DROPS, *half.unseen("visual.*", "model.visual.*", "mlp_AR.*", "model.projector.*")),
-            remarks=(*rope.REMARKS, ernie.unloadable("paddleocr")),
-            within=half.WITHIN,
+            drops=(*common.DROPS, *half.drop_vision("visual.*", "model.visual.*", "mlp_AR.*", "model.projector.*")),
+            caveats=(*rope.CAVEATS, ernie.unloadable("paddleocr")),
+            config_section=half.WITHIN,
             renames=half.RENAMES,
-            harmless=(
-                *ernie.HARMLESS,
+            ignored_keys=(
+                *ernie.IGNORED_KEYS,
                 half.VISION_KEYS,
-                Harmless("rope_is_neox_style", "always", (True,)),
-                Harmless("use_3d_rope", "for text all axes are one"),
-                Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
+                IgnoredKey("rope_is_neox_style", "always", (True,)),
+                IgnoredKey("use_3d_rope", "for text all axes are one"),
+                IgnoredKey("tie_word_embeddings", "what the whole model says wins", (False, True)),
             ),
         ),
     ),

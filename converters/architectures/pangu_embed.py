@@ -8,7 +8,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 BIASED = replace(
@@ -27,9 +27,9 @@ ROLES = roles(
     ),
 )
 
-UNBIASED = Remark(
+UNBIASED = Caveat(
     "attention_bias == 0", "a model without biases: llama.cpp expects one of attention's output in pangu-embedded",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -39,7 +39,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNBIASED)),
+        Dialect("hf", drops=common.DROPS, caveats=(*rope.CAVEATS, UNBIASED)),
     ),
     recipe={"rope": "halves"},
 )

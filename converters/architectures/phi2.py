@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -35,10 +35,10 @@ ROLES = roles(
     ),
 )
 
-TIED = Remark(
+TIED = Caveat(
     "tied == 1",
     "the output matrix is the token embedding, with a bias of its own: llama.cpp expects a matrix of its own in phi2",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -47,6 +47,6 @@ SPEC = Architecture(
     hf_classes=("PhiForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects=(Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, gpt.ERF, TIED)),),
+    dialects=(Dialect("hf", drops=common.DROPS, caveats=(*rope.CAVEATS, gpt.ERF, TIED)),),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu_tanh", "residual": "parallel"},
 )

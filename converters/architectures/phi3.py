@@ -8,13 +8,13 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_WITH_FACTORS,
     # 0 tells llama.cpp Phi-4 from the others: written in any case.
-    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unsayable=0,
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unrepresentable=0,
            defaults=(Default(0, "no sliding window is stated"),)),
     common.TIED, common.SILU,
 )
@@ -34,13 +34,14 @@ ROLES = roles(
     ),
 )
 
-HARMLESS = (
+IGNORED_KEYS = (
     common.UNBIASED,
-    Harmless("lm_head_bias", "there is none", (False,)),
-    Harmless("full_attn_mod interpolate_factor", "of Phi-4-mini's training, and without effect", (1,)),
+    IgnoredKey("lm_head_bias", "there is none", (False,)),
+    IgnoredKey("full_attn_mod interpolate_factor", "of Phi-4-mini's training, and without effect", (1,)),
 )
 
-HF = Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, rope.UNFACTORED), harmless=HARMLESS)
+HF = Dialect("hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.WINDOW, rope.UNFACTORED),
+    ignored_keys=IGNORED_KEYS)
 
 SPEC = Architecture(
     name="phi3", runtimes=("llama.cpp",),

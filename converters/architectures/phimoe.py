@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -48,18 +48,18 @@ ROLES = roles(
     ),
 )
 
-WRONG = Remark(
+WRONG = Caveat(
     "n_layer > 0",
     "llama.cpp runs this differently: in phimoe it computes root mean squares where the model has layer norms, and "
     "weighs experts by softmax instead of SparseMixer",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
-SHORT_ONLY = Remark(
+SHORT_ONLY = Caveat(
     "rope_kind == 'longrope'",
     "beyond {rope_original_stated} tokens positions turn by the long factors, as in the publisher's code and in "
     "llama.cpp; transformers 5 takes the short ones at any length",
-    otherwise="transformers",
+    differs_in="transformers",
 )
 
 SPEC = Architecture(
@@ -72,10 +72,10 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.WINDOW, SHORT_ONLY),
-            harmless=(Harmless("input_jitter_noise", "used in training only"),),
+            caveats=(*rope.CAVEATS, common.WINDOW, SHORT_ONLY),
+            ignored_keys=(IgnoredKey("input_jitter_noise", "used in training only"),),
         ),
     ),
     recipe={"norm": "layer", "rope": "halves", "routing": "sparsemixer"},
-    remarks=(WRONG,),
+    caveats=(WRONG,),
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Rearrange
 from ggferry.converters.schema.partial_layouts import Columns
 from ggferry.converters.schema.roles import block, roles
@@ -48,10 +48,10 @@ SPEC = Architecture(
             "hf",
             conventions={"query_heads": "tiled"},
             drops=common.DROPS,
-            remarks=rope.REMARKS,
-            harmless=(common.UNBIASED, Harmless("num_key_value_heads n_shared_head", "the tensors say it")),
+            caveats=rope.CAVEATS,
+            ignored_keys=(common.UNBIASED, IgnoredKey("num_key_value_heads n_shared_head", "the tensors say it")),
         ),
     ),
     recipe={"rope": "halves", "residual": "parallel"},
-    remarks=(common.own_output("plamo"), common.heads_as_wide_as_the_model("plamo")),
+    caveats=(common.own_output("plamo"), common.heads_as_wide_as_the_model("plamo")),
 )

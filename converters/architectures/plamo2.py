@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _plamo as plamo
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import ADD_ONE, NEG_EXP
 from ggferry.converters.schema.roles import block, roles
 
@@ -21,12 +21,12 @@ _REMOTE = "the model's own default"
 HPARAMS = (
     *common.SIZES[:5],
     # One number: with a list that says 0 for the first block, as the tool writes it, llama.cpp's rotation never ends.
-    HParam("n_head", "attention.head_count", fields={"hf": "num_attention_heads"}, many="n_layer", or_one=True),
+    HParam("n_head", "attention.head_count", fields={"hf": "num_attention_heads"}, length="n_layer", allow_scalar=True),
     hybrid.HEADS_KV_STATED,
     HParam("mamba_step", None, fields={"hf": "mamba_step"}, required=False,
            defaults=(Default(2, _REMOTE, dialect="hf"),)),
     HParam("mamba_enabled", None, BOOL, {"hf": "mamba_enabled"}, words={True: True}, required=False),
-    HParam("attends", None, BOOL, many="n_layer", required=False, derive=plamo.attending),
+    HParam("attends", None, BOOL, length="n_layer", required=False, derive=plamo.attending),
     hybrid.HEADS_KV,
     replace(common.HEAD_DIM, fields={"hf": "hidden_size_per_head"}, implied=""),
     replace(common.HEAD_DIM_V, fields={"hf": "hidden_size_per_head"}, implied=""),
@@ -84,20 +84,20 @@ SPEC = Architecture(
                 "post_norms": "fifths",
             },
             drops=plamo.DROPS,
-            remarks=rope.REMARKS,
-            harmless=(
+            caveats=rope.CAVEATS,
+            ignored_keys=(
                 common.UNBIASED,
-                *hybrid.MAMBA_HARMLESS,
-                Harmless("sliding_window_pattern", "no list of windows without a window"),
+                *hybrid.MAMBA_IGNORED_KEYS,
+                IgnoredKey("sliding_window_pattern", "no list of windows without a window"),
             ),
         ),
     ),
     recipe={"rope": "halves", "qkv": "fused", "ffn": "fused", "decay": "rate"},
-    remarks=(
-        Remark(
+    caveats=(
+        Caveat(
             "head_dim != head_dim_v",
             "llama.cpp runs this differently: it scales scores by the width of a value in plamo2",
-            stops="llama.cpp",
+            unsupported_by="llama.cpp",
         ),
     ),
 )

@@ -8,7 +8,7 @@ from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._latent import low_rank
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -43,14 +43,14 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, deepseek.EPSILON, common.UNTIED),
-            harmless=(
+            caveats=(*rope.CAVEATS, deepseek.EPSILON, common.UNTIED),
+            ignored_keys=(
                 common.UNBIASED,
-                Harmless("q_lora_rank", "queries come straight from the input", (None,)),
-                Harmless("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),
-                Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
-                Harmless("use_sliding_window", "never", (False,)),
-                Harmless("sliding_window max_window_layers", "no block has a window"),
+                IgnoredKey("q_lora_rank", "queries come straight from the input", (None,)),
+                IgnoredKey("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),
+                IgnoredKey("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
+                IgnoredKey("use_sliding_window", "never", (False,)),
+                IgnoredKey("sliding_window max_window_layers", "no block has a window"),
             ),
         ),
     ),

@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import norm
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -41,7 +41,7 @@ ROLES = roles(
     ),
 )
 
-LONG = Remark(
+LONG = Caveat(
     "long_scores == 1 or long_rope == 1",
     "beyond {trained} tokens the publisher's code stretches rotary positions and scores (use_dynamic_ntk, "
     "use_logn_attn), for which GGUF has no word: up to there nothing differs",
@@ -60,10 +60,10 @@ SPEC = Architecture(
                 *common.DROPS,
                 Drop("*.rotary_emb.inv_freq", "a buffer: it follows from the rotary base", follows=True),
             ),
-            remarks=(*rope.REMARKS, LONG, common.own_output("qwen"), common.heads_as_wide_as_the_model("qwen")),
-            harmless=(
-                Harmless("bf16 fp16 fp32 use_cache_quantization use_cache_kernel softmax_in_fp32", "how, not what"),
-                Harmless("onnx_safe", "of another program"),
+            caveats=(*rope.CAVEATS, LONG, common.own_output("qwen"), common.heads_as_wide_as_the_model("qwen")),
+            ignored_keys=(
+                IgnoredKey("bf16 fp16 fp32 use_cache_quantization use_cache_kernel softmax_in_fp32", "how, not what"),
+                IgnoredKey("onnx_safe", "of another program"),
             ),
         ),
     ),

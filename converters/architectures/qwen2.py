@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -28,14 +28,14 @@ KORMO = (
     ("model.layers.{n}.pre_attention_layernorm.", "model.layers.{n}.input_layernorm."),
     ("model.layers.{n}.pre_mlp_layernorm.", "model.layers.{n}.post_attention_layernorm."),
 )
-PLAIN = Harmless("use_mrope", "positions are one number each", (False,))  # in configurations of Qwen2.5
+PLAIN = IgnoredKey("use_mrope", "positions are one number each", (False,))  # in configurations of Qwen2.5
 
 HF = Dialect(
     "hf",
     drops=common.DROPS,
-    remarks=(*rope.REMARKS, common.WINDOW),
-    given={"attention_bias": True},
-    harmless=(PLAIN, embeddings.HARMLESS),
+    caveats=(*rope.CAVEATS, common.WINDOW),
+    fixed={"attention_bias": True},
+    ignored_keys=(PLAIN, embeddings.IGNORED_KEYS),
 )
 
 SPEC = Architecture(
@@ -53,8 +53,8 @@ SPEC = Architecture(
         *half.of(HF, "qwen2", "dots_ocr"),
         *half.headless(HF, "Qwen2Model"),
         replace(
-            HF, name="kormo", names="hf", fields="hf", renames=KORMO, classes=("KORMoForCausalLM",), given={},
-            harmless=(common.UNBIASED,),
+            HF, name="kormo", names="hf", fields="hf", renames=KORMO, classes=("KORMoForCausalLM",), fixed={},
+            ignored_keys=(common.UNBIASED,),
         ),
     ),
     recipe={"rope": "halves"},

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.block_patterns import every_other
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -34,10 +34,10 @@ ROLES = roles(
     ),
 )
 
-NORMED = Remark(
+NORMED = Caveat(
     "expert_norm == 1",
     "the weights of the chosen experts are made to sum to one: written, but llama.cpp does not do so for qwen2moe",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -50,7 +50,7 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.WINDOW, common.OWN_OUTPUT, NORMED),
+            caveats=(*rope.CAVEATS, common.WINDOW, common.OWN_OUTPUT, NORMED),
         ),
     ),
     recipe={"rope": "halves"},

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -21,19 +21,19 @@ ROLES = roles(
     block(tensors.pre_norm(tensors.attention(bias=True), tensors.gated())),
 )
 
-EPSILON = Remark(
+EPSILON = Caveat(
     "eps > 0",
     "llama.cpp runs this differently: it never reads this family's epsilon, {eps}, and takes 0",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 
 HF = Dialect(
     "hf",
-    drops=(*common.DROPS, *half.unseen("visual.*", "model.visual.*")),
-    remarks=(*rope.REMARKS, common.WINDOW),
-    within=half.WITHIN,
+    drops=(*common.DROPS, *half.drop_vision("visual.*", "model.visual.*")),
+    caveats=(*rope.CAVEATS, common.WINDOW),
+    config_section=half.WITHIN,
     renames=half.RENAMES,
-    harmless=(half.VISION_KEYS,),
+    ignored_keys=(half.VISION_KEYS,),
 )
 
 SPEC = Architecture(
@@ -48,11 +48,11 @@ SPEC = Architecture(
         HF,
         replace(
             HF, name="omni", names="hf", fields="hf", classes=("Qwen2_5OmniModel",),
-            within="thinker_config.text_config", nested=("thinker_config",), renames=(("thinker.", ""),),
-            drops=(*HF.drops, *half.unheard("audio_tower.*"), *half.unspoken("talker.*", "token2wav.*")),
-            harmless=(*HF.harmless, half.THINKERS),
+            config_section="thinker_config.text_config", nested=("thinker_config",), renames=(("thinker.", ""),),
+            drops=(*HF.drops, *half.drop_audio("audio_tower.*"), *half.drop_talker("talker.*", "token2wav.*")),
+            ignored_keys=(*HF.ignored_keys, half.THINKERS),
         ),
     ),
     recipe={"rope": "halves"},
-    remarks=(EPSILON, common.heads_as_wide_as_the_model("qwen2vl")),
+    caveats=(EPSILON, common.heads_as_wide_as_the_model("qwen2vl")),
 )

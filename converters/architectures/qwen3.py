@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -25,18 +25,18 @@ ROLES = embeddings.reranking(roles(
 ))
 
 # llama.cpp turns the scores into shares of one: of a single score nothing is left.
-_SHARES = Remark(
+_SHARES = Caveat(
     "n_labels > 1", "llama.cpp gives the softmax of this classifier's scores, transformers the scores",
 )
-_ONE_SHARE = Remark(
+_ONE_SHARE = Caveat(
     "n_labels == 1",
     "llama.cpp gives the softmax of a classifier's scores: of this one, which has a single score, it is always 1",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 # Qwen3-Embedding's weights carry the names of a model that stands alone.
 HF = Dialect(
-    "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), renames=half.BARE, given={"classifies": False},
-    harmless=(common.UNBIASED, embeddings.HARMLESS),
+    "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.WINDOW), renames=half.BARE, fixed={"classifies": False},
+    ignored_keys=(common.UNBIASED, embeddings.IGNORED_KEYS),
 )
 CLASSIFIER = replace(
     HF,
@@ -44,12 +44,12 @@ CLASSIFIER = replace(
     names="hf",
     fields="hf",
     classes=("Qwen3ForSequenceClassification",),
-    given={"tied": True, "classifies": True, "pooling": embeddings.RANK},
-    remarks=(*HF.remarks, _SHARES, _ONE_SHARE),
-    harmless=(
-        *HF.harmless,
-        Harmless("tie_word_embeddings", "there is no output matrix", (False, True)),
-        Harmless("problem_type label2id", "how it was trained; id2label says the same"),
+    fixed={"tied": True, "classifies": True, "pooling": embeddings.RANK},
+    caveats=(*HF.caveats, _SHARES, _ONE_SHARE),
+    ignored_keys=(
+        *HF.ignored_keys,
+        IgnoredKey("tie_word_embeddings", "there is no output matrix", (False, True)),
+        IgnoredKey("problem_type label2id", "how it was trained; id2label says the same"),
     ),
 )
 

@@ -34,11 +34,11 @@ SPEC = Architecture(
     hparams=(*qwen35.HPARAMS, *delta.EXPERTS, common.JOINED),
     roles=varied(ROLES, "stacked", "hf", STACKED),
     dialects=(
-        replace(qwen35.HF, given={"joined": False}),
+        replace(qwen35.HF, fixed={"joined": False}),
         replace(
             qwen35.HF, name="stacked", fields="hf", classes=CLASSES,
-            lacks=("*.mlp.experts.0.gate_proj.weight",),
-            given={"joined": True},
+            forbidden_tensors=("*.mlp.experts.0.gate_proj.weight",),
+            fixed={"joined": True},
         ),
     ),
     recipe=qwen35.RECIPE,

@@ -7,7 +7,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -26,17 +26,17 @@ ROLES = roles(
     block(tensors.pre_norm(tensors.normed_attention(), tensors.experts())),
 )
 
-NOT_NORMED = Remark(
+NOT_NORMED = Caveat(
     "expert_norm == 0",
     "the weights of the chosen experts are not made to sum to one: written, but llama.cpp does so for qwen3moe",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 
 HF = Dialect(
     "hf",
     drops=common.DROPS,
-    remarks=(*rope.REMARKS, common.WINDOW, NOT_NORMED),
-    harmless=(common.UNBIASED, Harmless("max_window_layers", "every block has the window, if there is one")),
+    caveats=(*rope.CAVEATS, common.WINDOW, NOT_NORMED),
+    ignored_keys=(common.UNBIASED, IgnoredKey("max_window_layers", "every block has the window, if there is one")),
 )
 
 SPEC = Architecture(

@@ -24,12 +24,12 @@ ROLES = embeddings.reranking(roles(
 ))
 HF = Dialect(
     "hf",
-    drops=(*common.DROPS, *half.unseen("*visual.*")),
-    remarks=rope.REMARKS,
-    within=half.WITHIN,
+    drops=(*common.DROPS, *half.drop_vision("*visual.*")),
+    caveats=rope.CAVEATS,
+    config_section=half.WITHIN,
     renames=half.RENAMES,
-    given={"classifies": False},
-    harmless=(common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED, embeddings.HARMLESS),
+    fixed={"classifies": False},
+    ignored_keys=(common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED, embeddings.IGNORED_KEYS),
 )
 
 SPEC = Architecture(

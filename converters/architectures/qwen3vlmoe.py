@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.layouts import Pick, Stack, Then, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 
@@ -33,10 +33,10 @@ ROLES = varied(
             """
             ffn_gate_inp.weight f32 : n_expert n_embd          | hf mlp.gate.weight
             ffn_gate_exps.weight    : n_expert n_ff_exp n_embd | hf mlp.experts.gate_up_proj @gate
-            ffn_down_exps.weight    : n_expert n_embd n_ff_exp | hf mlp.experts.down_proj @turned
+            ffn_down_exps.weight    : n_expert n_embd n_ff_exp | hf mlp.experts.down_proj @rotated
             ffn_up_exps.weight      : n_expert n_ff_exp n_embd | hf mlp.experts.gate_up_proj @up
             """,
-            gate=Then(Transpose(), GATE), up=Then(Transpose(), UP), turned=Transpose(),
+            gate=Then(Transpose(), GATE), up=Then(Transpose(), UP), rotated=Transpose(),
         ),
     ),
     "hf5", "hf",
@@ -58,16 +58,16 @@ ROLES = varied(
     one_by_one=Stack(),
 )
 
-NORMED = Harmless("norm_topk_prob", "this class always makes the weights of the chosen experts sum to one")
+NORMED = IgnoredKey("norm_topk_prob", "this class always makes the weights of the chosen experts sum to one")
 
 _HF = Dialect(
     "hf",
     conventions={"expert_rows": False, "gate_up": "halves"},
-    drops=(*common.DROPS, *half.unseen("*visual.*")),
-    remarks=rope.REMARKS,
-    within=half.WITHIN,
+    drops=(*common.DROPS, *half.drop_vision("*visual.*")),
+    caveats=rope.CAVEATS,
+    config_section=half.WITHIN,
     renames=half.RENAMES,
-    harmless=(common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED, NORMED),
+    ignored_keys=(common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED, NORMED),
 )
 
 SPEC = Architecture(
@@ -88,9 +88,9 @@ SPEC = Architecture(
         # Qwen3-Omni keeps its experts one by one.
         replace(
             _HF, name="omni", fields="hf", conventions={}, classes=("Qwen3OmniMoeForConditionalGeneration",),
-            within="thinker_config.text_config", nested=("thinker_config",), renames=(("thinker.", ""),),
-            drops=(*_HF.drops, *half.unheard("audio_tower.*"), *half.unspoken("talker.*", "code2wav.*")),
-            harmless=(*_HF.harmless, half.THINKERS),
+            config_section="thinker_config.text_config", nested=("thinker_config",), renames=(("thinker.", ""),),
+            drops=(*_HF.drops, *half.drop_audio("audio_tower.*"), *half.drop_talker("talker.*", "code2wav.*")),
+            ignored_keys=(*_HF.ignored_keys, half.THINKERS),
         ),
     ),
     recipe={"rope": "halves", "expert_norm": True},

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Split
 from ggferry.converters.schema.roles import block, roles
 
@@ -49,10 +49,10 @@ SPEC = Architecture(
             "hf",
             conventions={"qkv": "joint_kv", "ffn": "fused"},
             drops=gpt.DROPS,
-            harmless=(
+            ignored_keys=(
                 gpt.UPCAST,
-                Harmless("do_sample attention_bias_in_fp32", "how it is computed, not what"),
-                Harmless("n_inner", "the tensors say it", (None,)),
+                IgnoredKey("do_sample attention_bias_in_fp32", "how it is computed, not what"),
+                IgnoredKey("n_inner", "the tensors say it", (None,)),
             ),
         ),
     ),

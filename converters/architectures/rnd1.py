@@ -4,7 +4,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _diffusion as diffusion
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -27,16 +27,16 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=rope.REMARKS,
-            harmless=(
+            caveats=rope.CAVEATS,
+            ignored_keys=(
                 common.UNBIASED,
                 # The only one that llama.cpp's graph does.
-                Harmless("norm_topk_prob", "the weights of the chosen experts sum to one", (True,)),
-                diffusion.HARMLESS,
+                IgnoredKey("norm_topk_prob", "the weights of the chosen experts sum to one", (True,)),
+                diffusion.IGNORED_KEYS,
                 *diffusion.NO_WINDOWS,
             ),
         ),
     ),
     recipe={"rope": "halves", "expert_norm": True},
-    remarks=(diffusion.MASKED,),
+    caveats=(diffusion.MASKED,),
 )

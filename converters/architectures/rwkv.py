@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rwkv as rwkv
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.layouts import NEG_EXP, Reshape
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
@@ -77,7 +77,7 @@ ROLES = varied(
     decay=NEG_EXP.inverse(),
 )
 
-RESCALED = Remark(
+RESCALED = Caveat(
     "rescale_every > 0",
     "rescale_every={rescale_every} is how transformers keeps float16 from overflowing: the weights are written as they "
     "were trained, and the same logits follow up to the norms' epsilon",
@@ -95,15 +95,16 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=(common.DROP_TIED,), remarks=(RESCALED,), given={"version": 4}),
+        Dialect("hf", drops=(common.DROP_TIED,), caveats=(RESCALED,), fixed={"version": 4}),
         replace(
             rwkv.BLINKDL,
-            given={"version": 4, "tied": False},
-            marks=("blocks.0.att.time_mix_k", "blocks.0.att.time_first", "blocks.0.ffn.time_mix_r", "emb.weight"),
+            fixed={"version": 4, "tied": False},
+            required_tensors=("blocks.0.att.time_mix_k", "blocks.0.att.time_first", "blocks.0.ffn.time_mix_r",
+                "emb.weight"),
         ),
         Dialect(
             "rwkvcpp",
-            given={"version": 4, "tied": False},
+            fixed={"version": 4, "tied": False},
             conventions={"decay": "rate"},
             fields="ggml",
         ),
@@ -111,5 +112,5 @@ SPEC = Architecture(
     recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv4"},
     runtimes=(),
     headers=(HEADER,),
-    remarks=(Remark("", _OURS),),
+    caveats=(Caveat("", _OURS),),
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.architectures import _rwkv as rwkv
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Halved, Stack, Transpose
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import block, roles
@@ -32,12 +32,12 @@ HPARAMS = (
 _TIME_MIX = """
 time_mix_lerp_x.weight         : n_embd         | hf,blinkdl time_maa_x @vector
 time_mix_lerp_fused.weight f32 : 5 1 1 n_embd | hf,blinkdl time_maa_w time_maa_k time_maa_v time_maa_r time_maa_g @stack
-time_mix_w1.weight f32         : 5*n_mix n_embd | hf,blinkdl time_maa_w1 @turned
-time_mix_w2.weight f32         : 5 n_embd n_mix | hf,blinkdl time_maa_w2 @turned
+time_mix_w1.weight f32         : 5*n_mix n_embd | hf,blinkdl time_maa_w1 @rotated
+time_mix_w2.weight f32         : 5 n_embd n_mix | hf,blinkdl time_maa_w2 @rotated
 time_mix_first.weight f32      : n_embd/head_size head_size | hf,blinkdl time_faaaa
 time_mix_decay.weight          : n_embd         | hf,blinkdl time_decay @vector
-time_mix_decay_w1.weight f32   : n_decay n_embd | hf,blinkdl time_decay_w1 @turned
-time_mix_decay_w2.weight f32   : n_embd n_decay | hf,blinkdl time_decay_w2 @turned
+time_mix_decay_w1.weight f32   : n_decay n_embd | hf,blinkdl time_decay_w1 @rotated
+time_mix_decay_w2.weight f32   : n_embd n_decay | hf,blinkdl time_decay_w2 @rotated
 time_mix_key.weight            : n_embd n_embd  | hf,blinkdl key.weight
 time_mix_value.weight          : n_embd n_embd  | hf,blinkdl value.weight
 time_mix_receptance.weight     : n_embd n_embd  | hf,blinkdl receptance.weight
@@ -52,19 +52,19 @@ ROLES = roles(
     rwkv.FRAME,
     block(
         _TIME_MIX,
-        layer=rwkv.TIME_MIX, vector=rwkv.VECTOR, stack=Stack(), turned=Transpose(), output=_OUTPUT,
+        layer=rwkv.TIME_MIX, vector=rwkv.VECTOR, stack=Stack(), rotated=Transpose(), output=_OUTPUT,
     ),
     rwkv.channel_mix(hf=_MAA, blinkdl=_MAA, value=_OUTPUT),
 )
 
-TURNED: Conventions = {
+ROTATED: Conventions = {
     "transposed": rwkv.LOW_RANKS_6,
     "rescaled": False,
 }
 
-HARMLESS = (
-    Harmless("attention_hidden_size", "as wide as the model", follows="n_embd"),
-    Harmless("num_attention_heads", "head_size says it; in published configurations it is head_size"),
+IGNORED_KEYS = (
+    IgnoredKey("attention_hidden_size", "as wide as the model", follows="n_embd"),
+    IgnoredKey("num_attention_heads", "head_size says it; in published configurations it is head_size"),
 )
 
 SPEC = Architecture(
@@ -75,12 +75,13 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         Dialect(
-            "hf", conventions=TURNED, drops=(common.DROP_TIED,), remarks=(common.OWN_OUTPUT,), harmless=HARMLESS
+            "hf", conventions=ROTATED, drops=(common.DROP_TIED,), caveats=(common.OWN_OUTPUT,),
+            ignored_keys=IGNORED_KEYS
         ),
         replace(
             rwkv.BLINKDL,
-            conventions=TURNED,
-            marks=("emb.weight", "blocks.0.att.time_maa_w1", "blocks.0.att.time_faaaa"),
+            conventions=ROTATED,
+            required_tensors=("emb.weight", "blocks.0.att.time_maa_w1", "blocks.0.att.time_faaaa"),
         ),
     ),
     recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv6", "rescaled": True},

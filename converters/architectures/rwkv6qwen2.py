@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.architectures import _rwkv as rwkv
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Stack, Then, Transpose
 from ggferry.converters.schema.partial_layouts import Reordered
 from ggferry.converters.schema.roles import block, roles
@@ -24,7 +24,7 @@ HPARAMS = (
     HParam("n_mix", "time_mix_extra_dim", fields={"hf": "lora_rank_tokenshift"}),
     HParam("n_decay", "time_decay_extra_dim", fields={"hf": "lora_rank_decay"}),
     rwkv.N_FF, recurrent.NO_HEADS, recurrent.ONE_SHIFT,
-    HParam("turned", None, BOOL, {"hf": "use_rope"}, words={False: False}, required=False),
+    HParam("rotated", None, BOOL, {"hf": "use_rope"}, words={False: False}, required=False),
     HParam("balanced", None, BOOL, {"hf": "balance_state"}, words={True: True}, required=False),
     HParam("heads_normed", None, BOOL, {"hf": "groupnorm_att"}, words={False: False}, required=False),
     HParam("shifted", None, BOOL, {"hf": "use_tokenshift"}, words={True: True}, required=False),
@@ -36,8 +36,8 @@ _MAA = "time_maa_w time_maa_k time_maa_v time_maa_r time_maa_g"
 TIME_MIX = f"""
 time_mix_lerp_x.weight         : n_embd | hf time_maa_x @vector
 time_mix_lerp_fused.weight f32 : 5 1 1 n_embd | hf {_MAA} @stack
-time_mix_w1.weight f32         : 5*n_mix n_embd | hf time_maa_w1 @turned
-time_mix_w2.weight f32         : 5 n_embd n_mix | hf time_maa_w2 @turned
+time_mix_w1.weight f32         : 5*n_mix n_embd | hf time_maa_w1 @rotated
+time_mix_w2.weight f32         : 5 n_embd n_mix | hf time_maa_w2 @rotated
 time_mix_decay.weight          : n_embd | hf time_decay @vector
 time_mix_decay_w1.weight f32   : n_decay n_embd | hf time_decay_w1 @plain
 time_mix_decay_w2.weight f32   : n_embd n_decay | hf time_decay_w2 @plain
@@ -55,7 +55,7 @@ ROLES = roles(
     block(tensors.norm("attn_norm", "input_layernorm")),
     block(
         TIME_MIX, layer="model.layers.{n}.self_attn.", vector=rwkv.VECTOR, stack=Stack(), plain=Transpose(),
-        turned=Then(Transpose(), Reordered((3, 1, 2, 0, 4))),
+        rotated=Then(Transpose(), Reordered((3, 1, 2, 0, 4))),
     ),
     block(tensors.norm("ffn_norm", "post_attention_layernorm"), tensors.gated()),
 )
@@ -71,17 +71,17 @@ SPEC = Architecture(
             "hf",
             conventions={"mix_order": "rkvwg", "transposed": rwkv.LOW_RANKS_6},
             drops=common.DROPS,
-            harmless=(
+            ignored_keys=(
                 common.UNBIASED,
-                Harmless("attention_bias", "tensors are there or not", (True,)),
-                Harmless("max_position_embeddings rope_theta rope_scaling rope_parameters rope_parameters.*",
+                IgnoredKey("attention_bias", "tensors are there or not", (True,)),
+                IgnoredKey("max_position_embeddings rope_theta rope_scaling rope_parameters rope_parameters.*",
                          "a recurrent model has no limit and rotates nothing"),
-                Harmless("use_sliding_window", "there is no window", (False,)),
-                Harmless("sliding_window max_window_layers", "there is no window"),
-                Harmless("head_dim", "repeats the width of a head", follows="head_size"),
+                IgnoredKey("use_sliding_window", "there is no window", (False,)),
+                IgnoredKey("sliding_window max_window_layers", "there is no window"),
+                IgnoredKey("head_dim", "repeats the width of a head", follows="head_size"),
             ),
         ),
     ),
     recipe={"rope": "none", "wkv": "rwkv6"},
-    remarks=(common.own_output("rwkv6qwen2"),),
+    caveats=(common.own_output("rwkv6qwen2"),),
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.architectures import _rwkv as rwkv
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Reshape, Stack, Transpose
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import also, block, roles, varied
@@ -49,26 +49,26 @@ ROLES = roles(
     roles(
         """
         time_mix_v0.weight : n_embd        | hf a_lora.lora.2.bias | blinkdl a0 @vector
-        time_mix_v1.weight : n_rate n_embd | hf a_lora.lora.0.weight | blinkdl a1 @turned
-        time_mix_v2.weight : n_embd n_rate | hf a_lora.lora.2.weight | blinkdl a2 @turned
+        time_mix_v1.weight : n_rate n_embd | hf a_lora.lora.0.weight | blinkdl a1 @rotated
+        time_mix_v2.weight : n_embd n_rate | hf a_lora.lora.2.weight | blinkdl a2 @rotated
         """,
         under={"gguf": "blk.0.", "hf": "model.layers.0.attn.", "blinkdl": "blocks.0.att."},
-        vector=rwkv.VECTOR, turned=Transpose(),
+        vector=rwkv.VECTOR, rotated=Transpose(),
     ),
     block(
         """
         time_mix_lerp_fused.weight f32 : 6 1 1 n_embd   | hf,blinkdl x_r x_w x_k x_v x_a x_g @stack
         time_mix_w0.weight             : n_embd         | hf w_lora.lora.2.bias | blinkdl w0 @vector
-        time_mix_w1.weight f32         : n_decay n_embd | hf w_lora.lora.0.weight | blinkdl w1 @turned
-        time_mix_w2.weight f32         : n_embd n_decay | hf w_lora.lora.2.weight | blinkdl w2 @turned
+        time_mix_w1.weight f32         : n_decay n_embd | hf w_lora.lora.0.weight | blinkdl w1 @rotated
+        time_mix_w2.weight f32         : n_embd n_decay | hf w_lora.lora.2.weight | blinkdl w2 @rotated
         time_mix_a0.weight             : n_embd         | hf a_lora.lora.2.bias | blinkdl a0 @vector
-        time_mix_a1.weight             : n_rate n_embd  | hf a_lora.lora.0.weight | blinkdl a1 @turned
-        time_mix_a2.weight             : n_embd n_rate  | hf a_lora.lora.2.weight | blinkdl a2 @turned
+        time_mix_a1.weight             : n_rate n_embd  | hf a_lora.lora.0.weight | blinkdl a1 @rotated
+        time_mix_a2.weight             : n_embd n_rate  | hf a_lora.lora.2.weight | blinkdl a2 @rotated
         time_mix_v0.weight when=n > 0  : n_embd         | hf v_lora.lora.2.bias | blinkdl v0 @vector
-        time_mix_v1.weight when=n > 0  : n_value n_embd | hf v_lora.lora.0.weight | blinkdl v1 @turned
-        time_mix_v2.weight when=n > 0  : n_embd n_value | hf v_lora.lora.2.weight | blinkdl v2 @turned
-        time_mix_g1.weight             : n_gate n_embd  | hf g_lora.lora.0.weight | blinkdl g1 @turned
-        time_mix_g2.weight             : n_embd n_gate  | hf g_lora.lora.2.weight | blinkdl g2 @turned
+        time_mix_v1.weight when=n > 0  : n_value n_embd | hf v_lora.lora.0.weight | blinkdl v1 @rotated
+        time_mix_v2.weight when=n > 0  : n_embd n_value | hf v_lora.lora.2.weight | blinkdl v2 @rotated
+        time_mix_g1.weight             : n_gate n_embd  | hf g_lora.lora.0.weight | blinkdl g1 @rotated
+        time_mix_g2.weight             : n_embd n_gate  | hf g_lora.lora.2.weight | blinkdl g2 @rotated
         time_mix_k_k.weight            : n_embd         | hf,blinkdl k_k @vector
         time_mix_k_a.weight            : n_embd         | hf,blinkdl k_a @vector
         time_mix_r_k.weight            : n_embd         | hf,blinkdl r_k @heads
@@ -80,7 +80,7 @@ ROLES = roles(
         time_mix_ln.bias               : n_embd         | hf g_norm.bias | blinkdl ln_x.bias
         """,
         layer={"hf": "model.layers.{n}.attn.", "blinkdl": "blocks.{n}.att."},
-        vector=rwkv.VECTOR, heads=_HEADS, stack=Stack(), turned=Transpose(),
+        vector=rwkv.VECTOR, heads=_HEADS, stack=Stack(), rotated=Transpose(),
     ),
     block(
         """
@@ -96,16 +96,16 @@ JOINED = "blk.{n}.time_mix_lerp_fused.weight model.layers.{n}.attn.x_x @joined"
 ROLES = varied(ROLES, "hf-joined", "hf", JOINED, joined=Reshape((6, 1, 1, "n_embd")))
 
 _UNUSED = "block 0 has no earlier values to take up: never used"
-TURNED: Conventions = {"transposed": rwkv.LOW_RANKS_7}
-HARMLESS = (
-    Harmless("attn_mode fuse_* use_l2warp", "how it is computed, not what"),
-    Harmless("hidden_ratio num_heads value_dim", "the tensors say it"),
-    Harmless("max_position_embeddings", "a recurrent model has no limit"),
-    Harmless("norm_first norm_bias", "the first block has a norm before it, and norms have biases", (True,)),
+ROTATED: Conventions = {"transposed": rwkv.LOW_RANKS_7}
+IGNORED_KEYS = (
+    IgnoredKey("attn_mode fuse_* use_l2warp", "how it is computed, not what"),
+    IgnoredKey("hidden_ratio num_heads value_dim", "the tensors say it"),
+    IgnoredKey("max_position_embeddings", "a recurrent model has no limit"),
+    IgnoredKey("norm_first norm_bias", "the first block has a norm before it, and norms have biases", (True,)),
 )
 HF = Dialect(
-    "hf", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)), remarks=(common.OWN_OUTPUT,),
-    harmless=HARMLESS,
+    "hf", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)), caveats=(common.OWN_OUTPUT,),
+    ignored_keys=IGNORED_KEYS,
 )
 
 SPEC = Architecture(
@@ -116,13 +116,13 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         HF,
-        replace(HF, name="hf-joined", fields="hf", marks=("model.layers.0.attn.x_x",)),
+        replace(HF, name="hf-joined", fields="hf", required_tensors=("model.layers.0.attn.x_x",)),
         replace(
             rwkv.BLINKDL,
-            given={"tied": False, "head_size": 64},
-            conventions=TURNED,
+            fixed={"tied": False, "head_size": 64},
+            conventions=ROTATED,
             drops=(Drop("blocks.0.att.v[012]", _UNUSED),),
-            marks=("emb.weight", "blocks.0.att.x_r", "blocks.0.att.r_k", "blocks.0.att.k_a"),
+            required_tensors=("emb.weight", "blocks.0.att.x_r", "blocks.0.att.r_k", "blocks.0.att.k_a"),
         ),
     ),
     recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv7"},

@@ -7,7 +7,7 @@ Source: llama.cpp `src/models/seed-oss.cpp`, transformers `modeling_seed_oss.py`
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -26,10 +26,10 @@ ROLES = roles(
     ),
 )
 
-OUTPUT_BIAS = Remark(
+OUTPUT_BIAS = Caveat(
     "output_bias == 1",
     "llama.cpp does not load this model: it has no bias for the output of attention in seed_oss",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -42,8 +42,8 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, OUTPUT_BIAS),
-            harmless=(Harmless("mlp_bias", "there is none", (False,)),),
+            caveats=(*rope.CAVEATS, OUTPUT_BIAS),
+            ignored_keys=(IgnoredKey("mlp_bias", "there is none", (False,)),),
         ),
     ),
     recipe={"rope": "halves", "ffn_norm": "post_attention_norm"},

@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _smallthinker as own
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 _FLAGS = {1: True, 0: False}
@@ -27,15 +27,15 @@ HPARAMS = (
     HParam("expert_gating", "expert_gating_func", fields={"hf": "moe_primary_router_apply_softmax"},
            words={True: 1, False: 2}, defaults=(Default(2, "the publisher's default", dialect="hf"),)),
     HParam("window_stated", None, fields={"hf": "sliding_window_size"}, required=False),
-    HParam("windowed", None, common.BOOL, {"hf": "sliding_window_layout"}, words=_FLAGS, many="n_layer",
+    HParam("windowed", None, common.BOOL, {"hf": "sliding_window_layout"}, words=_FLAGS, length="n_layer",
            required=False),
     HParam("n_swa", "attention.sliding_window", derive=own.window, absent=0),
-    HParam("swa_layers", "attention.sliding_window_pattern", common.BOOL, derive=own.windows, many="n_layer",
+    HParam("swa_layers", "attention.sliding_window_pattern", common.BOOL, derive=own.windows, length="n_layer",
            required=False),
-    HParam("turned_stated", None, common.BOOL, {"hf": "rope_layout"}, words=_FLAGS, many="n_layer", required=False),
-    HParam("rope_layers", "attention.rope_pattern", common.BOOL, derive=own.turned, implied=own.turned_as_read,
-           many="n_layer"),
-    HParam("rope_odd", None, derive=own.turned_otherwise),
+    HParam("turned_stated", None, common.BOOL, {"hf": "rope_layout"}, words=_FLAGS, length="n_layer", required=False),
+    HParam("rope_layers", "attention.rope_pattern", common.BOOL, derive=own.rotated, implied=own.rotated_as_read,
+           length="n_layer"),
+    HParam("rope_odd", None, derive=own.rotated_differently),
     common.ALWAYS_TIED,
 )
 
@@ -51,16 +51,16 @@ ROLES = roles(
     ),
 )
 
-FIXED = Remark(
+FIXED = Caveat(
     "n_swa > 0 and n_swa != 4096",
     "llama.cpp runs this differently: its windows of smallthinker are 4096 wide, and this model's {n_swa}",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
-ODD = Remark(
+ODD = Caveat(
     "rope_odd > 0",
     "llama.cpp runs this differently: it turns queries and keys in all blocks or, where there are windows, in all but "
     "the first of every four, which {rope_odd} blocks of this model contradict",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -73,18 +73,18 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=rope.REMARKS,
-            harmless=(
+            caveats=rope.CAVEATS,
+            ignored_keys=(
                 common.UNBIASED,
-                Harmless("norm_topk_prob", "their weights always sum to one"),
-                Harmless("sliding_window sliding_window_pattern", "of another program: the list of blocks counts"),
-                Harmless("model_name", "a name"),
-                Harmless("moe_enable_*", "never", (False,)),
+                IgnoredKey("norm_topk_prob", "their weights always sum to one"),
+                IgnoredKey("sliding_window sliding_window_pattern", "of another program: the list of blocks counts"),
+                IgnoredKey("model_name", "a name"),
+                IgnoredKey("moe_enable_*", "never", (False,)),
             ),
         ),
     ),
     recipe={
         "rope": "halves", "routing": "sigmoid", "router_reads": "start", "expert_norm": True, "activation": "relu",
     },
-    remarks=(FIXED, ODD),
+    caveats=(FIXED, ODD),
 )

@@ -10,22 +10,22 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._smollm3 import windows
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
-from ggferry.converters.schema.block_patterns import turned_as_listed, turned_unlike_every_fourth
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam
+from ggferry.converters.schema.block_patterns import rotated_as_listed, rotated_unlike_every_fourth
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
-TURNED = (
-    HParam("rope_stated", None, ValueType.BOOL, {"hf": "no_rope_layers"}, words={1: True, 0: False}, many="n_layer",
+ROTATED = (
+    HParam("rope_stated", None, ValueType.BOOL, {"hf": "no_rope_layers"}, words={1: True, 0: False}, length="n_layer",
            required=False),
     HParam("rope_period", None, fields={"hf": "no_rope_layer_interval"}, required=False, check="0 < rope_period"),
-    HParam("rope_layers", "attention.rope_pattern", ValueType.BOOL, derive=turned_as_listed,
-           implied="each (n + 1) % 4 != 0", many="n_layer"),
-    HParam("rope_odd", None, derive=turned_unlike_every_fourth),
+    HParam("rope_layers", "attention.rope_pattern", ValueType.BOOL, derive=rotated_as_listed,
+           implied="each (n + 1) % 4 != 0", length="n_layer"),
+    HParam("rope_odd", None, derive=rotated_unlike_every_fourth),
 )
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.ROPE, *TURNED, *common.QWEN_WINDOWS[:-1],
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, *ROTATED, *common.QWEN_WINDOWS[:-1],
     replace(common.QWEN_WINDOWS[-1], derive=windows), common.TIED,
     common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )
@@ -40,14 +40,14 @@ ROLES = roles(
     ),
 )
 
-ODD = Remark(
+ODD = Caveat(
     "rope_odd > 0",
     "llama.cpp runs this differently: it turns queries and keys in all blocks but every fourth, which {rope_odd} "
     "blocks of this model contradict",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
-BIASED = Remark(
-    "attention_bias == 1 or mlp_bias == 1", "llama.cpp has no biases in smollm3", stops="llama.cpp",
+BIASED = Caveat(
+    "attention_bias == 1 or mlp_bias == 1", "llama.cpp has no biases in smollm3", unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -58,9 +58,9 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         Dialect(
-            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, BIASED)
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS, caveats=(*rope.CAVEATS, common.WINDOW, BIASED)
         ),
     ),
     recipe={"rope": "pairs"},
-    remarks=(ODD,),
+    caveats=(ODD,),
 )

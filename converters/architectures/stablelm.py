@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Stack
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -52,7 +52,7 @@ ROLES = roles(
     ),
 )
 
-HF = Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.OWN_OUTPUT))
+HF = Dialect("hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.OWN_OUTPUT))
 
 SPEC = Architecture(
     name="stablelm", runtimes=("llama.cpp",),
@@ -64,8 +64,9 @@ SPEC = Architecture(
         HF,
         replace(
             HF, name="seeing", names="hf", fields="hf", classes=("LlavaStableLMEpochForCausalLM",),
-            drops=(*common.DROPS, *half.unseen("*vision_tower.*", "*mm_projector.*")),
-            harmless=(Harmless("mm_* tune_mm_* freeze_mm_* use_mm_proj image_* vision_*", "of the half that sees"),),
+            drops=(*common.DROPS, *half.drop_vision("*vision_tower.*", "*mm_projector.*")),
+            ignored_keys=(IgnoredKey("mm_* tune_mm_* freeze_mm_* use_mm_proj image_* vision_*",
+                "of the half that sees"),),
         ),
     ),
     recipe={"norm": "layer", "rope": "halves"},

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import SAME, heads_to_qkv
 from ggferry.converters.schema.roles import also, block, roles
 
@@ -41,13 +41,13 @@ SPEC = Architecture(
             "hf",
             conventions={"qkv": "grouped"},
             drops=gpt.DROPS,
-            remarks=(gpt.ERF, gpt.UNSCALED),
+            caveats=(gpt.ERF, gpt.UNSCALED),
             renames=gpt.HEADLESS,
-            harmless=(
+            ignored_keys=(
                 gpt.UPCAST,
-                Harmless("num_key_value_heads", "multi_query says it", follows="n_head_kv"),
-                Harmless("attention_head_type", "multi_query says it", ("multiquery", "multihead")),
-                Harmless(
+                IgnoredKey("num_key_value_heads", "multi_query says it", follows="n_head_kv"),
+                IgnoredKey("attention_head_type", "multi_query says it", ("multiquery", "multihead")),
+                IgnoredKey(
                     "inference_runner validate_runner_input pre_allocate_kv_cache pad_key_length"
                     " max_batch_size max_sequence_length",
                     "of Bigcode's own program",
@@ -58,8 +58,8 @@ SPEC = Architecture(
         Dialect(
             "ggml",
             renames=gpt.GGML_RENAMES,
-            given={"multi_query": True},
-            tiled=("model/h*/attn/c_attn/w", "model/h*/attn/c_attn/b"),
+            fixed={"multi_query": True},
+            repeated_kv=("model/h*/attn/c_attn/w", "model/h*/attn/c_attn/b"),
         ),
     ),
     recipe=gpt.RECIPE,

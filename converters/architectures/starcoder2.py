@@ -8,7 +8,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -37,11 +37,12 @@ ROLES = roles(
     ),
 )
 
-BIASED = Remark("biased == 0", "a model without biases: llama.cpp expects them in starcoder2", stops="llama.cpp")
+BIASED = Caveat("biased == 0", "a model without biases: llama.cpp expects them in starcoder2",
+    unsupported_by="llama.cpp")
 
 KINDS = (
-    Harmless("mlp_type", "one plain network", ("default",)),
-    Harmless("norm_type", "layer norms", ("layer_norm",)),
+    IgnoredKey("mlp_type", "one plain network", ("default",)),
+    IgnoredKey("norm_type", "layer norms", ("layer_norm",)),
 )
 
 SPEC = Architecture(
@@ -51,7 +52,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, BIASED), harmless=KINDS),
+        Dialect("hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.WINDOW, BIASED), ignored_keys=KINDS),
     ),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu_tanh"},
 )

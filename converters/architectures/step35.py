@@ -16,7 +16,7 @@ from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _step as step
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -28,16 +28,16 @@ _WORDS = {"sliding_attention": True, "full_attention": False}
 HPARAMS = (
     *common.SIZES[:5],
     *step.listed("kinds", "layer_types", BOOL, words=_WORDS),
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=step.windows, many="n_layer"),
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=step.windows, length="n_layer"),
     HParam("heads_full", None, fields={"hf": "num_attention_heads"}, required=False),
     HParam("heads_swa", None, fields={"hf": f"num_sliding_attention_heads|{_OTHER}num_attention_heads"},
            derive="heads_full", required=False),
     HParam("kv_full", None, fields={"hf": "num_key_value_heads|num_attention_groups"}, required=False),
     HParam("kv_swa", None, fields={"hf": f"{_OTHER}num_attention_groups"}, derive="kv_full", required=False),
-    HParam("n_head", "attention.head_count", INT32, derive=step.by_kind("heads_full", "heads_swa"), many="n_layer",
-           or_one=True),
-    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=step.by_kind("kv_full", "kv_swa"), many="n_layer",
-           or_one=True),
+    HParam("n_head", "attention.head_count", INT32, derive=step.by_kind("heads_full", "heads_swa"), length="n_layer",
+           allow_scalar=True),
+    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=step.by_kind("kv_full", "kv_swa"), length="n_layer",
+           allow_scalar=True),
     replace(common.HEAD_DIM, implied=""), replace(common.HEAD_DIM_V, implied=""),
     replace(common.RMS_EPS, defaults=(replace(common.RMS_EPS.defaults[0], value=1e-5),)),
     HParam("query_scalar", None, F32, {"hf": "query_pre_attn_scalar"}, required=False,
@@ -54,9 +54,9 @@ HPARAMS = (
     HParam("fraction_swa", None, F32, {"hf": "rope_parameters.sliding_attention.partial_rotary_factor"},
            words={1: 1.0}, required=False),
     HParam("widest_turn", "rope.dimension_count", derive="head_dim", check="widest_turn == head_dim"),
-    HParam("n_rot", None, derive=step.turned, many="n_layer"),
+    HParam("n_rot", None, derive=step.rotated, length="n_layer"),
     rope.LLAMA3_KIND, *rope.SCALING, rope.LOW, rope.HIGH,
-    HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, many="n_layer", required=False,
+    HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, length="n_layer", required=False,
            words={"dense": False, "sparse": True}),
     HParam("sparse_numbers", None, common.STRING, {"hf": "moe_layers_enum"}, required=False),
     replace(routed.N_DENSE, fields={}, derive=step.leading_dense, defaults=()),
@@ -99,24 +99,24 @@ NEXT = Drop("model.layers.{n}.*", routed.NEXT_TOKENS.reason, when="n >= n_layer"
 HF = Dialect(
     "hf",
     conventions={"norm_offset": 1.0},
-    drops=(NEXT, *common.DROPS, *half.unseen("vision_model.*", "vit_large_projector.*", "model.vision_model.*")),
-    remarks=rope.REMARKS,
-    harmless=(
+    drops=(NEXT, *common.DROPS, *half.drop_vision("vision_model.*", "vit_large_projector.*", "model.vision_model.*")),
+    caveats=rope.CAVEATS,
+    ignored_keys=(
         common.UNBIASED,
         routed.NEXT_COUNT,
-        Harmless("use_head_wise_attn_gate use_qk_norm zero_centered use_moe_router_bias need_fp32_gate use_moe",
+        IgnoredKey("use_head_wise_attn_gate use_qk_norm zero_centered use_moe_router_bias need_fp32_gate use_moe",
                  "always here", (True,)),
-        Harmless("sink use_mfa", "there is none", (False,)),
-        Harmless("moe_every_n_layer", "every block behind the dense ones has experts", (1,)),
-        Harmless("yarn_only_types", "only blocks without a window are stretched", (["full_attention"],)),
-        Harmless("use_rope_layers", "all blocks rotate", ([],)),
-        Harmless("max_seq_len", "repeats the context", follows="n_ctx"),
-        Harmless("att_impl_type attention_other_setting.*", "the numbers of heads say it"),
-        Harmless("per_layer_config per_layer_config.*", "the kinds of blocks say it"),
-        Harmless("mtp_layer_types mtp_mlp_layer_types", "of blocks that are dropped"),
-        Harmless("num_local_experts", "another name of the number of experts, or unused"),
+        IgnoredKey("sink use_mfa", "there is none", (False,)),
+        IgnoredKey("moe_every_n_layer", "every block behind the dense ones has experts", (1,)),
+        IgnoredKey("yarn_only_types", "only blocks without a window are stretched", (["full_attention"],)),
+        IgnoredKey("use_rope_layers", "all blocks rotate", ([],)),
+        IgnoredKey("max_seq_len", "repeats the context", follows="n_ctx"),
+        IgnoredKey("att_impl_type attention_other_setting.*", "the numbers of heads say it"),
+        IgnoredKey("per_layer_config per_layer_config.*", "the kinds of blocks say it"),
+        IgnoredKey("mtp_layer_types mtp_mlp_layer_types", "of blocks that are dropped"),
+        IgnoredKey("num_local_experts", "another name of the number of experts, or unused"),
         half.VISION_KEYS,
-        Harmless("projector_bias understand_projector_stride image_token_len patch_token_len",
+        IgnoredKey("projector_bias understand_projector_stride image_token_len patch_token_len",
                  "of the vision half, dropped"),
     ),
 )
@@ -130,9 +130,10 @@ SPEC = Architecture(
     dialects=(
         HF,
         replace(
-            HF, name="half", names="hf", fields="hf", classes=("Step3p7ForConditionalGeneration",), within=half.WITHIN
+            HF, name="half", names="hf", fields="hf", classes=("Step3p7ForConditionalGeneration",),
+            config_section=half.WITHIN
         ),
     ),
     recipe={"rope": "halves", "routing": "sigmoid", "limited": "after"},
-    remarks=(common.own_output("step35"),),
+    caveats=(common.own_output("step35"),),
 )

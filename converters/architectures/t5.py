@@ -5,7 +5,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _t5 as t5
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -36,25 +36,25 @@ _TIED = Drop(
 )
 HF = Dialect(
     "hf", drops=(_TIED, *t5.DROPS), renames=t5.RENAMES, substitutes=t5.SUBSTITUTES,
-    harmless=t5.HARMLESS,
-    remarks=(
-        *t5.REMARKS,
-        Remark(
+    ignored_keys=t5.IGNORED_KEYS,
+    caveats=(
+        *t5.CAVEATS,
+        Caveat(
             "n_layer_dec > n_layer",
             "the decoder has more blocks than the encoder, {n_layer_dec} and {n_layer}: llama.cpp makes no "
             "context for such a model (vector::_M_range_check, October 2026)",
         ),
-        Remark(
+        Caveat(
             "every_block == 1 and logit_scale == 1",
             "the configuration says that the output is not the embedding, so that logits are not scaled; transformers "
             "5 multiplies those of every UMT5 by the inverse root of the width: which token is likelier stays",
-            otherwise="transformers",
+            differs_in="transformers",
         ),
-        Remark(
+        Caveat(
             "logit_scale != 1",
             "logits are multiplied by {logit_scale}: written as t5.logit_scale, which llama.cpp does not read; "
             "its greedy choice is the same, its temperatures are not",
-            otherwise="llama.cpp",
+            differs_in="llama.cpp",
         ),
     ),
 )
@@ -70,9 +70,10 @@ SPEC = Architecture(
     dialects=(
         HF,
         replace(
-            HF, name="headless", names="hf", fields="hf", classes=("UMT5Model",), given={"tied": True},
-            remarks=(*HF.remarks, half.HEADLESS),
-            harmless=(*HF.harmless, Harmless("tie_word_embeddings", "there is no output matrix", (False, True))),
+            HF, name="headless", names="hf", fields="hf", classes=("UMT5Model",), fixed={"tied": True},
+            caveats=(*HF.caveats, half.HEADLESS),
+            ignored_keys=(*HF.ignored_keys,
+                IgnoredKey("tie_word_embeddings", "there is no output matrix", (False, True))),
         ),
     ),
     recipe={"computation": "t5", "norm": "rms"},

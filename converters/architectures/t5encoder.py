@@ -7,10 +7,11 @@ convert_hf_to_gguf does not write.
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _t5 as t5
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
-DECODER = Harmless("num_decoder_layers scale_decoder_outputs tie_word_embeddings", "of the decoder, which is not here")
+DECODER = IgnoredKey("num_decoder_layers scale_decoder_outputs tie_word_embeddings",
+    "of the decoder, which is not here")
 
 SPEC = Architecture(
     name="t5encoder", runtimes=("llama.cpp",),
@@ -22,11 +23,11 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=t5.DROPS,
-            given={"causal": False},
+            fixed={"causal": False},
             renames=t5.RENAMES,
             substitutes=t5.SUBSTITUTES,
-            remarks=t5.REMARKS,
-            harmless=(*t5.HARMLESS, DECODER, embeddings.HARMLESS),
+            caveats=t5.CAVEATS,
+            ignored_keys=(*t5.IGNORED_KEYS, DECODER, embeddings.IGNORED_KEYS),
         ),
     ),
     recipe={"computation": "t5encoder", "norm": "rms"},

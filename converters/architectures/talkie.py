@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Reshape
 from ggferry.converters.schema.partial_layouts import NegatedHalves
 from ggferry.converters.schema.roles import block, roles
@@ -60,10 +60,10 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            conventions={"turn": "backward"},
+            conventions={"rope_direction": "backward"},
             drops=(*common.DROPS, Drop(GAIN, "a number, which becomes a key", follows=True)),
-            remarks=rope.REMARKS,
-            harmless=(common.UNBIASED, Harmless("num_key_value_heads", "as many as heads", follows="n_head")),
+            caveats=rope.CAVEATS,
+            ignored_keys=(common.UNBIASED, IgnoredKey("num_key_value_heads", "as many as heads", follows="n_head")),
         ),
     ),
     recipe={"rope": "halves", "qk_norm": "gain", "qk_norm_at": "after", "norm_weights": False, "skip": "embedding"},

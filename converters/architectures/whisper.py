@@ -6,7 +6,7 @@ runtime names the tensors: the names are ours, in the style of llama.cpp's T5 (d
 """
 
 from ggferry.converters.architectures import _whisper as whisper
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Reshape
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
@@ -142,20 +142,20 @@ SPEC = Architecture(
             "hf",
             drops=(Drop("proj_out.weight", _TIED, same_as="token_embd.weight"),),
             renames=(("encoder.", "model.encoder."), ("decoder.", "model.decoder.")),
-            harmless=(
-                Harmless("is_encoder_decoder tie_word_embeddings", "as every Whisper", (True,)),
-                Harmless("num_hidden_layers", "repeats encoder_layers", follows="n_layer_enc"),
-                Harmless("apply_spec_augment mask_*", "used in training only"),
-                Harmless("use_weighted_layer_sum", "of heads for classes"),
-                Harmless("median_filter_width", "how times of words are smoothed"),
+            ignored_keys=(
+                IgnoredKey("is_encoder_decoder tie_word_embeddings", "as every Whisper", (True,)),
+                IgnoredKey("num_hidden_layers", "repeats encoder_layers", follows="n_layer_enc"),
+                IgnoredKey("apply_spec_augment mask_*", "used in training only"),
+                IgnoredKey("use_weighted_layer_sum", "of heads for classes"),
+                IgnoredKey("median_filter_width", "how times of words are smoothed"),
             ),
         ),
-        Dialect("openai", header="dims", marks=("encoder.conv1.weight", "decoder.token_embedding.weight")),
+        Dialect("openai", header="dims", required_tensors=("encoder.conv1.weight", "decoder.token_embedding.weight")),
         Dialect("ggml"),
     ),
     recipe={"computation": "whisper", "norm": "layer", "ffn": "plain", "activation": "gelu"},
     blocks={"enc.blk.": "n_layer_enc", "dec.blk.": "n_layer"},
     runtimes=(),
     headers=(HEADER,),
-    remarks=(Remark("", _OURS),),
+    caveats=(Caveat("", _OURS),),
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 # The first models say of no heads of keys that they are fewer.
@@ -35,8 +35,9 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("xverse"), common.heads_as_wide_as_the_model("xverse")),
-            harmless=(common.UNBIASED, Harmless("max_tokenizer_truncation", "how long a text it is given at most")),
+            caveats=(*rope.CAVEATS, common.own_output("xverse"), common.heads_as_wide_as_the_model("xverse")),
+            ignored_keys=(common.UNBIASED,
+                IgnoredKey("max_tokenizer_truncation", "how long a text it is given at most")),
         ),
     ),
     recipe={"rope": "pairs"},

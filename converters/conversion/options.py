@@ -26,12 +26,12 @@ class Heading(StrEnum):
     OUTPUT = "Output"
     TYPES = "Types and mixtures"
     IMPORTANCE = "Importance matrix"
-    MODEL = "What the model does not say of itself"
+    MODEL = "Model overrides"
     VOCABULARY = "Vocabulary"
     METADATA = "Metadata"
     EDITS = "Edits of GGUF files"
     PROOF = "Proof and permissions"
-    RUN = "The run"
+    RUN = "Execution"
 
 
 class Kind(Enum):
@@ -217,7 +217,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("hparams", Kind.PAIRS, "convert verify forward open_model", Heading.MODEL,
            "State a GGUF key, without its architecture: attention.head_count=4; repeatable.", "hparams", ("--hparam",),
            metavar="KEY=VALUE", in_plan=True, receipt="hparams"),
-    Option("mtp", Kind.FLAG, _READS, Heading.MODEL, "Carry the blocks that predict further tokens (NextN).", "mtp",
+    Option("mtp", Kind.FLAG, _READS, Heading.MODEL, "Include multi-token-prediction (MTP) layers.", "mtp",
            default=False, in_plan=True, receipt="mtp"),
     Option("rerank", Kind.TEXT, "convert verify forward open_model", Heading.MODEL,
            "Of a causal model's output matrix, keep the rows of 'yes' and 'no' as a classifier: yes, no, or auto, as "
@@ -233,7 +233,7 @@ OPTIONS: tuple[Option, ...] = (
            receipt="ggla_permute", of_adapters=True),
     # --- vocabulary ---
     Option("tokenizer_model", Kind.FILE, "convert verify tokenize open_model", Heading.VOCABULARY,
-           "The original tokenizer.model; checked, and it wins.", "vocab.model", metavar="FILE", in_plan=True,
+           "The original tokenizer.model; validated, takes precedence.", "vocab.model", metavar="FILE", in_plan=True,
            receipt="vocab.model"),
     Option("tokenizer", Kind.FILE, _READS, Heading.VOCABULARY,
            "The tokenizer that a GGML-era file lacks, a folder or a file.", "vocab.source", metavar="DIR", in_plan=True,

@@ -13,10 +13,10 @@ from ggferry.converters.conversion.request import Request
 from ggferry.formats.errors import CorruptError
 
 
-def stated_options(request: Request, *, adapter: bool = False) -> dict[str, Any]:
+def declared_options(request: Request, *, adapter: bool = False) -> dict[str, Any]:
     """Return what was asked for as a receipt states it: of files their names."""
     found = {**asdict(request.options), "hparams": dict(request.hparams), "vocab": asdict(request.vocab)}
-    for each in _stated(adapter):
+    for each in _declared(adapter):
         value = _at(request, each)
         if each.kind is Kind.FILE:
             value = os.path.basename(os.path.normpath(value)) if value else None
@@ -28,7 +28,7 @@ def stated_options(request: Request, *, adapter: bool = False) -> dict[str, Any]
 def missing_files(request: Request, stated: Mapping[str, Any]) -> list[str]:
     """Return a line for every file that a receipt's options name and this request does not."""
     lines = []
-    for each in _stated(adapter=True):
+    for each in _declared(adapter=True):
         holder, key = _holder(stated, each)
         name = holder.get(key) if isinstance(holder, Mapping) else None
         if each.kind is Kind.FILE and name and not _at(request, each):
@@ -36,11 +36,11 @@ def missing_files(request: Request, stated: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def with_stated(request: Request, stated: Mapping[str, Any], path: str) -> Request:
+def with_receipt_options(request: Request, stated: Mapping[str, Any], path: str) -> Request:
     """Return the request with the options that a receipt states for what it leaves at its defaults. Files among them
     are told by name only and must be given again. Raises CorruptError for options of another kind."""
     try:
-        for each in _stated(adapter=True):
+        for each in _declared(adapter=True):
             holder, key = _holder(stated, each)
             if not isinstance(holder, Mapping):
                 raise TypeError(f"{holder!r} is no object")
@@ -57,7 +57,7 @@ def with_stated(request: Request, stated: Mapping[str, Any], path: str) -> Reque
     return request
 
 
-def _stated(adapter: bool) -> Iterator[Option]:
+def _declared(adapter: bool) -> Iterator[Option]:
     """The options that receipts state, of adapters or of models."""
     return (each for each in OPTIONS if each.receipt is not None and (adapter or not each.of_adapters))
 

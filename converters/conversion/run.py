@@ -23,11 +23,11 @@ from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.write.watch_weights import check_sums
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, RefusedError, UsageError, VerificationError
-from ggferry.formats.files.digesting import begin, passing, record
+from ggferry.formats.files.digesting import begin, digesting, record
 from ggferry.formats.files.digests import Record
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.sources import known_by
-from ggferry.support.allocator import give_back
+from ggferry.support.allocator import trim_heap
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
@@ -103,7 +103,7 @@ def convert(request: Request, stage: Stage = silent, approve: Approve = lambda r
         source = open_source_of(request)
         stack.callback(source.close)
         opened.add_beside(source.sidecars.values())
-        plan = plan_conversion(request, replace(source, files=passing(source.files)))
+        plan = plan_conversion(request, replace(source, files=digesting(source.files)))
         plan.check_names()
         with unrecorded():
             return run(plan, source, opened, stage, approve)
@@ -131,7 +131,7 @@ def run(
             )
             for output in outputs
         ]
-        _check_space(outputs)
+        _check_free_space(outputs)
         beside = others_beside(outputs[0], source)
         stack.callback(beside.close)
         try:
@@ -171,7 +171,7 @@ def _write(outputs: Sequence[PlannedOutput], targets: Sequence[Target], stage: S
     with stage(Phase.WRITING, sum(output.plan.bytes_written for output in outputs)) as progress:
         for group in groups:
             group[0].kind.write([writers[id(output)] for output in group], threads, progress)
-    give_back()
+    trim_heap()
     for target in targets:
         target.finish()
     return [output.kind.written(output, writers[id(output)], sums) for output in outputs]
@@ -243,13 +243,13 @@ def _read_line(checkpoint: Checkpoint) -> str:
     return f"read     {known_by(checkpoint.path)}{parts}: {what_was_read(checkpoint)}"
 
 
-def _check_space(outputs: Sequence[PlannedOutput]) -> None:
+def _check_free_space(outputs: Sequence[PlannedOutput]) -> None:
     folder = os.path.dirname(os.path.abspath(outputs[0].paths[0]))
     if not os.path.isdir(folder):
         return
     free, needed = os.statvfs(folder), sum(output.plan.bytes_written for output in outputs)
     if free.f_bavail * free.f_frsize < needed:
         raise RefusedError(
-            "not enough room", path=folder, found=f"{free.f_bavail * free.f_frsize:,} bytes free",
+            "not enough free disk space", path=folder, found=f"{free.f_bavail * free.f_frsize:,} bytes free",
             expected=f"{needed:,} bytes",
         )  # fmt: skip

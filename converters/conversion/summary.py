@@ -12,7 +12,7 @@ from ggferry.support.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Rating:
+class OutputSummary:
     """One output of several, in numbers.
 
     Attributes:
@@ -38,19 +38,19 @@ class Rating:
         return asdict(self)
 
 
-def rating(result: Result) -> Rating:
+def rating(result: Result) -> OutputSummary:
     """Return the numbers of a finished conversion."""
     return rating_of(result.receipt, result.path)
 
 
-def rating_of(receipt: Mapping[str, Any], path: str) -> Rating:
+def rating_of(receipt: Mapping[str, Any], path: str) -> OutputSummary:
     """Return the numbers of the output at `path`, as its receipt states them."""
     tensors: Sequence[Mapping[str, Any]] = receipt["tensors"]
     elements = sum(prod(tensor["shape"]) for tensor in tensors)
     bits = 8 * sum(tensor["bytes"] for tensor in tensors)
     worst = max(tensors, key=lambda tensor: tensor.get("relative_rms") or 0.0, default={})
     rounded = worst.get("relative_rms") or None
-    return Rating(
+    return OutputSummary(
         str(receipt["options"]["outtype"]), path, sum(file["bytes"] for file in receipt["output"]["files"]),
         bits / elements if elements else 0.0, worst["name"] if rounded else None, rounded,
         (receipt.get("logits") or {}).get("kl_divergence"),
@@ -62,7 +62,7 @@ def table(results: Sequence[Result]) -> list[str]:
     return table_of([rating(result) for result in results])
 
 
-def table_of(ratings: Sequence[Rating]) -> list[str]:
+def table_of(ratings: Sequence[OutputSummary]) -> list[str]:
     """Return the lines of a table of these numbers."""
     rows = [("type", "size", "bits/weight", "worst tensor (relative RMS)", "logit KL (nats)", "file")]
     for one in ratings:

@@ -16,7 +16,7 @@ from ggferry.converters.conversion.kinds.gguf import plan_in, text_request
 from ggferry.converters.conversion.kinds.gguf_plan import edited, tokenizer_of
 from ggferry.converters.conversion.kinds.kind import check_with_references, depth_of
 from ggferry.converters.conversion.plan import plan_conversion
-from ggferry.converters.conversion.receipt_options import missing_files, with_stated
+from ggferry.converters.conversion.receipt_options import missing_files, with_receipt_options
 from ggferry.converters.conversion.request import Request, open_source_of
 from ggferry.converters.conversion.run import others_beside, prove, receipts_of
 from ggferry.converters.conversion_plan.output_metadata import assemble
@@ -29,11 +29,11 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.compare import Case, Proof, check_accounting, check_hparams, compare_outputs
 from ggferry.converters.proof.metadata import KeyProof, compare_keys
 from ggferry.converters.proof.receipt import line_of
-from ggferry.converters.proof.reference_checked import unseen
+from ggferry.converters.proof.reference_checked import unchecked
 from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.proof.references.examine import chosen
 from ggferry.converters.proof.runtime_notes import runtime_notes
-from ggferry.converters.proof.second_reader.declared_keys import check_stated
+from ggferry.converters.proof.second_reader.declared_keys import check_declared
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.reranking.recognize import asked_with
@@ -47,11 +47,11 @@ from ggferry.formats.errors import (
     ChangedError,
     CorruptError,
     GgferryError,
-    PassingError,
+    TransientError,
     UsageError,
     VerificationError,
 )
-from ggferry.formats.files.digesting import passing
+from ggferry.formats.files.digesting import digesting
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import read_bytes
 from ggferry.formats.gguf.values import Value
@@ -114,7 +114,7 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
         if receipt:
             _check_digests(receipt, before, after)
             notes += missing_files(request, receipt["options"])
-            request = with_stated(request, receipt["options"], after.path + RECEIPT)
+            request = with_receipt_options(request, receipt["options"], after.path + RECEIPT)
             if edits := edited_keys(receipt):
                 notes.append(f"edited after the conversion, by its receipt: {', '.join(edits)}")
                 allow_keys = (*allow_keys, *edits)
@@ -170,7 +170,7 @@ def _model_again(
         sides = Vocabularies(tokenizer, read, before, request.vocab, keys.apart)
         tokens = check_tokenizer(sides, after.path, depth_of(request))
         if not mirror.architecture.projector:
-            check_stated(before, after, request.vocab, request.metadata, keys.apart, asked_with(graph))
+            check_declared(before, after, request.vocab, request.metadata, keys.apart, asked_with(graph))
         matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
         encoding = Encoding(matrix.renamed(renamed) if matrix else None, any_error=request.allow_quantization_error)
         with computing_on(request.device):
@@ -179,7 +179,7 @@ def _model_again(
             others = (*proof.testimonies, *beside.conversations(after))
             proof = replace(proof, second_reader=beside.reading(), testimonies=others)
             proof = check_with_references(proof, graph, mirror, request, stage)
-    return proof, keys, (*runtime, *unseen(graph))
+    return proof, keys, (*runtime, *unchecked(graph))
 
 
 def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> ModelGraph:
@@ -224,7 +224,7 @@ def reprove(request: Request, levels: Sequence[str], stage: Stage) -> list[dict[
     before = open_source_of(request)
     try:
         sums = check_sums(before, stage, workers(request.jobs))
-        plan = plan_conversion(request, replace(before, files=passing(before.files)))
+        plan = plan_conversion(request, replace(before, files=digesting(before.files)))
         of_each = [*levels, levels[0]]  # the mmproj file comes last
         outputs = [
             replace(output, request=replace(output.request, level=level))
@@ -236,7 +236,7 @@ def reprove(request: Request, levels: Sequence[str], stage: Stage) -> list[dict[
                 for drop in output.plan.graph.dropped:
                     check_replica(plan_in(output), drop)
             proofs = prove(outputs, [output.paths[0] for output in outputs], stage, beside)
-        except (PassingError, ChangedError):
+        except (TransientError, ChangedError):
             raise
         except GgferryError as error:
             odd = next((output.paths[0] for output in outputs if output.paths[0] == error.path), outputs[0].paths[0])

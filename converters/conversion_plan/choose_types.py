@@ -135,18 +135,18 @@ def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
         return block_type("F32"), "products of the source's values"
     if derived is not None:
         return derived.natural, "" if source == derived.natural else f"dequantized from {derived.scheme}"
-    turned = source.quantized and not node.layout.block_safe
-    if source.ggml_id is not None and not turned:
+    rotated = source.quantized and not node.layout.block_safe
+    if source.ggml_id is not None and not rotated:
         return source, ""
     repack = codec(source.name).repack
-    if repack is not None and not turned:
+    if repack is not None and not rotated:
         return block_type(repack.target), f"today's form of {source}"
     target = block_type(options.expand)
     try:
         target.row_bytes(node.shape[-1])
     except BlockError as error:
         return block_type("F16"), f"F16: {error}"
-    why = f"blocks of {source} cannot be turned" if turned else f"GGUF has no counterpart of {source}"
+    why = f"blocks of {source} cannot be turned" if rotated else f"GGUF has no counterpart of {source}"
     return target, f"{why}; --expand {options.expand}"
 
 

@@ -64,7 +64,7 @@ def assemble(
         parameters=graph.parameters,
         experts=experts if isinstance(experts, int) else 0,
         expert_parameters=sum(r.elements for n in graph.nodes if "_exps" in n.name for r in n.inputs),
-        file_type=file_type_of(type_table(steps), _stated(graph, options)) if steps else None,
+        file_type=file_type_of(type_table(steps), _declared(graph, options)) if steps else None,
         quantized=any(step.type.quantized for step in steps),
         kind=SECOND if second else "model",
         model_name=model_name,
@@ -96,7 +96,7 @@ def _origin(checkpoint: Checkpoint) -> str:
     return ""
 
 
-def _stated(graph: ModelGraph, options: Options) -> int | None:
+def _declared(graph: ModelGraph, options: Options) -> int | None:
     """Return the file type that the source or the user names; it is written only where the tensors agree with it."""
     recipe = options.recipe()
     if recipe.default != "keep" or recipe.rules:

@@ -69,7 +69,7 @@ def forward(
     if reads and not tokens:
         raise UsageError("no tokens to evaluate")
     if not graph.nodes:
-        raise UnsupportedError("a vocabulary without tensors has no forward pass", path=graph.checkpoint.path)
+        raise UnsupportedError("file has no tensors", path=graph.checkpoint.path)
     rows = graph.sizes.get("n_vocab") if reads else 0
     if rows is None:
         raise UnsupportedError(

@@ -36,7 +36,7 @@ _OF, _DONE = "ggferry.unfinished.of", "ggferry.unfinished.chunks"
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class PartialMatrix:
     """A measurement that may be interrupted.
 
     Attributes:

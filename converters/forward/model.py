@@ -113,7 +113,7 @@ class Model:
         self.weights = weights or Weights(graph)
         self.sizes: Mapping[str, Any] = {name: as_stored(value) for name, value in graph.sizes.items()}
         self.recipe: Recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
-        self.lists = tuple(param.name for param in graph.architecture.hparams if param.many == "n_layer")
+        self.lists = tuple(param.name for param in graph.architecture.hparams if param.length == "n_layer")
         self.number = -1
         self.kept: dict[Any, Any] = {}
 
@@ -155,8 +155,8 @@ class Model:
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Return x `(tokens, columns)` through a matrix and its bias, if it has one: `(tokens, rows)`."""
-        turned = name.rpartition(".")[2] in self.recipe.transposed
-        apply = self.weights.turned_linear if turned else self.weights.linear
+        rotated = name.rpartition(".")[2] in self.recipe.transposed
+        apply = self.weights.rotated_linear if rotated else self.weights.linear
         return self.biased(name, apply(f"{name}.weight", x))
 
     def scaled_linear(self, name: str, x: Tensor) -> Tensor:

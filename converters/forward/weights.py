@@ -191,7 +191,7 @@ class Weights:
         """
         return self.multiply(Factor(name), x)
 
-    def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+    def rotated_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W` `(tokens, columns)` for x `(tokens, rows)`; W is streamed in chunks of rows."""
         return self.multiply(Factor(name, transposed=True), x)
 
@@ -202,7 +202,7 @@ class Weights:
         """
         return self.multiply(Factor(name, item), x)
 
-    def turned_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+    def rotated_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W[item]` for a stack of matrices that hold one column for each output."""
         return self.multiply(Factor(name, item, transposed=True), x)
 
@@ -218,7 +218,7 @@ class Weights:
             ranges = [(ref, 0, ref.rows) for ref in self.refs(factor.name)]
         else:
             ranges = [self._item(factor.name, factor.item)]
-        return self._turned(*ranges[0], x) if factor.transposed else self._linear(ranges, x)
+        return self._rotated(*ranges[0], x) if factor.transposed else self._linear(ranges, x)
 
     def holder(self, factor: Factor) -> Weights:
         """Return the weights that hold a matrix: these, or others with the same values."""
@@ -242,7 +242,7 @@ class Weights:
         rows = refs[0].rows // self.graph.by_name[name].shape[0]  # a source may have them concatenated in one matrix
         return refs[0], item * rows, (item + 1) * rows
 
-    def _turned(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> Product:
+    def _rotated(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> Product:
         out = torch.zeros((len(x), ref.columns), dtype=x.dtype, device=x.device)
         step = max(1, CHUNK // (ref.columns * 4))
 

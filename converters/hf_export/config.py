@@ -48,7 +48,7 @@ def all_values(graph: ModelGraph, dialect: Dialect, hf_class: str) -> dict[str, 
     values: dict[str, Any] = {**absent, **known}
     values |= {"hf_class": hf_class, "tensors": frozenset(node.role.name for node in graph.nodes)}
     values |= {"taken": frozenset(), "blocks": _blocks(graph), **_small_tensors(graph, dialect)}
-    for name, value in dialect.given.items():
+    for name, value in dialect.fixed.items():
         values.setdefault(name, value)
     _invert(graph, dialect, values)
     _by_presence(graph, dialect, values)
@@ -110,7 +110,7 @@ def _solved(expression: str, value: Any, values: Mapping[str, Any]) -> dict[str,
 
 def _by_presence(graph: ModelGraph, dialect: Dialect, values: dict[str, Any]) -> None:
     """Learn the truths and small numbers on which the presence of tensors depends."""
-    unknown = [param for param in graph.architecture.hparams if not (param.many or param.key)
+    unknown = [param for param in graph.architecture.hparams if not (param.length or param.key)
                and param.name not in values and len(set(param.words.values())) != 1]  # fmt: skip
     for param in unknown:
         conditions = [role for role in graph.architecture.roles if param.name in names_in(role.when or "0")]
@@ -137,9 +137,9 @@ def _by_default(graph: ModelGraph, dialect: Dialect, values: dict[str, Any]) -> 
         if values.get(param.name) is not None:
             continue
         meanings = list(dict.fromkeys(param.words.values()))
-        if len(meanings) == 1 and meanings[0] is not None and param.many in ("", "n_layer"):
-            values[param.name] = (meanings[0],) * values["n_layer"] if param.many else meanings[0]
-            values["taken"] |= set() if param.many else {param.name}
+        if len(meanings) == 1 and meanings[0] is not None and param.length in ("", "n_layer"):
+            values[param.name] = (meanings[0],) * values["n_layer"] if param.length else meanings[0]
+            values["taken"] |= set() if param.length else {param.name}
             continue
         for default in param.defaults:
             of_dialect = default.dialect in ("", dialect.name, dialect.source)
@@ -170,7 +170,7 @@ def configuration(
         place = known.place(places)
         stated = param.name in graph.hparams and value != implied(param, values)
         wanted = extent is Extent.ALL or (stated and extent is Extent.STATED)
-        if place is None and wanted and value != param.absent and param.name not in dialect.given:
+        if place is None and wanted and value != param.absent and param.name not in dialect.fixed:
             place = next((one for one in places.split("|") if not one.startswith("rope_")), places.split("|")[-1])
             unplaced.append(place)
         if (
@@ -178,13 +178,13 @@ def configuration(
             and param.name in values["taken"]
             and not isinstance(value, bool)
             and known.keys
-            and known.within + place not in known.solid
+            and known.config_section + place not in known.solid
         ):
             continue  # null by default, as good as the only word that the tables know
         if place is not None:
-            _put(config, known.within + place, _as_stated(param, known, place, value), values)
+            _put(config, known.config_section + place, _as_declared(param, known, place, value), values)
     _state_followers(config, dialect, known, values)
-    inner = config if not known.within else config[known.within[:-1]]
+    inner = config if not known.config_section else config[known.config_section[:-1]]
     _without_idle_scaling(inner)
     _in_both_forms(inner, known, values)
     return config, unplaced
@@ -196,12 +196,12 @@ def _in_both_forms(config: dict[str, Any], known: KnownClass, values: Mapping[st
     Older versions read `rope_theta` and `rope_scaling`.
     """
     base = config.get("rope_theta", values.get("rope_base"))
-    if known.within + FLAT in known.keys and base is not None:
+    if known.config_section + FLAT in known.keys and base is not None:
         scaling = config.get("rope_scaling") or {"rope_type": "default"}
         part = {PARTIAL: config[PARTIAL]} if PARTIAL in config else {}
         stated = config.get("rope_parameters", {})
         whole = {**stated, **scaling, "rope_theta": plain(float(base)), **part}
-        if known.within + _ORIGINAL in known.solid:
+        if known.config_section + _ORIGINAL in known.solid:
             whole.setdefault(_ORIGINAL.partition(".")[2], values["n_ctx"])  # its class computes with it, scaled or not
         config["rope_parameters"] = whole
         if "rope_scaling" in config:
@@ -210,9 +210,9 @@ def _in_both_forms(config: dict[str, Any], known: KnownClass, values: Mapping[st
 
 def _state_followers(config: dict[str, Any], dialect: Dialect, known: KnownClass, values: Mapping[str, Any]) -> None:
     """State keys that our tables do not read because they follow from others; the class may read them."""
-    for entry in dialect.harmless:
+    for entry in dialect.ignored_keys:
         for key in entry.keys.split() if entry.follows else ():
-            place = known.within + key
+            place = known.config_section + key
             if (known.takes(key) and known.keys) or (not known.keys and "*" not in key and key not in config):
                 try:
                     _put(config, place, derive(entry.follows, values), values)
@@ -222,23 +222,23 @@ def _state_followers(config: dict[str, Any], dialect: Dialect, known: KnownClass
 
 def _must_be_silent(param: HParam, known: KnownClass, places: str) -> bool:
     """Return whether a null must be written: the class would take its default for what the model does not have."""
-    return param.absent is not None and any(known.within + place in known.keys for place in places.split("|"))
+    return param.absent is not None and any(known.config_section + place in known.keys for place in places.split("|"))
 
 
-def _as_stated(param: HParam, known: KnownClass, place: str, value: Any) -> Any:
+def _as_declared(param: HParam, known: KnownClass, place: str, value: Any) -> Any:
     """Return a value as config.json states it: in the source's words, null for what is not there."""
-    if value is None or (param.unsayable is not None and value == param.unsayable):
+    if value is None or (param.unrepresentable is not None and value == param.unrepresentable):
         return None
     newer = place.replace("rope_scaling.", "rope_parameters.")
-    spoken = {known.within + place, known.within + newer} & (known.solid | known.whole)
+    spoken = {known.config_section + place, known.config_section + newer} & (known.solid | known.whole)
     if value == param.absent and not value and known.keys and not spoken:
         return None
     if param.null is not None and value == param.null:
-        number = known.within + place in known.whole and not param.silent
-        return value if not known.keys or number or known.within + place in known.solid else None
+        number = known.config_section + place in known.whole and not param.null_default
+        return value if not known.keys or number or known.config_section + place in known.solid else None
     if isinstance(value, tuple):
         items = [_word(param, known, place, item) for item in value]
-        single = param.or_one and len(set(value)) == 1 and known.within + place in known.whole
+        single = param.allow_scalar and len(set(value)) == 1 and known.config_section + place in known.whole
         return items[0] if single else items
     return _word(param, known, place, value)
 
@@ -246,13 +246,13 @@ def _as_stated(param: HParam, known: KnownClass, place: str, value: Any) -> Any:
 def _word(param: HParam, known: KnownClass, place: str, value: Any) -> Any:
     words = [word for word, meaning in param.words.items() if meaning == value and type(meaning) is type(value)]
     if words:
-        usual = known.words.get(known.within + place, ())
+        usual = known.words.get(known.config_section + place, ())
         word = next((word for word in words if word in usual), words[0])
         if isinstance(word, str):
             return word
         return (
             _number(param, known, place, word)
-            if isinstance(word, float) or param.kind in _FLOATS or not param.many
+            if isinstance(word, float) or param.kind in _FLOATS or not param.length
             else word
         )
     return _number(param, known, place, value) if isinstance(value, int | float) else value
@@ -265,7 +265,7 @@ def _number(param: HParam, known: KnownClass, place: str, value: float) -> Any:
     if param.kind not in _FLOATS:
         return value
     short = plain(float(value))
-    return int(short) if known.within + place in known.whole and short.is_integer() else short
+    return int(short) if known.config_section + place in known.whole and short.is_integer() else short
 
 
 def _put(config: dict[str, Any], place: str, value: Any, values: Mapping[str, Any]) -> None:

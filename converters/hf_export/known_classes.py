@@ -41,25 +41,25 @@ class KnownClass:
     solid: frozenset[str] = frozenset()
 
     @property
-    def within(self) -> str:
+    def config_section(self) -> str:
         """The member of its configuration that describes the text half, with a dot; '' where there is none."""
         return TEXT if any(key.startswith(TEXT) for key in self.keys) and "hidden_size" not in self.keys else ""
 
     def takes(self, place: str) -> bool:
         """Return whether a value at `place` means something to the class."""
-        key = self.within + place
+        key = self.config_section + place
         parent = f"{key.partition('.')[0]}."
         if not self.keys or key in self.keys or (place.startswith(_PARTS) and parent in self._parents):
             return True
         if ".*." in place:
             return True
-        rotary = {name for name in self.keys if name.startswith(f"{self.within}rope_parameters.")}
+        rotary = {name for name in self.keys if name.startswith(f"{self.config_section}rope_parameters.")}
         if place.startswith(EITHER):
-            return any(name.startswith(self.within + NESTED) for name in rotary)
-        if place == PARTIAL and self.within + NESTED + PARTIAL in self.keys:
+            return any(name.startswith(self.config_section + NESTED) for name in rotary)
+        if place == PARTIAL and self.config_section + NESTED + PARTIAL in self.keys:
             return False
         old = place in ("rope_theta", PARTIAL) or place.startswith("rope_scaling.")
-        flat = self.within + FLAT in rotary
+        flat = self.config_section + FLAT in rotary
         return bool(rotary) and (
             (old and (flat or place == PARTIAL)) or (flat and place.startswith("rope_parameters."))
         )
@@ -79,7 +79,7 @@ class KnownClass:
             old = [place for place in taken if not place.startswith("rope_parameters.")]
             return (old or taken)[0]
         plain = [place for place in taken if not place.startswith("rope_parameters.")]
-        exact = [place for place in plain if self.within + place in self.keys]
+        exact = [place for place in plain if self.config_section + place in self.keys]
         return next(iter((*exact, *plain, *taken)), None)
 
 
@@ -107,4 +107,4 @@ def _lines(name: str) -> Iterator[list[str]]:
 def known_class(name: str) -> KnownClass | None:
     """Return what is known of a class: under several model types, of the one with a text model's keys, the shortest."""
     listed = _listed().get(name)
-    return min(listed, key=lambda each: (bool(each.within), len(each.model_type))) if listed else None
+    return min(listed, key=lambda each: (bool(each.config_section), len(each.model_type))) if listed else None

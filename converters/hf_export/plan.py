@@ -107,7 +107,7 @@ def _texts(
 ) -> dict[str, bytes]:
     config = {**back.config, "torch_dtype": _TYPES[_main_type(shards)]}
     files: dict[str, bytes] = {}
-    holder = config[back.known.within[:-1]] if back.known.within else config
+    holder = config[back.known.config_section[:-1]] if back.known.config_section else config
     holder |= _ids(back.known, tokenizer)
     if tokenizer is not None:
         _check_space_prefix(back.known, tokenizer, path)
@@ -133,7 +133,9 @@ def _check_space_prefix(known: KnownClass, tokenizer: Tokenizer, path: str) -> N
 
 def _ids(known: KnownClass, tokenizer: Tokenizer | None) -> dict[str, int | None]:
     """Return what config.json says of special tokens, null for what there is not: a class may have some by default."""
-    named = (key for key in ("bos_token_id", "eos_token_id", "pad_token_id") if known.within + key not in known.solid)
+    named = (
+        key for key in ("bos_token_id", "eos_token_id", "pad_token_id") if known.config_section + key not in known.solid
+    )
     found: dict[str, int | None] = dict.fromkeys(named)
     found |= special_ids(tokenizer) if tokenizer is not None else {}
     if known.model_type in ("t5", "umt5"):

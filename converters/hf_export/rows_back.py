@@ -52,7 +52,7 @@ class Rows(Protocol):
         ...
 
     @property
-    def turned(self) -> bool:
+    def rotated(self) -> bool:
         """Whether a row costs as much as the whole matrix it is in."""
         ...
 
@@ -72,7 +72,7 @@ class OfNode:
 
     checkpoint: Checkpoint
     node: Node
-    turned: bool = False
+    rotated: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -108,9 +108,9 @@ class Moved:
     shape: Shape
 
     @property
-    def turned(self) -> bool:
+    def rotated(self) -> bool:
         """As the rows it moves."""
-        return self.inner.turned
+        return self.inner.rotated
 
     def read(self, rows: Array) -> Floats:
         """Read the rows that these were."""
@@ -127,9 +127,9 @@ class Gathered:
     shape: Shape
 
     @property
-    def turned(self) -> bool:
+    def rotated(self) -> bool:
         """Whether one of the parts is."""
-        return any(part.turned for part in self.parts)
+        return any(part.rotated for part in self.parts)
 
     def read(self, rows: Array) -> Floats:
         """Read each part's rows."""
@@ -149,9 +149,9 @@ class Item:
     shape: Shape
 
     @property
-    def turned(self) -> bool:
+    def rotated(self) -> bool:
         """As the tensor."""
-        return self.inner.turned
+        return self.inner.rotated
 
     def read(self, rows: Array) -> Floats:
         """Read the rows after `first`."""
@@ -167,9 +167,9 @@ class Mapped:
     shape: Shape
 
     @property
-    def turned(self) -> bool:
+    def rotated(self) -> bool:
         """As the rows it changes."""
-        return self.inner.turned
+        return self.inner.rotated
 
     def read(self, rows: Array) -> Floats:
         """Read and change."""
@@ -183,7 +183,7 @@ class Viewed:
 
     inner: Rows
     shape: Shape
-    turned: bool = False
+    rotated: bool = False
 
     def read(self, rows: Array) -> Floats:
         """Read the rows where they stay whole; else hold all values of a small tensor."""
@@ -200,12 +200,12 @@ class Viewed:
 
 
 @dataclass(frozen=True)
-class Turned:
+class RotatedRows:
     """A matrix, or every matrix of a stack, transposed."""
 
     inner: Rows
     shape: Shape
-    turned: bool = True
+    rotated: bool = True
 
     def read(self, rows: Array) -> Floats:
         """Read the matrices that the rows are columns of, a few rows at a time."""
@@ -228,7 +228,7 @@ class Number:
 
     value: float
     shape: Shape = (1,)
-    turned: bool = False
+    rotated: bool = False
 
     def read(self, rows: Array) -> Floats:
         """Return it."""
@@ -241,7 +241,7 @@ def undone(rows: Rows, layout: Layout, shape: Shape) -> Rows:
         case Same() | Extended():
             return rows
         case Transpose():
-            return Turned(rows, shape)
+            return RotatedRows(rows, shape)
         case Squeeze() | Unsqueeze() | Reshape():
             return Viewed(rows, shape)
         case Scaled():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
-CHUNK, TURNED = 4 << 20, 64 << 20
+CHUNK, ROTATED = 4 << 20, 64 << 20
 """Bytes of float32 that a worker holds at once; of a matrix that is transposed, which is read whole for each."""
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -215,5 +215,5 @@ def _write(file: int, view: memoryview, offset: int) -> None:
 def _chunks(entry: Entry) -> Iterator[tuple[int, int]]:
     tensor = entry.tensor
     count = row_count(tensor.shape) if tensor.shape else 1
-    step = max(1, (TURNED if tensor.rows.turned else CHUNK) // (4 * columns(tensor.shape)))
+    step = max(1, (ROTATED if tensor.rows.rotated else CHUNK) // (4 * columns(tensor.shape)))
     return ((start, min(count, start + step)) for start in range(0, count, step))

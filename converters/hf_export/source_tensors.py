@@ -147,8 +147,10 @@ def _inside(name: str, dialect: Dialect) -> str:
 
 def _respelled(name: str, dialect: Dialect, values: Mapping[str, Any]) -> str:
     """Return `name` as a written checkpoint spells it, where that differs from the role table."""
-    renames = [(old, new) for new, old in dialect.renames] if dialect.name != "hf" and not dialect.within else []
-    pairs = [(old, new) for old, new, when in dialect.respelled if holds(when, values)]
+    renames = (
+        [(old, new) for new, old in dialect.renames] if dialect.name != "hf" and not dialect.config_section else []
+    )
+    pairs = [(old, new) for old, new, when in dialect.export_renames if holds(when, values)]
     for old, new in (*pairs, *renames):
         match = pattern_regex(old).match(name)
         if match:

@@ -107,7 +107,9 @@ def _candidates(graph: ModelGraph) -> Iterator[tuple[KnownClass, Dialect]]:
         own.sort(key=lambda each: each.name != "headless")
         found += [(known, each) for each in own]
     headless = {name for each in spoken if each.name == "headless" for name in each.classes}
-    yield from sorted(found, key=lambda pair: (pair[0].name in headless, bool(pair[0].within), not pair[0].keys))
+    yield from sorted(
+        found, key=lambda pair: (pair[0].name in headless, bool(pair[0].config_section), not pair[0].keys)
+    )
 
 
 def _fits(graph: ModelGraph, known: KnownClass) -> bool:
@@ -123,10 +125,10 @@ def _tried(graph: ModelGraph, known: KnownClass, dialect: Dialect) -> tuple[Back
     that it has not. Raises GgferryError.
     """
     values = all_values(graph, dialect, known.name)
-    tensors = (*source_tensors(graph, dialect, values, inner=bool(known.within)), *_numbers(graph, values))
+    tensors = (*source_tensors(graph, dialect, values, inner=bool(known.config_section)), *_numbers(graph, values))
     config, missed, unplaced = _config(graph, dialect, known, values, tensors)
     notes = [f"config.json states {name}, which is no key of transformers' {known.name}" for name in missed]
-    if known.within:
+    if known.config_section:
         notes.append(f"{known.name} also has a half that sees or hears: this folder holds the text model alone")
     return BackPlan(graph, dialect, known, config, tensors, tuple(notes)), (len(missed), not known.keys, unplaced)
 

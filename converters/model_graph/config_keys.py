@@ -14,7 +14,7 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-from ggferry.converters.schema.architecture import Dialect, Harmless
+from ggferry.converters.schema.architecture import Dialect, IgnoredKey
 from ggferry.converters.schema.derivations import derive
 from ggferry.formats.checkpoint_folder.modules import DENSE, ORDER, POOLING, SCORED_BY
 
@@ -29,29 +29,31 @@ _HOW = "how it is computed, not what"
 _TOKENS = "read with the tokenizer"
 _SAMPLED = "how text is sampled, not the model"
 GENERAL = (
-    Harmless("architectures model_type auto_map", "read where the class is chosen"),
-    Harmless("_name_or_path", "read for the name"),
-    Harmless("transformers_version _commit_hash _from_model_config", "which program wrote it"),
-    Harmless("custom_pipelines library_name unsloth_* tensorrt* tf_legacy_loss", "of a program that uses it"),
-    Harmless("torch_dtype dtype use_bfloat16", "a tensor's type is its own"),
-    Harmless("quantization_config compression_config", "read where quantized weights are"),
-    Harmless("*dropout* *_pdrop *layerdrop *aux_loss* *_loss_coef *_router_logits router_jitter_noise", _TRAINED),
-    Harmless("gradient_checkpointing label_smoothing*", _TRAINED),
-    Harmless("initializer_* init_std init_method init_device", _BEFORE),
-    Harmless("use_cache cache_implementation attn_implementation _attn_implementation* use_flash_attn*", _HOW),
-    Harmless("chunk_size_feed_forward pretraining_tp ep_size tensor_parallel* torchscript", _HOW),
-    Harmless("output_attentions output_hidden_states output_past output_scores return_dict*", "what a call gives back"),
-    Harmless("*_token_id *_token_ids *_token_index tokenizer_class", _TOKENS),
-    Harmless("id2label label2id num_labels problem_type classifier_* finetuning_task summary_*", "of other heads"),
-    Harmless("task_specific_params prefix max_length min_length max_new_tokens do_sample early_stopping", _SAMPLED),
-    Harmless("num_beams num_beam_groups diversity_penalty length_penalty num_return_sequences", _SAMPLED),
-    Harmless("temperature top_k top_p typical_p repetition_penalty *no_repeat_ngram_size", _SAMPLED),
-    Harmless("bad_words_ids suppress_tokens begin_suppress_tokens forced_decoder_ids", _SAMPLED),
-    Harmless("exponential_decay_length_penalty remove_invalid_values", _SAMPLED),
-    Harmless("is_decoder is_encoder_decoder add_cross_attention tie_encoder_decoder", "as the class says", (False,)),
-    Harmless("pruned_heads", "none is", ({},)),
-    Harmless("rope_scaling.finetuned", "how the model came to be"),
-    Harmless(
+    IgnoredKey("architectures model_type auto_map", "read where the class is chosen"),
+    IgnoredKey("_name_or_path", "read for the name"),
+    IgnoredKey("transformers_version _commit_hash _from_model_config", "which program wrote it"),
+    IgnoredKey("custom_pipelines library_name unsloth_* tensorrt* tf_legacy_loss", "of a program that uses it"),
+    IgnoredKey("torch_dtype dtype use_bfloat16", "a tensor's type is its own"),
+    IgnoredKey("quantization_config compression_config", "read where quantized weights are"),
+    IgnoredKey("*dropout* *_pdrop *layerdrop *aux_loss* *_loss_coef *_router_logits router_jitter_noise", _TRAINED),
+    IgnoredKey("gradient_checkpointing label_smoothing*", _TRAINED),
+    IgnoredKey("initializer_* init_std init_method init_device", _BEFORE),
+    IgnoredKey("use_cache cache_implementation attn_implementation _attn_implementation* use_flash_attn*", _HOW),
+    IgnoredKey("chunk_size_feed_forward pretraining_tp ep_size tensor_parallel* torchscript", _HOW),
+    IgnoredKey(
+        "output_attentions output_hidden_states output_past output_scores return_dict*", "what a call gives back"
+    ),
+    IgnoredKey("*_token_id *_token_ids *_token_index tokenizer_class", _TOKENS),
+    IgnoredKey("id2label label2id num_labels problem_type classifier_* finetuning_task summary_*", "of other heads"),
+    IgnoredKey("task_specific_params prefix max_length min_length max_new_tokens do_sample early_stopping", _SAMPLED),
+    IgnoredKey("num_beams num_beam_groups diversity_penalty length_penalty num_return_sequences", _SAMPLED),
+    IgnoredKey("temperature top_k top_p typical_p repetition_penalty *no_repeat_ngram_size", _SAMPLED),
+    IgnoredKey("bad_words_ids suppress_tokens begin_suppress_tokens forced_decoder_ids", _SAMPLED),
+    IgnoredKey("exponential_decay_length_penalty remove_invalid_values", _SAMPLED),
+    IgnoredKey("is_decoder is_encoder_decoder add_cross_attention tie_encoder_decoder", "as the class says", (False,)),
+    IgnoredKey("pruned_heads", "none is", ({},)),
+    IgnoredKey("rope_scaling.finetuned", "how the model came to be"),
+    IgnoredKey(
         f"{ORDER} {DENSE} {DENSE}.* {SCORED_BY} {SCORED_BY}.*",
         "read with the tensors of the modules, which are carried or dropped by name, and for rerankers",
     ),
@@ -162,15 +164,15 @@ def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any], part
     for path, value in recorded.unasked():
         if parts and not path.startswith(parts):
             continue
-        key = path if parts else path.removeprefix(f"{dialect.within}.")
+        key = path if parts else path.removeprefix(f"{dialect.config_section}.")
         inner = next((key[len(name) + 1 :] for name in dialect.nested if key.startswith(f"{name}.")), key)
-        said = ((entry, key) for entry in dialect.harmless), ((entry, inner) for entry in GENERAL)
+        said = ((entry, key) for entry in dialect.ignored_keys), ((entry, inner) for entry in GENERAL)
         if value is not None and not any(_speaks(entry, name, value, values) for entry, name in chain(*said)):
             found.append(path)
     return found
 
 
-def _speaks(entry: Harmless, path: str, value: Any, values: Mapping[str, Any]) -> bool:
+def _speaks(entry: IgnoredKey, path: str, value: Any, values: Mapping[str, Any]) -> bool:
     """Return whether `entry` declares this key with this value harmless."""
     if not _matcher(entry.keys).fullmatch(path):
         return False

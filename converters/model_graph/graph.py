@@ -117,24 +117,26 @@ class ModelGraph:
 
         They are those of its architecture, except where a remark says that one does not run it.
         """
-        spoken = (remark for dialect in self.architecture.dialects for remark in dialect.remarks)
-        remarks = (*self.architecture.remarks, *spoken)
-        stopped = {remark.stops for remark in remarks if remark.stops and holds(remark.when, self.sizes)}
+        matching = (caveat for dialect in self.architecture.dialects for caveat in dialect.caveats)
+        caveats = (*self.architecture.caveats, *matching)
+        stopped = {
+            caveat.unsupported_by for caveat in caveats if caveat.unsupported_by and holds(caveat.when, self.sizes)
+        }
         return tuple(name for name in self.architecture.runtimes if name not in stopped)
 
     @property
     def reservations(self) -> tuple[str, ...]:
         """What is known of current programs that do not run this model, or compute something else; a sentence each."""
-        spoken = (remark for dialect in self.architecture.dialects for remark in dialect.remarks)
-        remarks = dict.fromkeys((*self.architecture.remarks, *spoken))
+        matching = (caveat for dialect in self.architecture.dialects for caveat in dialect.caveats)
+        caveats = dict.fromkeys((*self.architecture.caveats, *matching))
         sizes, found = self.sizes, []
-        for remark in remarks:
-            if (remark.stops or remark.otherwise) and holds(remark.when, sizes):
+        for caveat in caveats:
+            if (caveat.unsupported_by or caveat.differs_in) and holds(caveat.when, sizes):
                 with suppress(KeyError):  # it names what only a source states
-                    found.append(remark.text.format_map(sizes))
+                    found.append(caveat.text.format_map(sizes))
         return tuple(found)
 
-    def otherwise(self, program: str, tokens: int) -> tuple[str, ...]:
+    def known_differences(self, program: str, tokens: int) -> tuple[str, ...]:
         """Return in what respects `program` is known to compute something else, for texts of `tokens` tokens.
 
         A sliding window that holds the whole text makes no difference, nor do blocks chosen among no more than are
@@ -142,9 +144,9 @@ class ModelGraph:
         """
         held = {name: 0 for name in ("n_swa", "reach") if tokens <= (self.sizes.get(name) or 0)}
         sizes = {**self.sizes, **held}
-        remarks = (*self.architecture.remarks, *self.dialect.remarks)
-        known = (remark for remark in remarks if remark.otherwise == program and holds(remark.when, sizes))
-        return tuple(remark.text.format_map(sizes) for remark in known)
+        caveats = (*self.architecture.caveats, *self.dialect.caveats)
+        known = (caveat for caveat in caveats if caveat.differs_in == program and holds(caveat.when, sizes))
+        return tuple(caveat.text.format_map(sizes) for caveat in known)
 
     @property
     def parameters(self) -> int:

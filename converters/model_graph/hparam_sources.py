@@ -37,13 +37,13 @@ class Statements:
         config: Mapping[str, Any] = {} if checkpoint.container == "gguf" else checkpoint.metadata
         found, self._defaults = InForce(config), None
         if of_text and config and dialect.source == "hf" and not dialect.header:
-            self._defaults = class_defaults(config, dialect.within)
-            found = in_force(config, dialect.within, self._defaults)
+            self._defaults = class_defaults(config, dialect.config_section)
+            found = in_force(config, dialect.config_section, self._defaults)
             if found.refused:
                 raise InconsistentError(f"config.json: {found.refused}", path=checkpoint.path)
         self._rope_assumed, self.note = found.assumed, found.note
         self._from_class: set[str] = set()
-        self.config = Recorded(found.config, dialect.within)
+        self.config = Recorded(found.config, dialect.config_section)
 
     def of(self, param: HParam, seen: bool = False) -> tuple[Any, str] | None:
         """Return (value, where it is stated) of `param`, or None where the source does not state it.
@@ -130,12 +130,12 @@ class Statements:
             origin = _ORIGINS.get(column, f"{self._dialect.header or 'config.json'}: {{}}").format(place)
         if found is None:
             return param.null, f"{origin} is null"
-        if param.null is not None and param.many and isinstance(found, list):
+        if param.null is not None and param.length and isinstance(found, list):
             found = [param.null if item is None else item for item in found]
         if param.words and column != "gguf":
             found = _translated(self._checkpoint, param, place, found)
         value = _typed(self._checkpoint, param, found, origin)
-        if column != "gguf" and param.unsayable is not None and value == param.unsayable:
+        if column != "gguf" and param.unrepresentable is not None and value == param.unrepresentable:
             raise UnsupportedError(
                 f"{param.name} ({origin}): readers of GGUF take this value for none", path=self._checkpoint.path,
                 found=value,
@@ -150,7 +150,7 @@ class Statements:
 
     def _find(self, param: HParam, place: str, column: str) -> Any:
         if column == "gguf":
-            value = self._checkpoint.metadata.get(place if param.bare else f"{self._prefix}.{place}")
+            value = self._checkpoint.metadata.get(place if param.global_key else f"{self._prefix}.{place}")
             return value.data if isinstance(value, Value) else NOTHING
         if column == "ggml":
             return self._checkpoint.header.get(place, NOTHING)
@@ -176,7 +176,7 @@ def _word(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:
 
 
 def _typed(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any:
-    if not param.many or (param.or_one and not isinstance(found, list | tuple)):
+    if not param.length or (param.allow_scalar and not isinstance(found, list | tuple)):
         return _item(checkpoint, param, found, origin)
     if isinstance(found, dict) and all(found.get(str(number)) is not None for number in range(len(found))):
         found = [found[str(number)] for number in range(len(found))]  # transformers' id2label
@@ -216,7 +216,7 @@ def _item(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any
 
 def parse(param: HParam, text: str) -> Any:
     """Return the text of `--hparam` as a value of the hparam's type. Raises UsageError."""
-    if param.many and not param.or_one:
+    if param.length and not param.allow_scalar:
         raise UsageError(f"--hparam {param.key}: a list cannot be given", found=text)
     try:
         if param.kind == ValueType.BOOL:

@@ -89,7 +89,7 @@ class Solver:
         self.dialect = dialect
         self.values: dict[str, Param] = {}
         self.sizes: dict[str, Any] = {}
-        self._lists = frozenset(param.name for param in architecture.hparams if param.many == "n_layer")
+        self._lists = frozenset(param.name for param in architecture.hparams if param.length == "n_layer")
         self.notes: list[str] = []
         self.statements = Statements(checkpoint, dialect, architecture.name, of_text=not architecture.projector)
         self._take_overrides(overrides)
@@ -116,7 +116,7 @@ class Solver:
     @property
     def unsaid(self) -> dict[str, str]:
         """The flags that a configuration could state, and does not → the name of the key."""
-        flags = (p for p in self.architecture.hparams if p.kind is ValueType.BOOL and not p.many and "hf" in p.fields)
+        flags = (p for p in self.architecture.hparams if p.kind is ValueType.BOOL and not p.length and "hf" in p.fields)
         silent = (p for p in flags if p.name not in self.values or self.values[p.name].known is Known.ASSUMED)
         return {p.name: p.fields["hf"].rpartition("|")[2] for p in silent} if self.dialect.source == "hf" else {}
 
@@ -133,7 +133,7 @@ class Solver:
                 early[param.name] = next(held, early.get(param.name))
         early = {name: value for name, value in early.items() if value is not None}
         for param in self.architecture.hparams:
-            if param.many == "n_layer" and param.derive and param.name not in early:
+            if param.length == "n_layer" and param.derive and param.name not in early:
                 with suppress(KeyError, ValueError, OverflowError, ZeroDivisionError):
                     found = derive(param.derive, early)
                     early |= {} if found is None else {param.name: found}
@@ -154,7 +154,7 @@ class Solver:
             self._learn(param.name, Param(parse(param, text), "--hparam", Known.ASKED))
 
     def _take_fields(self) -> None:
-        for name, value in self.dialect.given.items():
+        for name, value in self.dialect.fixed.items():
             if name not in self.values:
                 self._learn(name, Param(value, f"as in every {self.dialect.name} model", Known.FIXED))
         shown = self._shown() if self.checkpoint.metadata else set()
@@ -188,7 +188,7 @@ class Solver:
         Raises MissingError, ShapeError, OutOfRangeError or InconsistentError.
         """
         filled = [slot for slot in slots if slot.refs]
-        for series, counter in self.architecture.blocks.items() if self.dialect.marks and filled else ():
+        for series, counter in self.architecture.blocks.items() if self.dialect.required_tensors and filled else ():
             if counter not in self.values:
                 numbers = (slot.n for slot in filled if slot.n is not None and slot.role.series == series)
                 self._learn(counter, Param(1 + max(numbers, default=-1), "blocks of tensors"))
@@ -202,8 +202,8 @@ class Solver:
         self._check_values()
         self.notes += [self.statements.note] if self.statements.note else []
         known = {**self._header, **self.complete}
-        remarks = (*self.architecture.remarks, *self.dialect.remarks)
-        self.notes += [remark.text.format(**known) for remark in remarks if holds(remark.when, known)]
+        caveats = (*self.architecture.caveats, *self.dialect.caveats)
+        self.notes += [caveat.text.format(**known) for caveat in caveats if holds(caveat.when, known)]
         file = "params.json" if self.dialect.source == "meta" else "config.json"
         legacy = self.dialect.source == "ggml"  # its configuration, where there is one, is a checkpoint's
         hf = (each for each in self.architecture.dialects if legacy and each.name == "hf")
@@ -364,9 +364,9 @@ class Solver:
         """Check the lengths of lists, and every `HParam.check`. Raises InconsistentError."""
         known, path = self.complete, self.checkpoint.path
         for spec in self.architecture.hparams:
-            items = known.get(spec.name) if spec.many else None
-            if isinstance(items, tuple) and verdict(f"{len(items)} == {spec.many}", known) is False:
-                raise InconsistentError(f"items of {spec.name}", path=path, found=len(items), expected=spec.many)
+            items = known.get(spec.name) if spec.length else None
+            if isinstance(items, tuple) and verdict(f"{len(items)} == {spec.length}", known) is False:
+                raise InconsistentError(f"items of {spec.name}", path=path, found=len(items), expected=spec.length)
             if spec.check and verdict(spec.check, known) is False:
                 said = {name: known[name] for name in names_in(spec.check) if name in known}
                 raise InconsistentError(spec.key or spec.name, path=path, found=said, expected=spec.check)

@@ -76,7 +76,7 @@ def _fused(checkpoint: Checkpoint, dialect: Dialect) -> Mapping[str, TensorRef]:
     return {
         name: ref
         for name, ref in checkpoint.tensors.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in dialect.tiled) and len(ref.spans) == 1
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in dialect.repeated_kv) and len(ref.spans) == 1
     }
 
 

@@ -220,15 +220,15 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
         case Rowwise():
             return layout.apply(_apply(checkpoint, node, SAME, start, stop))
         case Then(first=Transpose(), second=second) if second.block_safe and _is_plain(node):
-            return laid_out_values(checkpoint, replace(_seen_turned(node), layout=second), start, stop)
+            return laid_out_values(checkpoint, replace(_rotated_at(node), layout=second), start, stop)
         case Then(first=first, second=Transpose()) if first.block_safe:
-            return _turned_items(checkpoint, node, first, start, stop)
+            return _rotated_items(checkpoint, node, first, start, stop)
         case Transpose() if len(node.shape) == 2:
             return _columns(checkpoint, node.inputs[0], start, stop)
         case Transpose() if _is_plain(node):
-            return laid_out_values(checkpoint, replace(_seen_turned(node), layout=SAME), start, stop)
+            return laid_out_values(checkpoint, replace(_rotated_at(node), layout=SAME), start, stop)
         case Transpose():
-            return _turned_items(checkpoint, node, SAME, start, stop)
+            return _rotated_items(checkpoint, node, SAME, start, stop)
         case _ if layout.block_safe:
             shape = layout.shape(*(ref.shape for ref in node.inputs))
             return laid_out_values(checkpoint, replace(node, layout=layout, shape=shape), start, stop)
@@ -257,7 +257,7 @@ def _cut(checkpoint: Checkpoint, node: Node, first: Layout, start: int, stop: in
     return cut
 
 
-def _turned_items(checkpoint: Checkpoint, node: Node, first: Layout, start: int, stop: int) -> Floats:
+def _rotated_items(checkpoint: Checkpoint, node: Node, first: Layout, start: int, stop: int) -> Floats:
     """Return rows of a stack of transposed matrices; each is small (a head's keys) and is transposed whole."""
     stack = first.shape(*(ref.shape for ref in node.inputs))
     before, after = math.prod(stack[1:-1]), node.shape[-2]
@@ -266,9 +266,9 @@ def _turned_items(checkpoint: Checkpoint, node: Node, first: Layout, start: int,
     untouched = replace(node, layout=first, shape=stack)
     out = np.empty((stop - start, node.shape[-1]), np.float32)
     for item in range(start // after, (stop - 1) // after + 1):
-        turned = laid_out_values(checkpoint, untouched, item * before, (item + 1) * before).T
+        rotated = laid_out_values(checkpoint, untouched, item * before, (item + 1) * before).T
         low, high = max(start, item * after), min(stop, (item + 1) * after)
-        out[low - start : high - start] = turned[low - item * after : high - item * after]
+        out[low - start : high - start] = rotated[low - item * after : high - item * after]
     return out
 
 
@@ -277,14 +277,14 @@ def _is_plain(node: Node) -> bool:
     return len(node.inputs) == 1 and ref.type.elements == 1 and len(ref.spans) == 1
 
 
-def _seen_turned(node: Node) -> Node:
+def _rotated_at(node: Node) -> Node:
     """Return the node with its input, a matrix or a stack, viewed with the last two axes exchanged."""
     (ref,) = node.inputs
     span = ref.spans[0]
     strides = span.strides or tuple(math.prod(ref.shape[axis + 1 :]) for axis in range(len(ref.shape)))
     shape = (*ref.shape[:-2], ref.shape[-1], ref.shape[-2])
-    turned = replace(span, shape=shape, strides=(*strides[:-2], strides[-1], strides[-2]))
-    return replace(node, inputs=(replace(ref, shape=shape, spans=(turned,)),))
+    rotated = replace(span, shape=shape, strides=(*strides[:-2], strides[-1], strides[-2]))
+    return replace(node, inputs=(replace(ref, shape=shape, spans=(rotated,)),))
 
 
 def _columns(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Floats:
@@ -301,8 +301,8 @@ def _columns(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> F
         )
     span = ref.spans[0]
     strides = span.strides or (ref.columns, 1)
-    turned = replace(span, shape=ref.shape[::-1], strides=strides[::-1])
-    return values_of(checkpoint, replace(ref, shape=ref.shape[::-1], spans=(turned,)), start, stop)
+    rotated = replace(span, shape=ref.shape[::-1], strides=strides[::-1])
+    return values_of(checkpoint, replace(ref, shape=ref.shape[::-1], spans=(rotated,)), start, stop)
 
 
 def _vector(checkpoint: Checkpoint, node: Node, convert: Convert) -> Array:

@@ -140,7 +140,7 @@ def _base_names(
     A checkpoint of the base model alone lacks the prefix that its names have there, and transformers loads it into the
     model around (`base_model_prefix`, core_model_loading.py of version 5.23).
     """
-    known = [pattern_regex(start) for start, _ in dialect.behind]
+    known = [pattern_regex(start) for start, _ in dialect.appended_blocks]
     others = {other for _, *listed in dialect.substitutes for other in listed}
 
     def has_place(name: str) -> bool:
@@ -158,7 +158,7 @@ def _base_names(
 def _behind(names: Collection[str], dialect: Dialect) -> dict[str, str]:
     """Return the names of tensors whose blocks are numbered behind others → the names their numbers give them."""
     found = dict[str, str]()
-    for prefix, other in dialect.behind:
+    for prefix, other in dialect.appended_blocks:
         numbers = (match for name in names if (match := pattern_regex(other).match(name)))
         count = 1 + max((int(match["n"]) for match in numbers), default=-1)
         for name in names:

@@ -163,9 +163,9 @@ class Gptq:
         stored = raw_columns(self.checkpoint, self.zeros, low * words, last)
         zeros = unpack_stream(stored, self.bits, (last - low * words) * WORD_BITS // self.bits)
         zeros = gptq_zeros(zeros[:, start - low * per : stop - low * per], self.bits, self.first_version)
-        turned = np.ascontiguousarray(raw_columns(self.checkpoint, self.words, start, stop).view("<u4").T)
+        rotated = np.ascontiguousarray(raw_columns(self.checkpoint, self.words, start, stop).view("<u4").T)
         count = self.words.rows * WORD_BITS // self.bits
-        levels = unpack_stream(turned.view(np.uint8), self.bits, count).T
+        levels = unpack_stream(rotated.view(np.uint8), self.bits, count).T
         part = columns_of(self.scales, start, stop)
         scales = values_of(self.checkpoint, part, 0, part.rows)
         groups = np.arange(len(levels)) // self.group

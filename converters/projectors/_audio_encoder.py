@@ -6,7 +6,7 @@ Source: llama.cpp `conversion/ultravox.py`; what clip.cpp asks of such a file.
 from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.schema.architecture import Default, Harmless, HParam
+from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Reshape
 from ggferry.converters.schema.roles import Roles, block, roles
 
@@ -42,7 +42,7 @@ _SPECTRUM = (
 )
 
 
-def spectrum(**values: float | str | None) -> tuple[Harmless, ...]:
+def spectrum(**values: float | str | None) -> tuple[IgnoredKey, ...]:
     """Return the keys of a feature extractor that say how sound becomes a spectrum.
 
     Runtimes compute a spectrum of their own for each projector: a key of `values` changes nothing only with its one
@@ -53,19 +53,19 @@ def spectrum(**values: float | str | None) -> tuple[Harmless, ...]:
     reason = "how sound becomes a spectrum, which the runtime computes in its own way"
     return (
         *(
-            Harmless(" ".join(f"{where}.{key}" for where in both), "as the runtime computes it", (value,))
+            IgnoredKey(" ".join(f"{where}.{key}" for where in both), "as the runtime computes it", (value,))
             for key, value in values.items()
         ),
-        Harmless(" ".join(f"{where}.{key}" for where in both for key in _SPECTRUM.split()), reason),
+        IgnoredKey(" ".join(f"{where}.{key}" for where in both for key in _SPECTRUM.split()), reason),
     )
 
 
-HARMLESS = (
-    *clip.HARMLESS,
-    Harmless("audio_config.vocab_size", "an encoder of sound has no vocabulary"),
-    Harmless("audio_config.num_hidden_layers audio_config.encoder_layers", "blocks are counted", follows="a_n_layer"),
-    Harmless("audio_config.head_dim", "repeats width and heads", follows="a_n_embd/a_n_head"),
-    Harmless("preprocessor.feature_size preprocessor.n_mels", "repeats the bins", follows="a_n_mels"),
+IGNORED_KEYS = (
+    *clip.IGNORED_KEYS,
+    IgnoredKey("audio_config.vocab_size", "an encoder of sound has no vocabulary"),
+    IgnoredKey("audio_config.num_hidden_layers audio_config.encoder_layers", "blocks are counted", follows="a_n_layer"),
+    IgnoredKey("audio_config.head_dim", "repeats width and heads", follows="a_n_embd/a_n_head"),
+    IgnoredKey("preprocessor.feature_size preprocessor.n_mels", "repeats the bins", follows="a_n_mels"),
     *spectrum(sampling_rate=16000, n_fft=400, hop_length=160, dither=0.0),
 )
 
@@ -78,9 +78,9 @@ def under(members: tuple[str, ...], *hparams: HParam) -> tuple[HParam, ...]:
     )
 
 
-def said_of(*members: str) -> tuple[Harmless, ...]:
+def said_of(*members: str) -> tuple[IgnoredKey, ...]:
     """Return the harmless keys of such configurations."""
-    return tuple(replace(one, keys=_everywhere(one.keys, members, " ")) for one in HARMLESS)
+    return tuple(replace(one, keys=_everywhere(one.keys, members, " ")) for one in IGNORED_KEYS)
 
 
 def _everywhere(words: str, members: tuple[str, ...], between: str) -> str:

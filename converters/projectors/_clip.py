@@ -8,7 +8,7 @@ which are required: llama.cpp `tools/mtmd/clip.cpp`.
 from collections.abc import Mapping
 from typing import Any
 
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Default, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Values
 from ggferry.formats.gguf.values import ValueType
 
@@ -78,11 +78,11 @@ def _each_color(stated: tuple[float, ...] | float) -> tuple[float, ...]:
     return stated if isinstance(stated, tuple) else (stated,) * 3
 
 
-V_MEAN = _vision("mean", "image_mean", kind=F32, derive=_mean, many="3")
-V_STD = _vision("std", "image_std", kind=F32, derive=_std, many="3")
+V_MEAN = _vision("mean", "image_mean", kind=F32, derive=_mean, length="3")
+V_STD = _vision("std", "image_std", kind=F32, derive=_std, length="3")
 NORMALIZED = (
-    HParam("stated_mean", None, F32, {"hf": "preprocessor.image_mean"}, many="3", or_one=True, required=False),
-    HParam("stated_std", None, F32, {"hf": "preprocessor.image_std"}, many="3", or_one=True, required=False),
+    HParam("stated_mean", None, F32, {"hf": "preprocessor.image_mean"}, length="3", allow_scalar=True, required=False),
+    HParam("stated_std", None, F32, {"hf": "preprocessor.image_std"}, length="3", allow_scalar=True, required=False),
     HParam("normalized", None, BOOL, {"hf": "preprocessor.do_normalize"}, required=False),
     HParam("rescaled", None, BOOL, {"hf": "preprocessor.do_rescale"}, required=False),
     HParam("rescale_factor", None, F32, {"hf": "preprocessor.rescale_factor"}, required=False),
@@ -146,19 +146,19 @@ TEXT = tuple(
 )
 """The text model's tensors, which the other file holds."""
 
-HARMLESS = (
-    Harmless("multimodal_projector_bias projector_bias projector_use_layernorm projector_hidden_size",
+IGNORED_KEYS = (
+    IgnoredKey("multimodal_projector_bias projector_bias projector_use_layernorm projector_hidden_size",
              "the tensors say it"),
-    Harmless("preprocessor.image_processor_type preprocessor.processor_class preprocessor.feature_extractor_type "
+    IgnoredKey("preprocessor.image_processor_type preprocessor.processor_class preprocessor.feature_extractor_type "
              "preprocessor._processor_class preprocessor.auto_map", "names a program"),
-    Harmless("preprocessor.do_resize preprocessor.do_center_crop preprocessor.do_convert_rgb preprocessor.do_pad "
+    IgnoredKey("preprocessor.do_resize preprocessor.do_center_crop preprocessor.do_convert_rgb preprocessor.do_pad "
              "preprocessor.do_image_splitting preprocessor.do_pan_and_scan preprocessor.do_sample_frames "
              "preprocessor.do_convert_annotations preprocessor.do_split_image preprocessor.return_* "
              "preprocessor.data_format preprocessor.input_data_format preprocessor.device "
              "preprocessor.disable_grouping preprocessor.default_to_square",
              "how a picture comes to be a tensor, which the runtime does its own way"),
-    Harmless("preprocessor.do_flip_channel_order", "red, green, blue", (False,)),
-    Harmless("preprocessor.resample", "how pixels are interpolated: the runtime has its own way for each projector"),
-    Harmless("preprocessor.chat_template preprocessor.tokenizer*", "read with the tokenizer"),
+    IgnoredKey("preprocessor.do_flip_channel_order", "red, green, blue", (False,)),
+    IgnoredKey("preprocessor.resample", "how pixels are interpolated: the runtime has its own way for each projector"),
+    IgnoredKey("preprocessor.chat_template preprocessor.tokenizer*", "read with the tokenizer"),
 )
 """Keys of a processor that every table may leave unread."""

@@ -33,9 +33,9 @@ def _end(values: Values) -> int:
 
 POSITIONS = HParam("positions", None, fields={"hf": "vision_config.num_position_embeddings"}, required=False)
 BLOCKS = (
-    HParam("deepstack_blocks", None, fields={"hf": "vision_config.deepstack_visual_indexes"}, many="n_deepstack",
+    HParam("deepstack_blocks", None, fields={"hf": "vision_config.deepstack_visual_indexes"}, length="n_deepstack",
            required=False),
     HParam("n_deepstack", None, derive=_count, required=False),
-    HParam("v_deepstack", "vision.is_deepstack_layers", clip.BOOL, derive=flags, many="v_n_layer"),
+    HParam("v_deepstack", "vision.is_deepstack_layers", clip.BOOL, derive=flags, length="v_n_layer"),
     HParam("deepstack_end", None, derive=_end),
 )

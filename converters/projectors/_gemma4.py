@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.schema.architecture import Default, Harmless, HParam
+from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Rearrange, Reshape, Squeeze
 from ggferry.converters.schema.partial_layouts import Columns
 from ggferry.converters.schema.roles import block, roles
@@ -43,7 +43,7 @@ VISION = (
            check="0 < v_merge"),
     HParam("v_places", None, fields={"hf": f"{_SEEN}position_embedding_size|{_SEEN}mm_posemb_size"}),
 )
-EYE = (
+VISION_ENCODER = (
     *VISION,
     clip.USE_GELU,
     HParam("v_head_dim", None, fields={"hf": f"{_SEEN}head_dim"}, required=False,
@@ -55,7 +55,7 @@ EYE = (
     _granted("v_rope_base", f"{_SEEN}rope_parameters.rope_theta", 100.0, clip.F32),
 )
 _HEARD = "audio_config."
-EAR = (
+AUDIO_ENCODER = (
     *(one for one in clip.AUDIO if one.name not in ("a_n_ff", "a_n_mels")),
     replace(clip.A_N_FF, fields={}, derive="4*a_n_embd"),
     replace(clip.A_N_MELS, fields={"hf": "audio_config.input_feat_size|preprocessor.feature_extractor.feature_size|"
@@ -193,19 +193,19 @@ RENAMES = (
     ("model.embed_vision.", "embed_vision."), ("model.embed_audio.", "embed_audio."),
     ("model.vision_embedder.", "vision_embedder."),
 )
-HARMLESS = (
-    *clip.HARMLESS,
-    Harmless("vision_config.max_position_embeddings vision_config.default_output_length vision_config.attention_bias",
+IGNORED_KEYS = (
+    *clip.IGNORED_KEYS,
+    IgnoredKey("vision_config.max_position_embeddings vision_config.default_output_length vision_config.attention_bias",
              "no position is counted by it"),
-    Harmless("vision_config.rope_parameters.rope_type", "places across and down", ("axial", "default")),
-    Harmless("vision_config.use_clipped_linears audio_config.use_clipped_linears vision_config.standardize",
+    IgnoredKey("vision_config.rope_parameters.rope_type", "places across and down", ("axial", "default")),
+    IgnoredKey("vision_config.use_clipped_linears audio_config.use_clipped_linears vision_config.standardize",
              "tensors are there or not"),
-    Harmless("audio_config.subsampling_conv_channels audio_config.input_feat_size", "repeats shapes"),
-    Harmless("audio_config.gradient_clipping audio_config.attention_invalid_logits_value",
+    IgnoredKey("audio_config.subsampling_conv_channels audio_config.input_feat_size", "repeats shapes"),
+    IgnoredKey("audio_config.gradient_clipping audio_config.attention_invalid_logits_value",
              "a bound beyond every value that is met"),
-    Harmless("vision_config.model_patch_size", "the patch by the squares", follows="v_patch_size*v_merge"),
-    Harmless("vision_config.output_proj_dims vision_config.mm_embed_dim", "repeats the width", follows="v_n_embd"),
-    Harmless("preprocessor.size preprocessor.size.* preprocessor.max_soft_tokens preprocessor.patch_size "
+    IgnoredKey("vision_config.model_patch_size", "the patch by the squares", follows="v_patch_size*v_merge"),
+    IgnoredKey("vision_config.output_proj_dims vision_config.mm_embed_dim", "repeats the width", follows="v_n_embd"),
+    IgnoredKey("preprocessor.size preprocessor.size.* preprocessor.max_soft_tokens preprocessor.patch_size "
              "preprocessor.pooling_kernel_size preprocessor.image_seq_length preprocessor.image_token* "
              "preprocessor.video_* preprocessor.num_soft_tokens preprocessor.model_patch_size",
              "how a picture becomes a tensor, which the runtime computes in its own way"),
@@ -215,6 +215,6 @@ HARMLESS = (
         min_frequency=0.0, max_frequency=8000.0, per_bin_mean=None, per_bin_stddev=None,
         audio_samples_per_token=640,
     ),
-    Harmless("preprocessor.preemphasis_htk_flavor preprocessor.feature_extractor.preemphasis_htk_flavor",
+    IgnoredKey("preprocessor.preemphasis_htk_flavor preprocessor.feature_extractor.preemphasis_htk_flavor",
              "of an emphasis of zero"),
 )

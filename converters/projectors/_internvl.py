@@ -5,7 +5,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import HParam, Remark
+from ggferry.converters.schema.architecture import Caveat, HParam
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Reshape
 from ggferry.converters.schema.roles import roles, varied
@@ -25,8 +25,10 @@ HPARAMS = (
     clip.V_PROJECTION,
     replace(clip.V_IMAGE_SIZE, fields={}, derive=lambda values: _one(values["image_sides"])),
     replace(clip.V_PATCH_SIZE, fields={}, derive=lambda values: _one(values["patch_sides"])),
-    HParam("image_sides", None, fields={"hf": "vision_config.image_size"}, many="n_sides", or_one=True, required=False),
-    HParam("patch_sides", None, fields={"hf": "vision_config.patch_size"}, many="n_sides", or_one=True, required=False),
+    HParam("image_sides", None, fields={"hf": "vision_config.image_size"}, length="n_sides", allow_scalar=True,
+        required=False),
+    HParam("patch_sides", None, fields={"hf": "vision_config.patch_size"}, length="n_sides", allow_scalar=True,
+        required=False),
     HParam("n_sides", None, derive="2"),
     clip.V_N_EMBD,
     clip.V_N_FF,
@@ -73,10 +75,10 @@ def _one(sides: tuple[int, ...] | int) -> int:
     return int(found.pop())
 
 
-QK_NORMED = Remark(
+QK_NORMED = Caveat(
     'qk_normed == 1 and norm == "layer"',
     "llama.cpp (b11549) norms queries and keys by LayerNorm, as it does states, the model by RMSNorm",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 _PATCHES = vit.PATCHES
 _SQUARE = "v_n_embd*v_merge*v_merge"

@@ -3,12 +3,12 @@
 from ggferry.converters.schema.architecture import Drop
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Rearrange, Then
-from ggferry.converters.schema.partial_layouts import Behind
+from ggferry.converters.schema.partial_layouts import TrailingBlocks
 
 _PAIRS = (("axis", 2), ("pair", 2))
 AXES_APART = Then(
     Rearrange("(h turn axis pair) -> (h axis turn pair)", (("h", "3*v_n_head"), *_PAIRS)),
-    Behind("2*v_n_embd", Rearrange("(h axis turn pair) -> (h turn axis pair)", (("h", "v_n_head"), *_PAIRS))),
+    TrailingBlocks("2*v_n_embd", Rearrange("(h axis turn pair) -> (h turn axis pair)", (("h", "v_n_head"), *_PAIRS))),
 )
 """From pairs whose axes take turns to all pairs of one axis, then of the other; of queries and keys, not of values."""
 NAMES = (

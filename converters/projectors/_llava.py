@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.schema.architecture import Default, Drop, HParam, Remark
+from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam
 from ggferry.converters.schema.derivations import Derivation, Values
 
 _BEHIND = "of a block behind the last one whose states are read"
@@ -22,7 +22,7 @@ def numbered(values: Values) -> tuple[int, ...]:
     return found
 
 
-def _stated(values: Values) -> int:
+def _declared(values: Values) -> int:
     layers = values["feature_layers"]
     return len(layers) if isinstance(layers, tuple) else 1
 
@@ -81,25 +81,25 @@ def feature_layer(
             None,
             clip.F32,
             {"hf": places},
-            many="n_features",
-            or_one=True,
+            length="n_features",
+            allow_scalar=True,
             required=False,
             defaults=usual,
         ),
-        HParam("n_features", None, derive=_stated, required=False),
+        HParam("n_features", None, derive=_declared, required=False),
         HParam("n_layer", None, derive="n_blocks", required=False),
-        HParam("unread_blocks", None, derive=unread, many="n_layer", required=False),
+        HParam("unread_blocks", None, derive=unread, length="n_layer", required=False),
         replace(clip.V_N_LAYER, fields={}, derive=count),
     )
 
 
-def behind(layer: str) -> Drop:
+def appended(layer: str) -> Drop:
     """Return the drop of the tensors of blocks that nothing reads; `layer` is how they are called, with {n}."""
     return Drop(f"{layer}*", _BEHIND, when="unread_blocks == 1")
 
 
-LATE = Remark(
+LATE = Caveat(
     "",
     "llama.cpp (b11549) leaves the first patch of a picture out and hands on the class token as the last one",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )

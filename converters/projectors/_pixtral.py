@@ -5,7 +5,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import roles
 
@@ -58,11 +58,11 @@ HF = Dialect(
     "hf",
     conventions={"rope": "halves"},
     renames=NAMES,
-    drops=(*clip.TEXT, llava.behind("vision_tower.transformer.layers.{n}.")),
+    drops=(*clip.TEXT, llava.appended("vision_tower.transformer.layers.{n}.")),
     nested=("vision_config",),
-    harmless=(
-        *vit.HARMLESS, vit.AXIAL,
-        Harmless("vision_config.vocab_size", "a tower has no vocabulary"),
-        Harmless("vision_config.head_dim", "the width over the heads", follows="v_n_embd / v_n_head"),
+    ignored_keys=(
+        *vit.IGNORED_KEYS, vit.AXIAL,
+        IgnoredKey("vision_config.vocab_size", "a tower has no vocabulary"),
+        IgnoredKey("vision_config.head_dim", "the width over the heads", follows="v_n_embd / v_n_head"),
     ),
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Default, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Reshape
 from ggferry.converters.schema.roles import roles
@@ -45,8 +45,8 @@ def hparams(*more: HParam) -> tuple[HParam, ...]:
     """Return the hparams of one of these ears, and `more`."""
     windows = HParam("a_window", None, fields={"hf": "audio_config.n_window"}, required=False)
     known = replace(ear.N_CTX, fields={}, defaults=(Default(LENGTH, "Whisper's, as llama.cpp has it", dialect="hf"),))
-    mine = (known if one is ear.N_CTX else one for one in (*clip.AUDIO, clip.A_EPS, ear.N_CTX, ear.ACTIVATION))
-    return ear.under(MEMBERS, *mine, ear.SCALED, windows, *more)
+    variant = (known if one is ear.N_CTX else one for one in (*clip.AUDIO, clip.A_EPS, ear.N_CTX, ear.ACTIVATION))
+    return ear.under(MEMBERS, *variant, ear.SCALED, windows, *more)
 
 
 DROPS = (
@@ -56,11 +56,11 @@ DROPS = (
     Drop("thinker.lm_head.*", "of the text model"),
 )
 SPEAKS = tuple(Drop(name, "of what speaks") for name in ("talker.*", "token2wav.*", "code2wav.*"))
-HARMLESS = (
+IGNORED_KEYS = (
     *ear.said_of(*MEMBERS),
-    Harmless(" ".join(f"{member}.{key}" for member in MEMBERS for key in ("output_dim",)),
+    IgnoredKey(" ".join(f"{member}.{key}" for member in MEMBERS for key in ("output_dim",)),
              "repeats the width of the text model", follows="a_projection"),
-    Harmless(" ".join(f"{member}.{key}" for member in MEMBERS
+    IgnoredKey(" ".join(f"{member}.{key}" for member in MEMBERS
                       for key in ("max_source_positions", "max_position_embeddings", "conv_chunksize")),
              "how much is computed at a time"),
 )
@@ -121,9 +121,9 @@ def thinking(*hparams: HParam) -> tuple[HParam, ...]:
     )
 
 
-def thought(*harmless: Harmless) -> tuple[Harmless, ...]:
+def thought(*ignored: IgnoredKey) -> tuple[IgnoredKey, ...]:
     """Return the harmless keys of such configurations."""
-    return tuple(replace(one, keys=_deeper(one.keys, " ")) for one in harmless)
+    return tuple(replace(one, keys=_deeper(one.keys, " ")) for one in ignored)
 
 
 def _deeper(words: str, between: str) -> str:

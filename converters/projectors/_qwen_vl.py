@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Default, Harmless, HParam
+from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey
 from ggferry.converters.schema.partial_layouts import Item
 from ggferry.converters.schema.roles import Roles, roles
 
@@ -21,13 +21,13 @@ MERGE = HParam(
     "v_merge", None, fields={"hf": "vision_config.spatial_merge_size"}, words={2: 2}, required=False,
     defaults=(Default(2, "squares of two by two patches"),),
 )
-HARMLESS = (
-    *vit.HARMLESS,
+IGNORED_KEYS = (
+    *vit.IGNORED_KEYS,
     vit.AXIAL,
-    Harmless("vision_config.temporal_patch_size", "a patch spans two frames", (2,)),
-    Harmless("vision_config.attention_bias", "the tensors say it"),
-    Harmless("vision_config.tokens_per_second", "of films, which this file is not for"),
-    Harmless("vision_config.out_hidden_size", "the width of the text model", follows="v_projection"),
+    IgnoredKey("vision_config.temporal_patch_size", "a patch spans two frames", (2,)),
+    IgnoredKey("vision_config.attention_bias", "the tensors say it"),
+    IgnoredKey("vision_config.tokens_per_second", "of films, which this file is not for"),
+    IgnoredKey("vision_config.out_hidden_size", "the width of the text model", follows="v_projection"),
 )
 
 

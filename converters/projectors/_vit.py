@@ -5,7 +5,7 @@ from math import isqrt
 from typing import Any
 
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.schema.architecture import Default, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Caveat, Default, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Derivation, Values
 from ggferry.converters.schema.layouts import Split
 from ggferry.converters.schema.roles import Roles, block, roles
@@ -132,25 +132,25 @@ ROPE = HParam(
     words={10000: 10000.0}, required=False,
 )
 """The base of a tower's rotation, for which GGUF has no key: all known ones have the same."""
-AXIAL = Harmless("vision_config.rope_parameters.rope_type", "rotated along two axes", ("axial", "default"))
-COLORS = Harmless(
+AXIAL = IgnoredKey("vision_config.rope_parameters.rope_type", "rotated along two axes", ("axial", "default"))
+COLORS = IgnoredKey(
     "vision_config.in_channels vision_config.in_chans vision_config.num_channels", "red, green, blue", (3,)
 )
 """Keys that say what every tower of the kind has."""
-TRAINED = Harmless(
+TRAINED = IgnoredKey(
     "vision_config.initializer_range vision_config.initializer_factor vision_config.attention_dropout "
     "vision_config.hidden_dropout_prob vision_config.dropout vision_config.projector_dropout "
     "vision_config.projection_dropout vision_config.drop_path_rate vision_config.gradient_checkpointing",
     "used in training only",
 )
-SIZES = Harmless(
+SIZES = IgnoredKey(
     "preprocessor.size preprocessor.size.* preprocessor.crop_size preprocessor.crop_size.* preprocessor.min_pixels "
     "preprocessor.max_pixels preprocessor.patch_size preprocessor.merge_size preprocessor.temporal_patch_size "
     "preprocessor.image_seq_length preprocessor.image_token preprocessor.video_processor "
     "preprocessor.video_processor.* preprocessor.num_additional_image_tokens",
     "how large pictures may be: the runtime has limits of its own for this projector",
 )
-HARMLESS = (*clip.HARMLESS, COLORS, TRAINED, SIZES)
+IGNORED_KEYS = (*clip.IGNORED_KEYS, COLORS, TRAINED, SIZES)
 
 
 def pixels(low: str = "preprocessor.min_pixels", high: str = "preprocessor.max_pixels") -> tuple[HParam, ...]:
@@ -161,9 +161,9 @@ def pixels(low: str = "preprocessor.min_pixels", high: str = "preprocessor.max_p
     )
 
 
-SHIFTED = Remark(
+SHIFTED = Caveat(
     "",
     "llama.cpp (b11549) puts the class token behind the patches and adds the positions in the order of the table, of "
     "which that of the class token is the first: every patch gets the position of the one before it",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )

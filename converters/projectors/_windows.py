@@ -1,6 +1,6 @@
 """Towers most of whose blocks see windows of the picture, as Qwen2.5-VL's."""
 
-from ggferry.converters.schema.architecture import HParam, Remark
+from ggferry.converters.schema.architecture import Caveat, HParam
 from ggferry.converters.schema.derivations import Values
 
 
@@ -20,7 +20,7 @@ def every(values: Values) -> int:
 
 
 FULL = HParam(
-    "full_blocks", None, fields={"hf": "vision_config.fullatt_block_indexes"}, many="n_full_blocks", required=False
+    "full_blocks", None, fields={"hf": "vision_config.fullatt_block_indexes"}, length="n_full_blocks", required=False
 )
 COUNT = HParam("n_full_blocks", None, derive=lambda values: len(values["full_blocks"]), required=False)
 PATTERN = HParam("v_wa_pattern", "vision.n_wa_pattern", derive=every)
@@ -28,11 +28,11 @@ WINDOW = HParam(
     "v_window", "vision.window_size", fields={"hf": "vision_config.window_size"}, absent=112, required=False
 )
 EVERY = (FULL, COUNT, PATTERN, WINDOW)
-REMARKS = (
-    Remark(
+CAVEATS = (
+    Caveat(
         "v_window != 112",
         "its blocks see windows of {v_window} pixels: llama.cpp reads no key of this projector that says so, and "
         "computes with 112",
-        stops="llama.cpp",
+        unsupported_by="llama.cpp",
     ),
 )

@@ -7,7 +7,7 @@ Source: transformers `Cohere2VisionMultiModalProjector`; llama.cpp `conversion/c
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -36,14 +36,14 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given=clip.sees("cohere2v"),
+            fixed=clip.sees("cohere2v"),
             drops=(*clip.TEXT, Drop("vision_tower.head.*", "it pools a picture into one vector, which nothing reads")),
             renames=siglip.NAMES,
             nested=("vision_config",),
-            harmless=(
-                *vit.HARMLESS,
-                Harmless("vision_config.vision_use_head", "of the part that pools, which is dropped"),
-                Harmless("preprocessor.min_patches preprocessor.crop_to_patches", "how pictures are cut into tiles"),
+            ignored_keys=(
+                *vit.IGNORED_KEYS,
+                IgnoredKey("vision_config.vision_use_head", "of the part that pools, which is dropped"),
+                IgnoredKey("preprocessor.min_patches preprocessor.crop_to_patches", "how pictures are cut into tiles"),
             ),
         ),
     ),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -38,10 +38,10 @@ ROLES = roles(
     qwen.merger("vision_tower.merger.mlp.0", "vision_tower.merger.mlp.2"),
 )
 
-_UNNORMED = Remark(
+_UNNORMED = Caveat(
     "",
     "llama.cpp (b11549) does not norm the patches before the blocks, as the publisher's code does (v.norm_embd)",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
@@ -54,21 +54,21 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given=clip.sees("dots_ocr"),
+            fixed=clip.sees("dots_ocr"),
             drops=clip.TEXT,
-            remarks=(_UNNORMED,),
+            caveats=(_UNNORMED,),
             nested=("vision_config",),
-            harmless=(
-                *vit.HARMLESS,
-                Harmless("vision_config.hidden_size", "the width behind the projector", follows="v_projection"),
-                Harmless("vision_config.post_norm", "a norm behind the blocks", (True,)),
-                Harmless("vision_config.temporal_patch_size", "a patch spans one frame", (1,)),
-                Harmless("vision_config.is_causal", "patches see each other", (False,)),
-                Harmless("vision_config.use_bias", "the tensors say it"),
-                Harmless("vision_config.init_merger_std vision_config.attn_implementation", "of training"),
+            ignored_keys=(
+                *vit.IGNORED_KEYS,
+                IgnoredKey("vision_config.hidden_size", "the width behind the projector", follows="v_projection"),
+                IgnoredKey("vision_config.post_norm", "a norm behind the blocks", (True,)),
+                IgnoredKey("vision_config.temporal_patch_size", "a patch spans one frame", (1,)),
+                IgnoredKey("vision_config.is_causal", "patches see each other", (False,)),
+                IgnoredKey("vision_config.use_bias", "the tensors say it"),
+                IgnoredKey("vision_config.init_merger_std vision_config.attn_implementation", "of training"),
             ),
         ),
-        Dialect("gguf", remarks=(_UNNORMED,)),
+        Dialect("gguf", caveats=(_UNNORMED,)),
     ),
     recipe={"computation": "projector", "vision": "dots_ocr", "norm": "rms", "ffn": "gated", "rope": "halves"},
 )

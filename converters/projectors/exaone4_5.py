@@ -45,11 +45,11 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given=clip.sees("exaone4_5"),
+            fixed=clip.sees("exaone4_5"),
             drops=clip.TEXT,
             renames=qwen.NAMES,
             nested=("vision_config",),
-            harmless=qwen.HARMLESS,
+            ignored_keys=qwen.IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "projector", "vision": "qwen_vl", "norm": "rms", "ffn": "gated", "rope": "halves"},

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _siglip as siglip
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import roles
 
@@ -45,17 +45,17 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"norm_offset": 1.0, "offset_norms": ("soft_emb_norm",)},
-            given={**clip.sees("gemma3"), "use_gelu": True},
+            fixed={**clip.sees("gemma3"), "use_gelu": True},
             drops=(*clip.TEXT, _HEAD),
             renames=siglip.NAMES,
             nested=("vision_config",),
-            harmless=(
-                *clip.HARMLESS,
-                Harmless("vision_config.vision_use_head", "of the part that pools, which is dropped"),
-                Harmless("vision_config.num_channels", "red, green and blue", (3,)),
-                Harmless("preprocessor.size preprocessor.size.*", "the picture's size, which the tower states, too"),
-                Harmless("preprocessor.min_pixels preprocessor.max_pixels", "of processors for pictures of any size"),
-                Harmless("preprocessor.pan_and_scan_*", "cuts of a picture beside the whole: llama.cpp makes none"),
+            ignored_keys=(
+                *clip.IGNORED_KEYS,
+                IgnoredKey("vision_config.vision_use_head", "of the part that pools, which is dropped"),
+                IgnoredKey("vision_config.num_channels", "red, green and blue", (3,)),
+                IgnoredKey("preprocessor.size preprocessor.size.*", "the picture's size, which the tower states, too"),
+                IgnoredKey("preprocessor.min_pixels preprocessor.max_pixels", "of processors for pictures of any size"),
+                IgnoredKey("preprocessor.pan_and_scan_*", "cuts of a picture beside the whole: llama.cpp makes none"),
             ),
         ),
     ),

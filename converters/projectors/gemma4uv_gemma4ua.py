@@ -35,8 +35,8 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf", conventions={"patches": "pixels"}, drops=clip.TEXT, renames=gemma4.RENAMES,
-            given={**clip.sees_and_hears("gemma4uv", "gemma4ua"), **_NONE},
-            nested=("vision_config", "audio_config"), harmless=gemma4.HARMLESS,
+            fixed={**clip.sees_and_hears("gemma4uv", "gemma4ua"), **_NONE},
+            nested=("vision_config", "audio_config"), ignored_keys=gemma4.IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "projector", "vision": "gemma4uv", "audio": "gemma4ua", "norm": "layer"},

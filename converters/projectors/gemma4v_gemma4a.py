@@ -14,14 +14,14 @@ SPEC = Architecture(
     projector="gemma4v+gemma4a",
     display_name="Gemma 4, the half that sees and hears",
     hf_classes=("Gemma4ForConditionalGeneration", "EmbeddingGemma2Model"),
-    hparams=(clip.V_PROJECTOR, clip.A_PROJECTOR, *gemma4.EYE, *gemma4.EAR),
+    hparams=(clip.V_PROJECTOR, clip.A_PROJECTOR, *gemma4.VISION_ENCODER, *gemma4.AUDIO_ENCODER),
     roles=roles(gemma4.SEEN, gemma4.HEARD),
     blocks={**clip.SEEN, **clip.HEARD},
     dialects=(
         Dialect(
             "hf", conventions={"patches": "pixels", "query_scales": "raw"}, drops=clip.TEXT, renames=gemma4.RENAMES,
-            given={**clip.sees_and_hears("gemma4v", "gemma4a"), "use_gelu": True},
-            nested=("vision_config", "audio_config"), harmless=gemma4.HARMLESS,
+            fixed={**clip.sees_and_hears("gemma4v", "gemma4a"), "use_gelu": True},
+            nested=("vision_config", "audio_config"), ignored_keys=gemma4.IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "projector", "vision": "gemma4v", "audio": "gemma4a", "norm": "rms",

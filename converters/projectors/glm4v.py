@@ -58,11 +58,11 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given=clip.sees("glm4v"),
+            fixed=clip.sees("glm4v"),
             drops=clip.TEXT,
             renames=qwen.NAMES,
             nested=("vision_config",),
-            harmless=qwen.HARMLESS,
+            ignored_keys=qwen.IGNORED_KEYS,
         ),
     ),
     recipe={

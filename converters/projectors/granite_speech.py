@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _granite_audio_encoder as granite
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -54,7 +54,7 @@ HPARAMS = (
     HParam("a_proj_eps", None, clip.F32, {"hf": "projector_config.layer_norm_eps"}, required=False,
            words={1e-12: 1e-12}),
     HParam("a_feature_layers", "audio.feature_layer", ValueType.INT32, {"hf": "encoder_config.cat_hidden_layers"},
-           required=False, many="a_n_features"),
+           required=False, length="a_n_features"),
     HParam("a_n_features", None, derive=granite.features, required=False),
     HParam("a_states", None, fields={"hf": "projector_config.encoder_hidden_size"}),
     HParam("adapted", None, clip.BOOL, {"hf": "has_lora_adapter"}, required=False),
@@ -76,7 +76,7 @@ SPEC = Architecture(
     blocks={**clip.HEARD, "a.proj_blk.": "a_proj_layers"},
     dialects=(
         Dialect(
-            "hf", conventions={"qkv": "joint_kv", "batch_norm": "running"}, given=clip.hears("granite_speech"),
+            "hf", conventions={"qkv": "joint_kv", "batch_norm": "running"}, fixed=clip.hears("granite_speech"),
             drops=(
                 *clip.TEXT,
                 Drop("encoder.layers.{n}.conv.batch_norm.num_batches_tracked", "counts steps of training"),
@@ -84,18 +84,19 @@ SPEC = Architecture(
             ),
             renames=(("model.encoder.", "encoder."), ("model.projector.", "projector.")),
             nested=("encoder_config", "projector_config"),
-            harmless=(
-                Harmless("preprocessor.melspec_kwargs", "as the runtime computes it", (_SPECTRUM,)),
-                Harmless("preprocessor.projector_window_size", "repeats config.json", follows="a_proj_window"),
-                Harmless("preprocessor.projector_downsample_rate", "repeats config.json", follows="a_proj_downsample"),
-                *clip.HARMLESS,
+            ignored_keys=(
+                IgnoredKey("preprocessor.melspec_kwargs", "as the runtime computes it", (_SPECTRUM,)),
+                IgnoredKey("preprocessor.projector_window_size", "repeats config.json", follows="a_proj_window"),
+                IgnoredKey("preprocessor.projector_downsample_rate", "repeats config.json",
+                    follows="a_proj_downsample"),
+                *clip.IGNORED_KEYS,
                 *ear.spectrum(sampling_rate=16000, n_fft=512, win_length=400, hop_length=160),
-                Harmless("encoder_config.conv_expansion_factor", "repeats shapes", follows="a_inner/a_n_embd"),
-                Harmless("projector_config.vocab_size projector_config.max_position_embeddings "
+                IgnoredKey("encoder_config.conv_expansion_factor", "repeats shapes", follows="a_inner/a_n_embd"),
+                IgnoredKey("projector_config.vocab_size projector_config.max_position_embeddings "
                          "projector_config.position_embedding_type projector_config.use_qformer_text_input",
                          "of the part of a Q-Former that reads, which this one lacks"),
             ),
-            remarks=(Remark("adapted == 1", _ADAPTED),),
+            caveats=(Caveat("adapted == 1", _ADAPTED),),
         ),
     ),
     recipe={"computation": "projector", "audio": "granite_speech", "norm": "layer", "ffn": "plain",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Split
 from ggferry.converters.schema.roles import roles
 
@@ -62,22 +62,22 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given=clip.sees("hunyuanvl"),
+            fixed=clip.sees("hunyuanvl"),
             drops=clip.TEXT,
             renames=(("model.vit.", "vit."),),
             nested=("vision_config",),
-            harmless=(
-                *vit.HARMLESS,
-                Harmless("vision_config.num_key_value_heads", "every head has keys of its own", follows="v_n_head"),
-                Harmless(
+            ignored_keys=(
+                *vit.IGNORED_KEYS,
+                IgnoredKey("vision_config.num_key_value_heads", "every head has keys of its own", follows="v_n_head"),
+                IgnoredKey(
                     "vision_config.text_hidden_size vision_config.out_hidden_size",
                     "the width of the text model",
                     follows="v_projection",
                 ),
-                Harmless("vision_config.interpolate_mode", "how positions are stretched", ("bilinear",)),
-                Harmless("vision_config.temporal_patch_size", "of one frame", (1,)),
-                Harmless("preprocessor.spatial_patch_size", "patches are not joined before the tower", (1,)),
-                Harmless(
+                IgnoredKey("vision_config.interpolate_mode", "how positions are stretched", ("bilinear",)),
+                IgnoredKey("vision_config.temporal_patch_size", "of one frame", (1,)),
+                IgnoredKey("preprocessor.spatial_patch_size", "patches are not joined before the tower", (1,)),
+                IgnoredKey(
                     "vision_config.img_max_token_num vision_config.max_vit_seq_len vision_config.min_image_size "
                     "vision_config.anyres_* vision_config.cat_extra_token vision_config.video_* "
                     "vision_config.add_patchemb_bias vision_config.remove_prenorm vision_config.adaptor_patch_size",
@@ -86,12 +86,12 @@ SPEC = Architecture(
             ),
         ),
     ),
-    remarks=(
-        Remark(
+    caveats=(
+        Caveat(
             "",
             "llama.cpp stretches the table of positions as if a picture had a tenth of a patch more each way, as the "
             "publisher's own code did; transformers does not",
-            otherwise="llama.cpp",
+            differs_in="llama.cpp",
         ),
     ),
     recipe={"computation": "projector", "vision": "hunyuanvl", "norm": "layer", "ffn": "plain", "activation": "gelu"},

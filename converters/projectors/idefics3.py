@@ -6,7 +6,7 @@ Source: transformers `Idefics3Connector`; llama.cpp `conversion/smolvlm.py`, `to
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -38,11 +38,11 @@ _TOKENS = tuple(
     HParam(name, None, clip.F32, {"hf": f"added_tokens.{text}"}, required=False, defaults=_NO_TOKEN)
     for name, text in (("around_image", "<fake_token_around_image>"), ("global_image", "<global-img>"))
 )
-_UNMARKED = Remark(
+_UNMARKED = Caveat(
     "around_image < 0 or global_image < 0",
     "llama.cpp puts the tokens <fake_token_around_image> and <global-img> around a picture, and the tokenizer lacks "
     'one of them: its server answers "Invalid token"',
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
@@ -58,19 +58,19 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given=clip.sees("idefics3"),
+            fixed=clip.sees("idefics3"),
             drops=clip.TEXT,
-            remarks=(_UNMARKED,),
+            caveats=(_UNMARKED,),
             renames=siglip.NAMES,
             nested=("vision_config",),
-            harmless=(
-                *vit.HARMLESS,
-                Harmless(
+            ignored_keys=(
+                *vit.IGNORED_KEYS,
+                IgnoredKey(
                     "vision_config.max_image_size vision_config.max_image_size.* vision_config.size "
                     "vision_config.size.* vision_config.use_base_siglip vision_config.tie_word_embeddings",
                     "which nothing reads",
                 ),
-                Harmless(
+                IgnoredKey(
                     "preprocessor.max_image_size preprocessor.max_image_size.* preprocessor.video_sampling "
                     "preprocessor.video_sampling.*",
                     "how pictures are cut into tiles: the runtime does it",

@@ -8,24 +8,25 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _internvl as internvl
 from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, IgnoredKey
 
-_HARMLESS = (
-    *vit.HARMLESS,
-    Harmless(
+_IGNORED_KEYS = (
+    *vit.IGNORED_KEYS,
+    IgnoredKey(
         "vision_config.layer_scale_init_value vision_config.shared_expert_intermediate_size", "used in training only"
     ),
-    Harmless(
+    IgnoredKey(
         "vision_config.qkv_bias vision_config.attention_bias",
         "the tensors say it",
     ),
-    Harmless("vision_config.use_absolute_position_embeddings", "there is a table of positions", (True,)),
-    Harmless(
+    IgnoredKey("vision_config.use_absolute_position_embeddings", "there is a table of positions", (True,)),
+    IgnoredKey(
         "vision_config.use_mask_token vision_config.use_mean_pooling vision_config.use_flash_attn "
         "vision_config.num_query_*",
         "which nothing reads",
     ),
-    Harmless("preprocessor.crop_to_patches preprocessor.min_patches preprocessor.max_patches", "how pictures are cut"),
+    IgnoredKey("preprocessor.crop_to_patches preprocessor.min_patches preprocessor.max_patches",
+        "how pictures are cut"),
 )
 
 SPEC = Architecture(
@@ -40,19 +41,19 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"qkv": "fused"},
-            given=clip.sees("internvl"),
-            drops=(*clip.TEXT, llava.behind("vision_model.encoder.layers.{n}.")),
+            fixed=clip.sees("internvl"),
+            drops=(*clip.TEXT, llava.appended("vision_model.encoder.layers.{n}.")),
             nested=("vision_config",),
-            harmless=_HARMLESS,
+            ignored_keys=_IGNORED_KEYS,
         ),
         Dialect(
             "tf",
             fields="hf",
             classes=("InternVLForConditionalGeneration", "QianfanOCRForConditionalGeneration"),
-            given=clip.sees("internvl"),
+            fixed=clip.sees("internvl"),
             drops=(
                 *clip.TEXT,
-                llava.behind("vision_tower.encoder.layer.{n}."),
+                llava.appended("vision_tower.encoder.layer.{n}."),
                 Drop("vision_tower.embeddings.mask_token", "stands for patches that are hidden in training"),
             ),
             renames=(
@@ -60,10 +61,10 @@ SPEC = Architecture(
                 ("model.multi_modal_projector.", "multi_modal_projector."),
             ),
             nested=("vision_config",),
-            harmless=_HARMLESS,
+            ignored_keys=_IGNORED_KEYS,
         ),
     ),
-    remarks=(vit.SHIFTED, internvl.QK_NORMED),
+    caveats=(vit.SHIFTED, internvl.QK_NORMED),
     recipe={
         "computation": "projector",
         "vision": "internvl",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -45,7 +45,7 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given=clip.sees("janus_pro"),
+            fixed=clip.sees("janus_pro"),
             drops=(
                 *clip.TEXT,
                 *(Drop(f"*{name}.*", _SPEAKS) for name in (
@@ -54,13 +54,13 @@ SPEC = Architecture(
             ),
             renames=(("model.aligner.", "aligner."), *siglip.NAMES),
             nested=("vision_config",),
-            harmless=(
-                *vit.HARMLESS,
-                Harmless("vision_config.intermediate_size vision_config.mlp_ratio vision_config.attention_bias "
+            ignored_keys=(
+                *vit.IGNORED_KEYS,
+                IgnoredKey("vision_config.intermediate_size vision_config.mlp_ratio vision_config.attention_bias "
                          "vision_config.projection_dim vision_config.num_image_tokens", "the tensors say it"),
-                Harmless("vision_config.hidden_dropout_rate", "used in training only"),
-                Harmless("vision_config.use_qk_norm", "queries and keys have no norms", (False,)),
-                Harmless("preprocessor.background_color preprocessor.min_size", "how pictures are padded"),
+                IgnoredKey("vision_config.hidden_dropout_rate", "used in training only"),
+                IgnoredKey("vision_config.use_qk_norm", "queries and keys have no norms", (False,)),
+                IgnoredKey("preprocessor.background_color preprocessor.min_size", "how pictures are padded"),
             ),
         ),
     ),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _kimi as kimi
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -48,7 +48,7 @@ HPARAMS = (
         required=False,
         check="positions_wide == positions_high",
     ),
-    HParam("merges", None, fields={"hf": "vision_config.merge_kernel_size"}, many="2", required=False),
+    HParam("merges", None, fields={"hf": "vision_config.merge_kernel_size"}, length="2", required=False),
     HParam("v_merge", "vision.projector.scale_factor", derive=kimi.side, check="0 < v_merge"),
     *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
     HParam(
@@ -94,17 +94,17 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"axes": "in_turn"},
-            given=clip.sees("kimik25"),
+            fixed=clip.sees("kimik25"),
             drops=(*clip.TEXT, *kimi.DROPS),
             renames=kimi.NAMES,
             nested=("vision_config",),
-            harmless=(
-                *vit.HARMLESS, vit.AXIAL,
-                Harmless("vision_config.*pos_emb_time vision_config.video_* vision_config.merge_type "
+            ignored_keys=(
+                *vit.IGNORED_KEYS, vit.AXIAL,
+                IgnoredKey("vision_config.*pos_emb_time vision_config.video_* vision_config.merge_type "
                          "vision_config.pos_emb_type vision_config.mm_projector_type vision_config.mm_hidden_size "
                          "vision_config.text_hidden_size vision_config.projector_hidden_act vision_config._attn*",
                          "of films, or what all of them have"),
-                Harmless("preprocessor.in_patch_limit* preprocessor.fixed_output_tokens preprocessor.*frame* "
+                IgnoredKey("preprocessor.in_patch_limit* preprocessor.fixed_output_tokens preprocessor.*frame* "
                          "preprocessor.patch_limit* preprocessor.merge_kernel_size preprocessor.config_type "
                          "preprocessor.timestamp_mode preprocessor.sample_fps preprocessor.sampling_strategy",
                          "limits of pictures and films"),

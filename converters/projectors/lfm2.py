@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 from ggferry.converters.schema.tower_layouts import pixels_to_planes
 
@@ -60,15 +60,15 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"patches": "pixels"},
-            given=clip.sees("lfm2"),
+            fixed=clip.sees("lfm2"),
             drops=(*clip.TEXT, Drop("vision_tower.head.*", "it pools a picture into one vector, which nothing reads")),
             renames=siglip.NAMES,
             nested=("vision_config",),
-            harmless=(
-                *vit.HARMLESS,
-                Harmless("vision_config.vision_use_head", "of the part that pools, which is dropped"),
-                Harmless("vision_config.num_patches", "the rows of the table of positions", follows="n_positions"),
-                Harmless("preprocessor.max_image_tokens preprocessor.min_image_tokens preprocessor.max_num_patches "
+            ignored_keys=(
+                *vit.IGNORED_KEYS,
+                IgnoredKey("vision_config.vision_use_head", "of the part that pools, which is dropped"),
+                IgnoredKey("vision_config.num_patches", "the rows of the table of positions", follows="n_positions"),
+                IgnoredKey("preprocessor.max_image_tokens preprocessor.min_image_tokens preprocessor.max_num_patches "
                          "preprocessor.tile_size preprocessor.max_tiles preprocessor.min_tiles "
                          "preprocessor.use_thumbnail "
                          "preprocessor.encoder_patch_size preprocessor.downsample_factor "

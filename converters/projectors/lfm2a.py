@@ -8,7 +8,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _conformer as conformer
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 _PLACES = {
@@ -65,7 +65,7 @@ SPEC = Architecture(
     blocks=clip.HEARD,
     dialects=(
         Dialect(
-            "hf", conventions={"batch_norm": "running"}, given=clip.hears("lfm2a"), nested=("encoder",),
+            "hf", conventions={"batch_norm": "running"}, fixed=clip.hears("lfm2a"), nested=("encoder",),
             drops=(
                 *clip.TEXT,
                 Drop("lfm.*", "of the text model"),
@@ -74,17 +74,17 @@ SPEC = Architecture(
                 Drop("codebook_offsets", "follows from the sizes of codebooks", follows=True),
                 Drop("audio_loss_weights", "used in training only"),
             ),
-            harmless=(
-                *clip.HARMLESS,
+            ignored_keys=(
+                *clip.IGNORED_KEYS,
                 *ear.spectrum(
                     sample_rate=16000, n_fft=512, window_size=0.025, window_stride=0.01, window="hann",
                     normalize="per_feature", log=True, frame_splicing=1,
                 ),
-                Harmless("preprocessor.features", "repeats the bins", follows="a_n_mels"),
-                Harmless("preprocessor.dither preprocessor.pad_*", "of training and of batches"),
-                Harmless("encoder.*dropout* encoder.stochastic_depth_* encoder.reduction* "
+                IgnoredKey("preprocessor.features", "repeats the bins", follows="a_n_mels"),
+                IgnoredKey("preprocessor.dither preprocessor.pad_*", "of training and of batches"),
+                IgnoredKey("encoder.*dropout* encoder.stochastic_depth_* encoder.reduction* "
                          "encoder.sync_max_audio_length", "used in training only"),
-                Harmless("encoder.feat_out encoder.causal_downsampling encoder.att_context_* encoder.pos_emb_max_len "
+                IgnoredKey("encoder.feat_out encoder.causal_downsampling encoder.att_context_* encoder.pos_emb_max_len "
                          "encoder.untie_biases encoder.use_bias encoder.use_pytorch_* encoder.conv_context_size "
                          "encoder.conv_dual_mode encoder._target_ encoder.global_* encoder.subsampling_conv_chunking_*",
                          "how NeMo builds or runs it"),
@@ -92,5 +92,5 @@ SPEC = Architecture(
         ),
     ),
     recipe={"computation": "projector", "audio": "lfm2a", "norm": "layer", "ffn": "plain", "activation": "silu"},
-    remarks=(Remark("a_n_embd != 512", _POSITIONS, stops="llama.cpp"),),
+    caveats=(Caveat("a_n_embd != 512", _POSITIONS, unsupported_by="llama.cpp"),),
 )

@@ -21,7 +21,7 @@ SPEC = Architecture(
     ),
     roles=pixtral.ROLES,
     blocks=clip.SEEN,
-    dialects=(replace(pixtral.HF, given=clip.sees("lightonocr")),),
+    dialects=(replace(pixtral.HF, fixed=clip.sees("lightonocr")),),
     recipe={
         "computation": "projector", "vision": "pixtral", "norm": "rms", "ffn": "gated", "activation": "gelu",
         "rope": "pairs",

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -71,35 +71,35 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given=clip.sees("llama4"),
+            fixed=clip.sees("llama4"),
             drops=clip.TEXT,
             renames=(
                 ("model.vision_model.", "vision_model."),
                 ("model.multi_modal_projector.", "multi_modal_projector."),
             ),
             nested=("vision_config",),
-            harmless=(
-                *vit.HARMLESS,
+            ignored_keys=(
+                *vit.IGNORED_KEYS,
                 vit.AXIAL,
-                Harmless("vision_config.norm_eps", "every norm of transformers' class has torch's epsilon"),
-                Harmless("vision_config.vision_output_dim", "the matrices say it", follows="n_outer"),
-                Harmless("vision_config.multi_modal_projector_bias", "no matrix of it has one", (False,)),
-                Harmless(
+                IgnoredKey("vision_config.norm_eps", "every norm of transformers' class has torch's epsilon"),
+                IgnoredKey("vision_config.vision_output_dim", "the matrices say it", follows="n_outer"),
+                IgnoredKey("vision_config.multi_modal_projector_bias", "no matrix of it has one", (False,)),
+                IgnoredKey(
                     "vision_config.vision_feature_select_strategy vision_config.vision_feature_layer",
                     "which transformers does not read, either",
                 ),
-                Harmless(
+                IgnoredKey(
                     "preprocessor.max_patches preprocessor.resize_to_max_canvas",
                     "how pictures are cut into tiles, which llama.cpp does its own way",
                 ),
             ),
         ),
     ),
-    remarks=(
-        Remark(
+    caveats=(
+        Caveat(
             "",
             "llama.cpp (b11549) hands the rows of a picture on column by column, transformers row by row",
-            otherwise="llama.cpp",
+            differs_in="llama.cpp",
         ),
     ),
     recipe={

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -47,11 +47,11 @@ SPEC = Architecture(
     blocks=clip.HEARD,
     dialects=(
         Dialect(
-            "hf", given=clip.hears("meralion"), drops=(*clip.TEXT, Drop("text_decoder.*", "of the text model")),
+            "hf", fixed=clip.hears("meralion"), drops=(*clip.TEXT, Drop("text_decoder.*", "of the text model")),
             renames=(("speech_encoder.", "audio_tower."),), nested=("speech_config",),
-            harmless=(
+            ignored_keys=(
                 *ear.said_of("speech_config"),
-                Harmless("speech_config.decoder_* speech_config.max_target_positions "
+                IgnoredKey("speech_config.decoder_* speech_config.max_target_positions "
                          "speech_config.is_encoder_decoder speech_config.mask_* speech_config.apply_spec_augment "
                          "speech_config.median_filter_width speech_config.use_weighted_layer_sum",
                          "of Whisper's decoder or its training"),
@@ -59,5 +59,5 @@ SPEC = Architecture(
         ),
     ),
     recipe={"computation": "projector", "audio": "meralion", "norm": "layer", "ffn": "plain", "activation": "gelu"},
-    remarks=(Remark("", _NORMED, otherwise="llama.cpp"),),
+    caveats=(Caveat("", _NORMED, differs_in="llama.cpp"),),
 )

@@ -8,7 +8,7 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -29,7 +29,7 @@ HPARAMS = (
     *clip.COLORS,
     clip.V_EPS,
     *vit.activation(),
-    HParam("v_feature_layer", "vision.feature_layer", ValueType.INT32, derive=llava.numbered, many="n_read"),
+    HParam("v_feature_layer", "vision.feature_layer", ValueType.INT32, derive=llava.numbered, length="n_read"),
     HParam("n_read", None, derive=llava.read),
     clip.projector_act("gelu"),
 )
@@ -63,26 +63,26 @@ SPEC = Architecture(
         Dialect(
             "hf",
             classes=("LlavaForConditionalGeneration",),
-            within="vision_config",
+            config_section="vision_config",
             types=_TYPES,
-            given=clip.sees("mlp"),
+            fixed=clip.sees("mlp"),
             drops=(
                 *clip.TEXT,
-                llava.behind("vision_tower.encoder.layers.{n}."),
+                llava.appended("vision_tower.encoder.layers.{n}."),
                 Drop("vision_tower.post_layernorm.*", "a norm behind the last block, whose states are not read"),
                 Drop("vision_tower.embeddings.position_ids", "the numbers of positions, in order", follows=True),
             ),
             renames=siglip.NAMES,
             nested=("vision_config",),
-            harmless=(
-                *vit.HARMLESS,
-                Harmless(
+            ignored_keys=(
+                *vit.IGNORED_KEYS,
+                IgnoredKey(
                     "vision_config.projection_dim vision_config.vocab_size", "of the whole of CLIP, which also reads"
                 ),
             ),
         ),
     ),
-    remarks=(
+    caveats=(
         vit.SHIFTED,
         llava.LATE,
     ),

@@ -33,8 +33,8 @@ SPEC = Architecture(
     blocks=clip.HEARD,
     dialects=(
         Dialect(
-            "hf", given=clip.hears("musicflamingo"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
-            harmless=ear.HARMLESS,
+            "hf", fixed=clip.hears("musicflamingo"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
+            ignored_keys=ear.IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "projector", "audio": "musicflamingo", "norm": "layer", "ffn": "plain",

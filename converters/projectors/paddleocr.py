@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -36,12 +36,12 @@ ROLES = roles(
     vit.linear("mm.2", "mlp_AR.linear_2", "v_projection", "4*v_n_embd"),
 )
 
-_SMOOTHED = Remark(
+_SMOOTHED = Caveat(
     "",
     "of a picture with fewer patches in a row or a column than the table of positions has (384 pixels in published "
     "models), llama.cpp (b11549) smooths the table while it shrinks it, which the model does not: its rows are some "
     "per cent off",
-    otherwise="llama.cpp",
+    differs_in="llama.cpp",
 )
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
@@ -54,7 +54,7 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given=clip.sees("paddleocr"),
+            fixed=clip.sees("paddleocr"),
             drops=(
                 *clip.TEXT,
                 Drop("visual.vision_model.head.*", "it pools a picture into one vector, which nothing here reads"),
@@ -65,14 +65,14 @@ SPEC = Architecture(
                 ("model.projector.", "mlp_AR."),
             ),
             nested=("vision_config",),
-            harmless=(
-                *vit.HARMLESS, vit.AXIAL,
-                Harmless("vision_config.image_size", "of the table of positions, whose rows say it"),
-                Harmless("vision_config.tokens_per_second vision_config.temporal_patch_size", "of films"),
+            ignored_keys=(
+                *vit.IGNORED_KEYS, vit.AXIAL,
+                IgnoredKey("vision_config.image_size", "of the table of positions, whose rows say it"),
+                IgnoredKey("vision_config.tokens_per_second vision_config.temporal_patch_size", "of films"),
             ),
         ),
     ),
-    remarks=(_SMOOTHED,),
+    caveats=(_SMOOTHED,),
     recipe={
         "computation": "projector", "vision": "paddleocr", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
         "rope": "halves",

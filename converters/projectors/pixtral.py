@@ -35,7 +35,7 @@ SPEC = Architecture(
     dialects=(
         replace(
             pixtral.HF,
-            given=clip.sees("pixtral"),
+            fixed=clip.sees("pixtral"),
             renames=(
                 *pixtral.NAMES,
                 ("language_model.model.embed_tokens.", "embed_tokens."),
@@ -44,7 +44,7 @@ SPEC = Architecture(
         ),
         replace(
             pixtral.HF, name="llava", names="hf", fields="hf", classes=("LlavaForConditionalGeneration",),
-            within="vision_config", types=("pixtral",), given=clip.sees("pixtral"),
+            config_section="vision_config", types=("pixtral",), fixed=clip.sees("pixtral"),
             renames=(
                 *pixtral.NAMES,
                 ("language_model.model.embed_tokens.", "embed_tokens."),

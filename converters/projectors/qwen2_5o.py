@@ -8,7 +8,7 @@ from ggferry.converters.projectors import _qwen_audio_encoder as ear
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.projectors import _windows as windows
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, Drop
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -48,12 +48,12 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given={**clip.sees("qwen2.5o"), **clip.hears("qwen2.5o")},
+            fixed={**clip.sees("qwen2.5o"), **clip.hears("qwen2.5o")},
             drops=(*ear.DROPS, *ear.SPEAKS, Drop("audio_tower.audio_bos_eos_token.weight", "no model reads it")),
             renames=(*qwen.NAMES, ("thinker.audio_tower.", "audio_tower.")),
             nested=("thinker_config.vision_config", "thinker_config.audio_config"),
-            harmless=(*ear.thought(*qwen.HARMLESS), *ear.HARMLESS),
-            remarks=(*windows.REMARKS, Remark("a_window < 1500", _CHUNKS, otherwise="llama.cpp")),
+            ignored_keys=(*ear.thought(*qwen.IGNORED_KEYS), *ear.IGNORED_KEYS),
+            caveats=(*windows.CAVEATS, Caveat("a_window < 1500", _CHUNKS, differs_in="llama.cpp")),
         ),
     ),
     recipe={"computation": "projector", "vision": "qwen_vl", "audio": "qwen2a", "norm": "rms", "ffn": "gated",

@@ -26,8 +26,8 @@ SPEC = Architecture(
     blocks=clip.HEARD,
     dialects=(
         Dialect(
-            "hf", given=clip.hears("qwen2a"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
-            harmless=ear.HARMLESS,
+            "hf", fixed=clip.hears("qwen2a"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
+            ignored_keys=ear.IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "projector", "audio": "qwen2a", "norm": "layer", "ffn": "plain", "activation": "gelu"},

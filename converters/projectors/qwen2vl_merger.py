@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -42,14 +42,14 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"qkv": "fused"},
-            given=clip.sees("qwen2vl_merger"),
+            fixed=clip.sees("qwen2vl_merger"),
             drops=clip.TEXT,
             renames=qwen.NAMES,
             nested=("vision_config",),
-            harmless=(
-                *qwen.HARMLESS,
-                Harmless("vision_config.hidden_size", "the width of the text model", follows="v_projection"),
-                Harmless("vision_config.mlp_ratio", "the matrices say it"),
+            ignored_keys=(
+                *qwen.IGNORED_KEYS,
+                IgnoredKey("vision_config.hidden_size", "the width of the text model", follows="v_projection"),
+                IgnoredKey("vision_config.mlp_ratio", "the matrices say it"),
             ),
         ),
     ),

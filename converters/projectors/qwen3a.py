@@ -5,7 +5,7 @@ Source: transformers `modeling_qwen3_asr.py`; llama.cpp `conversion/qwen3vl.py`,
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _qwen_audio_encoder as qwen
-from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
 
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
@@ -17,14 +17,14 @@ SPEC = Architecture(
     blocks=clip.HEARD,
     dialects=(
         Dialect(
-            "hf", given=clip.hears("qwen3a"), drops=qwen.DROPS, nested=qwen.MEMBERS, harmless=qwen.HARMLESS,
+            "hf", fixed=clip.hears("qwen3a"), drops=qwen.DROPS, nested=qwen.MEMBERS, ignored_keys=qwen.IGNORED_KEYS,
             renames=(
                 ("model.multi_modal_projector.linear_1.", "audio_tower.proj1."),
                 ("model.multi_modal_projector.linear_2.", "audio_tower.proj2."),
                 ("model.audio_tower.", "audio_tower."),
                 ("thinker.audio_tower.", "audio_tower."),
             ),
-            remarks=(Remark("0 < a_window_infer and a_window_infer < 3000", qwen.WINDOWS, otherwise="llama.cpp"),),
+            caveats=(Caveat("0 < a_window_infer and a_window_infer < 3000", qwen.WINDOWS, differs_in="llama.cpp"),),
         ),
     ),
     recipe={"computation": "projector", "audio": "qwen3a", "norm": "layer", "ffn": "plain", "activation": "gelu"},

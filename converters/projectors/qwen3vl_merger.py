@@ -10,7 +10,7 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _deepstack as deepstack
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -74,14 +74,14 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given=clip.sees("qwen3vl_merger"),
+            fixed=clip.sees("qwen3vl_merger"),
             drops=clip.TEXT,
             renames=qwen.NAMES,
             renumbered=(("visual.deepstack_merger_list.", "deepstack_blocks"),),
             nested=("vision_config",),
-            harmless=(
-                *qwen.HARMLESS,
-                Harmless("vision_config.image_size", "the table of positions says it"),
+            ignored_keys=(
+                *qwen.IGNORED_KEYS,
+                IgnoredKey("vision_config.image_size", "the table of positions says it"),
             ),
         ),
     ),

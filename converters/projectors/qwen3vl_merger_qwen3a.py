@@ -10,7 +10,7 @@ from ggferry.converters.projectors import _deepstack as deepstack
 from ggferry.converters.projectors import _qwen_audio_encoder as ear
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -50,11 +50,11 @@ ROLES = roles(
     ear.LATER,
 )
 
-_WIDER = Remark(
+_WIDER = Caveat(
     "0 < deepstack_end",
     "rows of a picture hold the deepstack blocks' features behind the picture's, so that they are wider than those of "
     "a recording, and llama.cpp (b11549) takes no second file whose halves differ in width",
-    stops="llama.cpp",
+    unsupported_by="llama.cpp",
 )
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
@@ -67,21 +67,21 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            given=clip.sees_and_hears("qwen3vl_merger", "qwen3a"),
+            fixed=clip.sees_and_hears("qwen3vl_merger", "qwen3a"),
             drops=(*ear.DROPS, *ear.SPEAKS),
             renames=(*qwen.NAMES, ("thinker.audio_tower.", "audio_tower.")),
             renumbered=(("visual.merger_list.", "deepstack_blocks"),),
             nested=("thinker_config.vision_config", "thinker_config.audio_config"),
-            harmless=(
-                *ear.thought(*qwen.HARMLESS),
-                *ear.HARMLESS,
-                Harmless("thinker_config.vision_config.image_size", "the table of positions says it"),
+            ignored_keys=(
+                *ear.thought(*qwen.IGNORED_KEYS),
+                *ear.IGNORED_KEYS,
+                IgnoredKey("thinker_config.vision_config.image_size", "the table of positions says it"),
             ),
-            remarks=(
-                _WIDER, Remark("0 < a_window_infer and a_window_infer < 3000", ear.WINDOWS, otherwise="llama.cpp"),
+            caveats=(
+                _WIDER, Caveat("0 < a_window_infer and a_window_infer < 3000", ear.WINDOWS, differs_in="llama.cpp"),
             ),
         ),
-        Dialect("gguf", remarks=(_WIDER,)),
+        Dialect("gguf", caveats=(_WIDER,)),
     ),
     recipe={"computation": "projector", "vision": "qwen_vl", "audio": "qwen3a", "norm": "layer", "ffn": "plain",
             "activation": "gelu_tanh", "rope": "halves"},

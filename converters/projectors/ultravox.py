@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 _SPAN = "the text model is a checkpoint of its own, which text_model_id names: {text_model}"
@@ -43,15 +43,15 @@ SPEC = Architecture(
     blocks=clip.HEARD,
     dialects=(
         Dialect(
-            "hf", given=clip.hears("ultravox"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
-            harmless=(
-                *ear.HARMLESS,
-                Harmless("audio_config.decoder_* audio_config.max_target_positions audio_config.is_encoder_decoder "
+            "hf", fixed=clip.hears("ultravox"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
+            ignored_keys=(
+                *ear.IGNORED_KEYS,
+                IgnoredKey("audio_config.decoder_* audio_config.max_target_positions audio_config.is_encoder_decoder "
                          "audio_config.*_suppress_* audio_config.mask_* audio_config.apply_spec_augment "
                          "audio_config.median_filter_width audio_config.use_weighted_layer_sum",
                          "of Whisper's decoder or its training"),
             ),
-            remarks=(Remark("text_model != ''", _SPAN),),
+            caveats=(Caveat("text_model != ''", _SPAN),),
         ),
     ),
     recipe={"computation": "projector", "audio": "ultravox", "norm": "layer", "ffn": "plain", "activation": "gelu"},

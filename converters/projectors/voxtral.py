@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _audio_encoder as ear
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -40,10 +40,10 @@ SPEC = Architecture(
     blocks=clip.HEARD,
     dialects=(
         Dialect(
-            "hf", given=clip.hears("voxtral"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
-            harmless=ear.HARMLESS,
+            "hf", fixed=clip.hears("voxtral"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
+            ignored_keys=ear.IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "projector", "audio": "voxtral", "norm": "layer", "ffn": "plain", "activation": "gelu"},
-    remarks=(Remark("", _HALVED, otherwise="llama.cpp"),),
+    caveats=(Caveat("", _HALVED, differs_in="llama.cpp"),),
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.logits import LogitsProof, check_all_logits
-from ggferry.converters.proof.references.cross_check import Testimony
+from ggferry.converters.proof.references.cross_check import CrossCheck
 from ggferry.converters.proof.second_reader.check import SecondReading
 from ggferry.converters.proof.tensors import Sides, TensorProof, check_tensor
 from ggferry.formats.errors import VerificationError
@@ -22,7 +22,7 @@ from ggferry.quant.accuracy import differences, similarity
 from ggferry.quant.accuracy.known_values import decodes_as_known
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
-from ggferry.support.allocator import give_back
+from ggferry.support.allocator import trim_heap
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
@@ -76,7 +76,7 @@ class Proof:
     logits: LogitsProof | None = None
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     deltas: DeltaProof | None = None
-    testimonies: tuple[Testimony, ...] = ()
+    testimonies: tuple[CrossCheck, ...] = ()
     second_reader: SecondReading = SecondReading()
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Proof:
                 f"not the bytes that llama-quantize writes of the source: {', '.join(others[:_NAMED])}{more} (rounded "
                 "by another program or build, with another importance matrix, or changed since)"
             )
-        lines += [note for testimony in self.testimonies if (note := testimony.note)]
+        lines += [note for check in self.testimonies if (note := check.note)]
         return tuple(lines)
 
 
@@ -154,7 +154,7 @@ def compare_outputs(cases: Sequence[Case], *, jobs: int | None = None, stage: St
                 found, check_tensor([c.sides for c in cases], node.name, jobs, progress), strict=True
             ):
                 tensors.append(tensor)
-    give_back()
+    trim_heap()
     computable = [
         number for number, case in enumerate(cases)
         if case.level == "full" and case.sides.output.nodes and case.sides.output.architecture.recipe
@@ -177,11 +177,11 @@ def prefetch_comparing(kinds: Iterable[tuple[BlockType, BlockType, int]]) -> Non
     """
     for before, after, elements in kinds:
         if before != after:
-            codec(before.name).expect(elements)
-            codec(after.name).expect(elements)
-            differences.expect(elements)
+            codec(before.name).prefetch(elements)
+            codec(after.name).prefetch(elements)
+            differences.prefetch(elements)
             if codec(after.name).searches:
-                similarity.expect(after.name, elements)
+                similarity.prefetch(after.name, elements)
 
 
 def _kinds(case: Case) -> Iterator[tuple[BlockType, BlockType, int]]:
@@ -189,10 +189,10 @@ def _kinds(case: Case) -> Iterator[tuple[BlockType, BlockType, int]]:
         yield case.sides.source.by_name[node.name].inputs[0].type, node.inputs[0].type, node.inputs[0].elements
 
 
-def of_texts(tokenizer: Mapping[str, Any]) -> tuple[Testimony, ...]:
+def of_texts(tokenizer: Mapping[str, Any]) -> tuple[CrossCheck, ...]:
     """Return the testimony of the library that encoded the texts on the source's side, where there was one."""
     name, _, version = tokenizer.get("by", "").partition(" ")
-    return (Testimony(name, version, "texts", "source", tokenizer["equal"]),) if name else ()
+    return (CrossCheck(name, version, "texts", "source", tokenizer["equal"]),) if name else ()
 
 
 def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:

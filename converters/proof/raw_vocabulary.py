@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import spell, unspell
 from ggferry.converters.tokenizers.files.sidecar_settings import TEMPLATE_FOLDER, Sidecars, special_text
-from ggferry.converters.tokenizers.libraries.cross_check import FAIRSEQ, QWEN, SENTENCEPIECE, TEKKEN, TIKTOKEN, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import (
+    FAIRSEQ,
+    QWEN,
+    SENTENCEPIECE,
+    TEKKEN,
+    TIKTOKEN,
+    ReferenceTokenizer,
+)
 from ggferry.converters.tokenizers.tokenizer import CHAT_TEMPLATE, GGML, SPACE, SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import VerificationError
@@ -33,7 +40,7 @@ NAMING = ("special_tokens_map.json", "tokenizer_config.json")  # the last that n
 
 
 def check_raw(
-    output: Tokenizer, witness: Witness, facts: Mapping[str, Any], files: Sidecars, path: str,
+    output: Tokenizer, reference: ReferenceTokenizer, facts: Mapping[str, Any], files: Sidecars, path: str,
     apart: Collection[str] = (),
 ) -> dict[str, int]:  # fmt: skip
     """Count the tokens, merges, special ids and templates of the output, having checked that they are the source's.
@@ -49,15 +56,15 @@ def check_raw(
     Raises VerificationError naming the first thing that is not the source's.
     """
     held = _Held(output, path)
-    held.added(witness)
+    held.added(reference)
     merges = 0
-    if witness.library in (SENTENCEPIECE, FAIRSEQ):
-        held.pieces(facts["vocabulary"], facts["scores"], facts["types"], {one.id for one in witness.added})
-    elif witness.library == TEKKEN:
+    if reference.library in (SENTENCEPIECE, FAIRSEQ):
+        held.pieces(facts["vocabulary"], facts["scores"], facts["types"], {one.id for one in reference.added})
+    elif reference.library == TEKKEN:
         texts = {rank: spell(base64.b64decode(token)) for token, rank in facts["vocabulary"].items()}
         held.ranks(texts)
         held.specials({int(rank): text for rank, text in facts["special"].items()})
-    elif witness.library in (TIKTOKEN, QWEN):
+    elif reference.library in (TIKTOKEN, QWEN):
         held.ranks({rank: spell(base64.b64decode(token)) for token, rank in facts["vocabulary"].items()})
         held.specials({int(token): text for token, text in facts.get("special", {}).items()})
     else:
@@ -109,12 +116,12 @@ class _Held:
     def __init__(self, output: Tokenizer, path: str) -> None:
         self.output, self.path = output, path
 
-    def added(self, witness: Witness) -> None:
+    def added(self, reference: ReferenceTokenizer) -> None:
         """Check the tokens added after training, at their ids.
 
         Those that llama.cpp looks for in plain text have real spaces.
         """
-        for one in witness.added:
+        for one in reference.added:
             if one.id < len(self.output.tokens) and not self._stands_for_none(one.id):
                 self._text(one.id, {one.content, one.content.replace(SPACE, " ")})
 

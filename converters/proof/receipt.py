@@ -14,8 +14,8 @@ from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.conversion_plan.steps import Plan, count_types, step_record
 from ggferry.converters.forward.model import as_stored
 from ggferry.converters.proof.compare import Proof
-from ggferry.converters.proof.references.cross_check import CONVERSATIONS, who_testified
-from ggferry.converters.proof.runtime_notes import computed_otherwise, loads
+from ggferry.converters.proof.references.cross_check import CONVERSATIONS, cross_check_line
+from ggferry.converters.proof.runtime_notes import computed_differently, loads
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.kinds import strict
@@ -81,7 +81,7 @@ def make_receipt(
         "logits": proof.logits.as_dict() if proof.logits else None,
         **({"deltas": asdict(proof.deltas)} if proof.deltas else {}),
         **({"second_reader": asdict(proof.second_reader)} if proof.second_reader.asked else {}),
-        "testimonies": [asdict(testimony) for testimony in proof.testimonies],
+        "testimonies": [asdict(check) for check in proof.testimonies],
         "verified": proof.level,
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
     }  # fmt: skip
@@ -107,8 +107,8 @@ def _runtimes(plan: Plan) -> list[str]:
 
 def _otherwise(plan: Plan) -> list[str]:
     """Return in what respects llama.cpp is known to compute something else from the output."""
-    known = plan.graph.otherwise(LLAMA_CPP, plan.graph.sizes.get("n_ctx") or 0)
-    return list(dict.fromkeys((*known, *(computed_otherwise(*_file(plan)) if plan.steps else ()))))
+    known = plan.graph.known_differences(LLAMA_CPP, plan.graph.sizes.get("n_ctx") or 0)
+    return list(dict.fromkeys((*known, *(computed_differently(*_file(plan)) if plan.steps else ()))))
 
 
 def _file(plan: Plan) -> tuple[str, dict[str, Value], list[str]]:
@@ -209,7 +209,7 @@ def how_it_was_proved(proof: Proof) -> str:
         f"by {said.witness}"
         for said in proof.testimonies if said.what == CONVERSATIONS and said.why is None
     ]  # fmt: skip
-    return "; ".join(parts if proof.level == "none" else (who_testified(proof.testimonies), *parts))
+    return "; ".join(parts if proof.level == "none" else (cross_check_line(proof.testimonies), *parts))
 
 
 def _sampled(proof: Proof) -> str:

@@ -49,9 +49,9 @@ def _width(sizes: Sizes) -> str:
     return "heads of a width of their own" if width and heads and width * heads != sizes.get("n_embd") else ""
 
 
-def _turned(sizes: Sizes) -> str:
-    turned, width = _number(sizes, "n_rot"), _number(sizes, "head_dim")
-    return "heads that turn in part" if turned and width and turned < width and "kv_rank" not in sizes else ""
+def _rotated(sizes: Sizes) -> str:
+    rotated, width = _number(sizes, "n_rot"), _number(sizes, "head_dim")
+    return "heads that turn in part" if rotated and width and rotated < width and "kv_rank" not in sizes else ""
 
 
 _SCALING = {"yarn": "yarn", "linear": "stretched positions", "longrope": "longrope"}
@@ -59,7 +59,7 @@ _OF_SIZES: tuple[Callable[[Sizes], str], ...] = (
     lambda sizes: _SCALING.get(sizes.get("rope_scaling") or "", ""),
     lambda sizes: "positions stretched at run time" if sizes.get("rope_kind") == "dynamic" else "",
     lambda sizes: "distances instead of positions" if sizes.get("max_alibi") else "",
-    _turned, _window, _heads, _width,
+    _rotated, _window, _heads, _width,
     lambda sizes: "experts" if _number(sizes, "n_expert") else "",
     lambda sizes: "groups of experts" if _number(sizes, "expert_groups") > 1 else "",
     lambda sizes: "capped scores" if sizes.get("attn_softcap") else "",
@@ -85,7 +85,7 @@ def features(graph: ModelGraph) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def unseen(graph: ModelGraph) -> tuple[str, ...]:
+def unchecked(graph: ModelGraph) -> tuple[str, ...]:
     """Return a line on the features of the model that no test against another program has seen.
 
     The result is empty where every two of its features have been in one test.

@@ -221,7 +221,7 @@ def faults(checkpoint: Checkpoint, architecture: str, notes: Collection[str]) ->
     return tuple(dict.fromkeys(finding.text for finding in found if finding.kind not in ("unread", "otherwise")))
 
 
-def computed_otherwise(architecture: str, metadata: Mapping[str, Value], tensors: Iterable[str]) -> tuple[str, ...]:
+def computed_differently(architecture: str, metadata: Mapping[str, Value], tensors: Iterable[str]) -> tuple[str, ...]:
     """Return in what respects llama.cpp's graph computes something else from the file's values, a sentence each."""
     return tuple(found.text for found in check(architecture, metadata, tensors) if found.kind == "otherwise")
 

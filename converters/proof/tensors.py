@@ -27,7 +27,7 @@ from ggferry.quant.accuracy.expected_error import TOLERANCE, band_of, beyond_ban
 from ggferry.quant.accuracy.similarity import first_unlike
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
-from ggferry.quant.fingerprints import Marks
+from ggferry.quant.fingerprints import Fingerprints
 from ggferry.quant.types import BlockError
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Progress
@@ -101,7 +101,7 @@ class Encoding:
 
     imatrix: Imatrix | None = None
     ours: bool = False
-    marks: Marks | None = None
+    marks: Fingerprints | None = None
     any_error: bool = False
 
 

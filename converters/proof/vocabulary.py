@@ -12,8 +12,8 @@ from ggferry.converters.proof.raw_vocabulary import check_held, check_raw
 from ggferry.converters.tokenizers.compare import compare
 from ggferry.converters.tokenizers.legacy.byte_level import MergeSource
 from ggferry.converters.tokenizers.legacy.check import check_conversion, check_merges
-from ggferry.converters.tokenizers.libraries.cross_check import Agreement, hear, texts_of
-from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, witness_of
+from ggferry.converters.tokenizers.libraries.cross_check import Agreement, cross_check, texts_of
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, reference_of
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Encoder, Tokenizer, encoder
 from ggferry.formats.checkpoint import Checkpoint
@@ -96,18 +96,18 @@ def _by_library(
     sides: Vocabularies, source: Tokenizer, output: Tokenizer, encode: Encoder, path: str, depth: Depth
 ) -> dict[str, Any] | None:
     """Compare by the library; return None where none reads what the source's vocabulary was made of."""
-    witness, files = witness_of(sides.checkpoint, sides.options)
-    if witness is None or files is None:
+    reference, files = reference_of(sides.checkpoint, sides.options)
+    if reference is None or files is None:
         return None
-    texts = texts_of(source, witness.added, depth.pieces, depth.own)
-    said = hear(witness, source, encode, texts, vocabulary=True)
-    if not witness.forced:  # --pre: the user overrides the pre-tokenizer of the file
+    texts = texts_of(source, reference.added, depth.pieces, depth.own)
+    said = cross_check(reference, source, encode, texts, vocabulary=True)
+    if not reference.forced:  # --pre: the user overrides the pre-tokenizer of the file
         _check(said.check.first, path)
-    raw = check_raw(output, witness, said.facts, files, path, sides.apart)
-    return {**said.check.as_dict(), **_told(said), "held_against_source": raw}
+    raw = check_raw(output, reference, said.facts, files, path, sides.apart)
+    return {**said.check.as_dict(), **_notes_of(said), "held_against_source": raw}
 
 
-def _told(said: Agreement) -> dict[str, Any]:
+def _notes_of(said: Agreement) -> dict[str, Any]:
     return {"by": said.by, "texts": said.texts, "excused": dict(said.excused), "reached": said.reached}
 
 

@@ -87,7 +87,7 @@ def recognized(
     tied = bool(bind(checkpoint, architecture, "hf", hparams, tensors=False).sizes.get("tied"))
     dialect = architecture.dialect(RERANKERS[tied])
     given = {f"answer_{answer}": row for answer, row in zip(ANSWERS, rows or (), strict=bool(rows))}
-    dialect = replace(dialect, given={**dialect.given, **given})
+    dialect = replace(dialect, fixed={**dialect.fixed, **given})
     spec = architecture.with_dialect(dialect)
     return Found(spec, dialect.name, why), ()
 
@@ -150,7 +150,7 @@ def _rows(checkpoint: Checkpoint) -> tuple[int, ...]:
     """
     stated = checkpoint.metadata.get(SCORED_BY)
     if isinstance(stated, Mapping):
-        return _stated(stated, checkpoint.path)
+        return _declared(stated, checkpoint.path)
     from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint, 0)
@@ -161,7 +161,7 @@ def _rows(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(places[answer] for answer in ANSWERS)
 
 
-def _stated(settings: Mapping[str, Any], path: str) -> tuple[int, ...]:
+def _declared(settings: Mapping[str, Any], path: str) -> tuple[int, ...]:
     found = (settings.get("true_token_id"), settings.get("false_token_id"))
     rows = tuple(row for row in found if type(row) is int and row >= 0)
     if len(rows) != len(found):

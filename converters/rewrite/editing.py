@@ -10,10 +10,10 @@ from typing import Any
 
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.proof.receipt import to_json
-from ggferry.converters.rewrite.changes import Asked, Changes, changes_of
+from ggferry.converters.rewrite.changes import Changes, EditRequest, changes_of
 from ggferry.converters.rewrite.consequences import consequences
 from ggferry.converters.rewrite.lineage import FILLER, Lineage, begin, fits, load, with_edit
-from ggferry.converters.rewrite.parts import Part, close, part_of, take_apart
+from ggferry.converters.rewrite.parts import Part, close, parse_parts, part_of
 from ggferry.converters.rewrite.rewrite_output import (
     CHUNK,
     NewFile,
@@ -91,7 +91,7 @@ class Edited:
     proof: str
 
 
-def plan_edit(parts: Sequence[Part], asked: Asked, *, broken: bool = False) -> Edit:
+def plan_edit(parts: Sequence[Part], asked: EditRequest, *, broken: bool = False) -> Edit:
     """Return what an edit does, without writing anything.
 
     Args:
@@ -165,7 +165,13 @@ def _filler(room: int, part: Part) -> bytes | None:
 
 
 def edit(
-    path: str, asked: Asked, out: str | None = None, *, force: bool = False, broken: bool = False, stage: Stage = silent
+    path: str,
+    asked: EditRequest,
+    out: str | None = None,
+    *,
+    force: bool = False,
+    broken: bool = False,
+    stage: Stage = silent,
 ) -> Edited:
     """Edit a model: into `out`, or in place where `out` is None. Raises one of `formats.errors`."""
     finished = (FINISHED,) if finish(path) else ()
@@ -173,7 +179,7 @@ def edit(
         check_replaceable(path)
         sweep([path, path + RECEIPT, journal_of(path)], RECEIPT)
     with recorded() as opened, ExitStack() as stack:
-        parts = take_apart(path)
+        parts = parse_parts(path)
         stack.callback(close, parts)
         for part in parts:
             if os.path.lexists(journal_of(part.file.path)):
@@ -204,7 +210,7 @@ def check_replaceable(path: str) -> None:
             hint="name the file itself, or --outfile FILE",
         )  # fmt: skip
     if os.path.isfile(path) and os.stat(path).st_nlink > 1:
-        raise RefusedError("a file of several names: all would change", path=path, hint="--outfile FILE")
+        raise RefusedError("file has hard links; refusing in-place edit", path=path, hint="--outfile FILE")
 
 
 def _targets(parts: Sequence[Part], out: str) -> list[str]:

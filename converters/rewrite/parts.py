@@ -81,7 +81,7 @@ class Part:
         return self.file.metadata
 
 
-def take_apart(path: str) -> list[Part]:
+def parse_parts(path: str) -> list[Part]:
     """Return the parts of a GGUF model: one file, or all its shards in order. The caller closes their files.
 
     Raises UsageError for another container, and what the reader raises for a file that is cut or contradicts itself.

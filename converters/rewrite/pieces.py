@@ -16,7 +16,7 @@ from itertools import accumulate
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.rewrite.parts import stored
-from ggferry.converters.rewrite.rewrite_output import CHUNK, Wrote, check_room, digest_of, fresh_digest, recovered
+from ggferry.converters.rewrite.rewrite_output import CHUNK, Wrote, check_free_space, digest_of, fresh_digest, recovered
 from ggferry.formats import limits
 from ggferry.formats.errors import NotFoundError, TruncatedError, UsageError, VerificationError
 from ggferry.formats.files.local_files import Named
@@ -175,7 +175,7 @@ def join(pieces: Pieces, out: str | None, *, force: bool = False, stage: Stage =
         count = check_whole(whole)
         recovered(target)
         partial = stack.enter_context(begin_file(target, overwrite=force, sources=opened.identities))
-        check_room(target, whole.size)
+        check_free_space(target, whole.size)
         sums, buffer = fresh_digest(), memoryview(bytearray(min(CHUNK, whole.size)))
         with stage(Phase.WRITING, whole.size) as progress:
             for at in range(0, whole.size, CHUNK):

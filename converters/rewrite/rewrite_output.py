@@ -103,7 +103,7 @@ def write(
     sources = {} if replaces else opened.identities
     resumed, overwrite = recovered(paths[0]), force or replaces
     with unrecorded(), OutputSet(paths, layouts, overwrite=overwrite, sources=sources, same=resumed) as output:
-        check_room(paths[0], total)
+        check_free_space(paths[0], total)
         with stage(Phase.WRITING, total) as progress:
             sums = {tensor.name: _copy(tensor, layout.tensors[tensor.name].nbytes, output, progress)
                     for file, layout in zip(files, layouts, strict=True) for tensor in file.tensors}  # fmt: skip
@@ -165,13 +165,13 @@ def _there(path: str) -> bytes | None:
     return read_bytes(Named(path), MAX_RECEIPT) if os.path.isfile(path) else None
 
 
-def check_room(target: str, needed: int) -> None:
+def check_free_space(target: str, needed: int) -> None:
     """Raise RefusedError where the file system of `target` has less than `needed` bytes free."""
     folder = os.path.dirname(os.path.abspath(target))
     free = os.statvfs(folder)
     if free.f_bavail * free.f_frsize < needed:
         raise RefusedError(
-            "not enough room", path=folder, found=f"{free.f_bavail * free.f_frsize:,} bytes free",
+            "not enough free disk space", path=folder, found=f"{free.f_bavail * free.f_frsize:,} bytes free",
             expected=f"{needed:,} bytes",
         )  # fmt: skip
 

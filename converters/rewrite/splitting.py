@@ -10,7 +10,7 @@ from typing import Any
 
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.rewrite.lineage import Lineage, begin
-from ggferry.converters.rewrite.parts import Part, Stored, close, take_apart
+from ggferry.converters.rewrite.parts import Part, Stored, close, parse_parts
 from ggferry.converters.rewrite.rewrite_output import UNKNOWN, NewFile, Wrote, digest_of, recovered, write
 from ggferry.formats.errors import InconsistentError, UsageError, VerificationError
 from ggferry.formats.files.digests import Digests
@@ -131,7 +131,7 @@ def planned(command: str, parts: Sequence[Part], out: str | None, cuts: Cuts = C
 
 def plan(command: str, path: str, out: str | None = None, cuts: Cuts = Cuts()) -> Cutting:
     """Return what `split` or `merge` of a path would do. Raises as `carry_out` before it writes."""
-    parts = take_apart(path)
+    parts = parse_parts(path)
     try:
         return planned(command, parts, out, cuts)
     finally:
@@ -144,7 +144,7 @@ def carry_out(
     """Split or merge, prove the result and publish it. Raises one of `formats.errors`; then nothing is left."""
     recovered(path)
     with recorded() as opened, ExitStack() as stack:
-        parts = take_apart(path)
+        parts = parse_parts(path)
         stack.callback(close, parts)
         cutting = planned(command, parts, out, cuts)
         digests = stack.enter_context(Digests(workers()))
@@ -202,7 +202,7 @@ def check(shards: str, whole: str, stage: Stage = silent) -> tuple[int, int]:
         UsageError: The first is no shard, or the second no whole file.
     """
     with ExitStack() as stack:
-        parts, entire = take_apart(shards), take_apart(whole)
+        parts, entire = parse_parts(shards), parse_parts(whole)
         stack.callback(close, [*parts, *entire])
         if len(entire) > 1:
             raise UsageError("not a whole file", path=whole, found=f"{len(entire)} shards")

@@ -66,10 +66,11 @@ class HParam(Written):
             the source states the value or it differs.
         many: How many values there are, as an expression: the value is a tuple, written as an array. One with 'n_layer'
             items may be used in shapes and conditions, where it means the item of block `n`.
-        or_one: Whether a single value may stand for a list: the same for all.
+        allow_scalar: Whether a single value may stand for a list: the same for all.
         check: A condition that the values must not contradict.
         null: What an explicit null in the source means; by default it states nothing.
-        unsayable: A value that a configuration may state and GGUF cannot, because its readers take it for 'not stated';
+        unrepresentable: A value that a configuration may state and GGUF cannot, because its readers take it for 'not
+        stated';
             refused.
         tensors: Name, with {n}, of the tensors that hold the list in a checkpoint: one number in one tensor per block.
             Without {n}, the name of the tensor that holds the number.
@@ -89,20 +90,20 @@ class HParam(Written):
     words: Mapping[Any, Any] = field(default_factory=dict)
     absent: Any = None
     implied: str | Derivation = ""
-    many: str = ""
-    or_one: bool = False
+    length: str = ""
+    allow_scalar: bool = False
     check: str = ""
     null: Any = None
-    unsayable: Any = None
+    unrepresentable: Any = None
     tensors: str = ""
-    bare: bool = False
-    silent: bool = False
+    global_key: bool = False
+    null_default: bool = False
     scalar: bool = False
     text: bool = False
 
     def key_of(self, architecture: str) -> str:
         """Return the whole key in a GGUF file of that architecture."""
-        return self.key or "" if self.bare else f"{architecture}.{self.key}"
+        return self.key or "" if self.global_key else f"{architecture}.{self.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class Drop(Written):
 
 
 @dataclass(frozen=True, slots=True)
-class Harmless(Written):
+class IgnoredKey(Written):
     """Keys of config.json that no hparam reads, and why that changes nothing.
 
     Attributes:
@@ -200,7 +201,7 @@ class Harmless(Written):
 
 
 @dataclass(frozen=True, slots=True)
-class Remark(Written):
+class Caveat(Written):
     """Something the user should know about a model.
 
     Attributes:
@@ -213,8 +214,8 @@ class Remark(Written):
 
     when: str
     text: str
-    stops: str = ""
-    otherwise: str = ""
+    unsupported_by: str = ""
+    differs_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,26 +262,26 @@ class Dialect(Written):
     names: str = ""
     conventions: Conventions = field(default_factory=Conventions)
     drops: tuple[Drop, ...] = ()
-    remarks: tuple[Remark, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
-    within: str = ""
+    caveats: tuple[Caveat, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    config_section: str = ""
     renames: tuple[tuple[str, str], ...] = ()
-    behind: tuple[tuple[str, str], ...] = ()
+    appended_blocks: tuple[tuple[str, str], ...] = ()
     renumbered: tuple[tuple[str, str], ...] = ()
-    marks: tuple[str, ...] = ()
+    required_tensors: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()
+    forbidden_tensors: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     fields: str = ""
     layouts: tuple[str, ...] = ()
     shaped: tuple[str, ...] = ()
     header: str = ""
-    tiled: tuple[str, ...] = ()
+    repeated_kv: tuple[str, ...] = ()
     substitutes: tuple[tuple[str, ...], ...] = ()
-    harmless: tuple[Harmless, ...] = ()
+    ignored_keys: tuple[IgnoredKey, ...] = ()
     nested: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
-    respelled: tuple[tuple[str, str, str], ...] = ()
+    export_renames: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def column(self) -> str:
@@ -323,7 +324,7 @@ class Architecture(Written):
     display_name: str = ""
     runtimes: tuple[str, ...] = ()
     blocks: Mapping[str, str] = field(default_factory=lambda: {"blk.": "n_layer"})
-    remarks: tuple[Remark, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
     projector: str = ""
 
     def __post_init__(self) -> None:

@@ -79,18 +79,18 @@ def every_other(values: Values) -> Flags | None:
     return tuple(n % 2 == 0 and n < first for n in _blocks(values))
 
 
-def turned_where_windowed(values: Values) -> Flags | None:
+def rotated_where_windowed(values: Values) -> Flags | None:
     """Return which blocks rotate queries and keys: those with a window (EXAONE 4, Cohere 2, AFM)."""
     return tuple(bool(window) for window in values["swa_layers"]) if values.get("n_swa") else None
 
 
-def turned_as_listed(values: Values) -> Flags:
+def rotated_as_listed(values: Values) -> Flags:
     """Return which blocks rotate: as `rope_stated` lists them, or all but every `rope_period`th (SmolLM 3, LLaMA 4)."""
     listed = values.get("rope_stated")
     return all_but_every(values.get("rope_period", 4), values) if listed is None else tuple(listed)
 
 
-def turned_unlike_every_fourth(values: Values) -> int:
+def rotated_unlike_every_fourth(values: Values) -> int:
     """Return how many blocks differ from the rule that all but every fourth rotate queries and keys."""
     pairs = zip(values["rope_layers"], all_but_every(4, values), strict=False)
     return sum(bool(mine) != rule for mine, rule in pairs)

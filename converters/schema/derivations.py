@@ -141,10 +141,10 @@ def rope_dimensions(values: Values) -> int | None:
     width, fraction = int(values["head_dim"]), values.get("rope_fraction")
     if values.get("max_alibi"):
         return None
-    turned = width if fraction is None else int(width * fraction)
-    if not 0 < turned <= width:
+    rotated = width if fraction is None else int(width * fraction)
+    if not 0 < rotated <= width:
         raise ValueError(f"{fraction} of a head of {width} turns")
-    return turned
+    return rotated
 
 
 def latent_fraction(values: Values) -> float:

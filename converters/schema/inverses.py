@@ -115,8 +115,8 @@ def plain_yarn_log_multiplier(values: Values) -> Values:
 
 def rope_dimensions(values: Values) -> Values:
     """Which part of a head turns."""
-    turned, width = values.get("n_rot"), values.get("head_dim")
-    return {"rope_fraction": fraction(turned, width)} if isinstance(turned, int) and isinstance(width, int) else {}
+    rotated, width = values.get("n_rot"), values.get("head_dim")
+    return {"rope_fraction": fraction(rotated, width)} if isinstance(rotated, int) and isinstance(width, int) else {}
 
 
 def fraction(part: int, whole: int) -> float:
@@ -218,12 +218,12 @@ def proportional_factors(values: Values) -> Values:
     factors = values.get("rope_freqs.weight")
     if factors is None:
         return {}
-    turned = [factor for factor in factors if factor < 1e29]
-    found = {"rope_kind": "proportional", "rope_fraction_full": fraction(2 * len(turned), values["head_dim_full"])}
-    return found if not turned or turned[0] == 1 else {**found, "rope_stretch": plain(turned[0])}
+    rotated = [factor for factor in factors if factor < 1e29]
+    found = {"rope_kind": "proportional", "rope_fraction_full": fraction(2 * len(rotated), values["head_dim_full"])}
+    return found if not rotated or rotated[0] == 1 else {**found, "rope_stretch": plain(rotated[0])}
 
 
-def laguna_turned(values: Values) -> Values:
+def laguna_rotated(values: Values) -> Values:
     """Which part of a head turns in blocks with a window, and in those without."""
     names = {"rope_fraction_full": "n_rot_full", "rope_fraction_sliding": "n_rot_swa"}
     return {stated: fraction(values[name], values["head_dim"]) for stated, name in names.items() if values.get(name)}
@@ -238,12 +238,12 @@ def in_the_weights(values: Values) -> Values:
 
 def cohere_windows(values: Values) -> Values:
     """As `windows`; dense blocks turn without one where they all have none and turn."""
-    turned, dense = values.get("rope_layers") or (), values.get("n_dense") or 0
-    period = 1 if any(turned[:dense]) and not any((values.get("swa_layers") or ())[:dense]) else None
+    rotated, dense = values.get("rope_layers") or (), values.get("n_dense") or 0
+    period = 1 if any(rotated[:dense]) and not any((values.get("swa_layers") or ())[:dense]) else None
     return {**windows(values), "prefix_period": period}
 
 
-def turned_as_listed(values: Values) -> Values:
+def rotated_as_listed(values: Values) -> Values:
     """Which blocks turn queries and keys."""
     listed = values.get("rope_layers")
     return {} if listed is None else {"rope_stated": tuple(bool(item) for item in listed),
@@ -404,7 +404,7 @@ INVERSES: dict[str, Inverse] = {
     "window_layers": windows, "qwen_window_layers": windows, "windowed": windows, "every_other": windows,
     "window_in_use": windows,
     "windows": cohere_windows, "leading_dense": leading_dense, "dense": leading_dense, "dense_blocks": leading_dense,
-    "heads_kv": attending, "attending": attending, "turned_as_listed": turned_as_listed, "turned": turned_as_listed,
+    "heads_kv": attending, "attending": attending, "rotated_as_listed": rotated_as_listed, "rotated": rotated_as_listed,
     "chunked": chunked, "expert_groups": expert_groups, "expert_groups_used": expert_groups, "of_all": of_all,
     "normed": lambda values: {"norm_stated": values.get("expert_norm")},
     "query_scale": query_scale, "embedding_scale": embedding_scale, "residual_scale": residual_scale,
@@ -414,7 +414,7 @@ INVERSES: dict[str, Inverse] = {
     "query_groups": groups, "interval": interval, "recurrent_layers": interval, "sparsity": sparsity,
     "pooling_type": pooling_type, "sparse_layers": sparse_layers, "key_heads": key_heads,
     "heads_by_window": heads_by_window, "experts": experts, "experts_used": experts,
-    "proportional_factors": proportional_factors, "turned_full": laguna_turned, "turned_windowed": laguna_turned,
+    "proportional_factors": proportional_factors, "turned_full": laguna_rotated, "turned_windowed": laguna_rotated,
     "score_scale": in_the_weights,
     "first_position": first_position,
     "full_indexers": lambda values: {"index_full": values.get("index_full")},

@@ -33,7 +33,7 @@ else:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind(Layout):
+class TrailingBlocks(Layout):
     """Rows from `start` (an expression over hparams) on, permuted among themselves by `layout`; those before stay."""
 
     start: str | int
@@ -45,7 +45,7 @@ class Behind(Layout):
 
     def bind(self, sizes: Sizes) -> Layout:
         inner = self.layout.bind(sizes)
-        return inner if inner == SAME else Behind(evaluate(self.start, sizes), inner)
+        return inner if inner == SAME else TrailingBlocks(evaluate(self.start, sizes), inner)
 
     def shape(self, *inputs: Shape) -> Shape:
         (only,) = inputs

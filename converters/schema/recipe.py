@@ -23,7 +23,7 @@ QkNormAt = Literal["before", "after"]
 Rope = Literal["pairs", "halves", "none", "by_axes"]
 """Which columns rotate together: 'pairs' (2i, 2i+1: Meta, GGML, GGUF's llama), 'halves' (i, i+d/2: Hugging Face,
 NeoX); 'by_axes': halves where a position has several axes (the hparam `rope_sections`), else pairs."""
-Turn = Literal["forward", "backward"]
+RopeDirection = Literal["forward", "backward"]
 """Whether the angle grows or falls with the position."""
 Skip = Literal["none", "embedding"]
 """'embedding': the embeddings are normalized, and every block adds a share of them, `layer_output_scale` (Talkie)."""
@@ -153,7 +153,7 @@ class Recipe:
     qk_norm_at: QkNormAt = "before"
     v_norm: bool = False
     rope: Rope = "pairs"
-    turn: Turn = "forward"
+    rope_direction: RopeDirection = "forward"
     skip: Skip = "none"
     qkv: Qkv = "separate"
     query_heads: QueryHeads = "grouped"
@@ -215,7 +215,7 @@ class Conventions(TypedDict, total=False):
     qk_norm_at: QkNormAt
     v_norm: bool
     rope: Rope
-    turn: Turn
+    rope_direction: RopeDirection
     skip: Skip
     qkv: Qkv
     query_heads: QueryHeads

@@ -66,7 +66,7 @@ class _Validator:
         self.blocks()
         self.headers()
         self.conventions(self.spec.recipe)
-        self.remarks(self.spec)
+        self.caveats(self.spec)
 
     def wrong(self, problem: str, word: object, expected: object = None, text: str = "") -> Never:
         place = self.place.of(text or str(word))
@@ -124,10 +124,10 @@ class _Validator:
                     self.wrong(f"{hparam.name}: not a place", place, "'a.b', others behind '|'", places)
         for rule in (hparam.derive, hparam.implied):
             self.rule(rule)
-        if "{n}" in hparam.tensors and hparam.many != "n_layer":
-            self.wrong("tensors of one number hold a list, one a block", hparam.name, "many='n_layer'")
-        if hparam.many:
-            self.size(hparam.many)
+        if "{n}" in hparam.tensors and hparam.length != "n_layer":
+            self.wrong("tensors of one number hold a list, one a block", hparam.name, "length='n_layer'")
+        if hparam.length:
+            self.size(hparam.length)
         self.condition(hparam.check)
         for default in hparam.defaults:
             self.default(default)
@@ -174,7 +174,7 @@ class _Validator:
     def dialect(self, dialect: Dialect) -> None:
         if dialect.name != "gguf" and not any(dialect.column in role.sources for role in self.spec.roles):
             self.wrong("no role has this dialect", dialect.column)
-        for name in dialect.given:
+        for name in dialect.fixed:
             self.one_of("no such hparam", name, self.hparams)
         roles = {role.name for role in self.spec.roles}
         self.conventions(dialect.conventions)
@@ -187,22 +187,22 @@ class _Validator:
             self.condition(drop.when)
             if drop.same_as:
                 self.one_of("no such role", drop.same_as, roles)
-        for harmless in dialect.harmless:
-            self.place = harmless.place
-            self.rule(harmless.follows)
-        self.remarks(dialect)
+        for ignored in dialect.ignored_keys:
+            self.place = ignored.place
+            self.rule(ignored.follows)
+        self.caveats(dialect)
 
-    def remarks(self, owner: Architecture | Dialect) -> None:
-        for remark in owner.remarks:
-            self.place = remark.place
-            self.condition(remark.when, self.header)
-            for _, name, _, _ in string.Formatter().parse(remark.text):
+    def caveats(self, owner: Architecture | Dialect) -> None:
+        for caveat in owner.caveats:
+            self.place = caveat.place
+            self.condition(caveat.when, self.header)
+            for _, name, _, _ in string.Formatter().parse(caveat.text):
                 if name is not None:
                     self.one_of("no such hparam", name, self.known | self.header, f"{{{name}}}")
-            if remark.stops:
-                self.one_of("no such runtime", remark.stops, PROGRAMS.union(self.spec.runtimes))
-            if remark.otherwise:
-                self.one_of("no such program", remark.otherwise, PROGRAMS.union(self.spec.runtimes))
+            if caveat.unsupported_by:
+                self.one_of("no such runtime", caveat.unsupported_by, PROGRAMS.union(self.spec.runtimes))
+            if caveat.differs_in:
+                self.one_of("no such program", caveat.differs_in, PROGRAMS.union(self.spec.runtimes))
 
     def conventions(self, conventions: Conventions) -> None:
         try:

@@ -73,7 +73,7 @@ ENDS = (
 """Texts of tokens that llama.cpp takes for control tokens, whatever type the file gives them: they end generation."""
 
 
-def cut_otherwise(tokenizer: Tokenizer) -> tuple[str, ...]:
+def split_differently(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return the scripts and constructs whose texts llama.cpp gives other ids than the vocabulary's own rules do."""
     if tokenizer.model == "gpt2":
         return (LATER,) if _later_apart(tokenizer) else ()

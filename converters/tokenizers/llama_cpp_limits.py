@@ -5,7 +5,7 @@ Models and pre-tokenizers that llama.cpp does not know are found elsewhere (`con
 
 from __future__ import annotations
 
-from ggferry.converters.tokenizers.in_llama_cpp import cut_otherwise, found_in_text, taken_for_special
+from ggferry.converters.tokenizers.in_llama_cpp import found_in_text, split_differently, taken_for_special
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 
 # llama-vocab.cpp changes the attributes of these tokens in any model whose general.name contains "phi3" or "phi-3",
@@ -47,7 +47,7 @@ NO_FALLBACK = "its unigram has no byte fallback: what no piece holds is unknown"
 def differences(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return what llama.cpp makes of texts otherwise than the vocabulary's own rules, a sentence each."""
     found = []
-    if constructs := cut_otherwise(tokenizer):
+    if constructs := split_differently(tokenizer):
         why = WHY[tokenizer.model]
         if tokenizer.model == "t5" and TokenType.BYTE in (tokenizer.types or ()):
             why = f"{NO_FALLBACK}; {why}" if any(name in constructs for name in BLANK) else NO_FALLBACK

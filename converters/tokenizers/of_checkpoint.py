@@ -11,7 +11,7 @@ from ggferry.converters.tokenizers.files.rwkv_world import KEY, read_world
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars
 from ggferry.converters.tokenizers.legacy.families import from_family
 from ggferry.converters.tokenizers.legacy.llama import from_raw_vocab
-from ggferry.converters.tokenizers.libraries.cross_check import Witness
+from ggferry.converters.tokenizers.libraries.cross_check import ReferenceTokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import MissingError, UsageError
@@ -75,15 +75,15 @@ def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = Vo
         raise
 
 
-def witness_of(
+def reference_of(
     checkpoint: Checkpoint, options: VocabOptions = VocabOptions()
-) -> tuple[Witness | None, Sidecars | None]:
+) -> tuple[ReferenceTokenizer | None, Sidecars | None]:
     """Return the library that the vocabulary of `load_tokenizer` was made with, and the files that show it.
 
     None where no sidecar file does (a GGUF source, a vocabulary within a file of the GGML era), or no library reads it.
     """
     where = _where(checkpoint, options)
-    return (None, None) if where is None else find.witness(where, options.pre)
+    return (None, None) if where is None else find.reference(where, options.pre)
 
 
 def vocabulary_files(checkpoint: Checkpoint, options: VocabOptions = VocabOptions()) -> Mapping[str, str] | None:

@@ -20,7 +20,7 @@ from ggferry.formats.errors import BadValueError, InconsistentError
 from ggferry.quant.accuracy.bad_values import ValueRefused
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
-from ggferry.quant.fingerprints import Marks
+from ggferry.quant.fingerprints import Fingerprints
 from ggferry.quant.types import BlockError
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Progress
@@ -73,7 +73,7 @@ class Writing:
     plan: Plan
     output: Output
     watch: Watch
-    marks: Marks = field(default_factory=Marks)
+    marks: Fingerprints = field(default_factory=Fingerprints)
 
 
 def write_tensors(writings: Sequence[Writing], jobs: int | None = None, progress: Progress | None = None) -> None:
@@ -101,7 +101,7 @@ def prefetch_writing(writings: Sequence[Writing]) -> None:
     """Announce what will be decoded and encoded, so that it is loaded while the first chunks are read."""
     steps = [(w.plan, step) for w in writings for step in steps_in_order(w.plan) if step.route is Route.TRANSCODE]
     for _, step in steps:
-        codec(step.source_type.name).expect(step.elements)
+        codec(step.source_type.name).prefetch(step.elements)
     for plan, step in steps:
         codec(step.type.name).expect_encoding(step.elements, _weights(plan, step) is not None)
 

@@ -136,10 +136,10 @@ def _notes(listed: Sequence[Module], beside: Mapping[str, str]) -> Iterator[str]
             f"{FILE} has no Normalize: its vectors keep their length, and runtimes give them unit length unless told "
             "not to (llama.cpp: --embd-normalize -1)"
         )
-    yield from _told(beside)
+    yield from _notes_of(beside)
 
 
-def _told(beside: Mapping[str, str]) -> Iterator[str]:
+def _notes_of(beside: Mapping[str, str]) -> Iterator[str]:
     """Yield what is stated of texts before they become tokens: GGUF has no keys for it."""
     if SETTINGS in beside:
         prompts = json_kinds.members(load_object(beside[SETTINGS]), "prompts", beside[SETTINGS])

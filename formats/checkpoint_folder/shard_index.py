@@ -76,7 +76,7 @@ def _parse(path: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
     while more:
         at, key = walk.key()
         if key in found:
-            raise DuplicateError("a JSON key twice in one object", path=path, offset=skipped + at, found=key)
+            raise DuplicateError("duplicate JSON key", path=path, offset=skipped + at, found=key)
         found[key] = _weight_map(walk) if key == "weight_map" else walk.value(key, MAX_INDEX_VALUE)
         more = walk.more()
     walk.finish()
@@ -89,7 +89,7 @@ def _weight_map(walk: Walk) -> dict[str, str]:
     for at, name, file in walk.pairs("weight_map", MAX_INDEX_VALUE):
         place = walk.offset + at
         if name in found:
-            raise DuplicateError("a JSON key twice in one object", path=walk.path, offset=place, found=name)
+            raise DuplicateError("duplicate JSON key", path=walk.path, offset=place, found=name)
         if len(found) >= MAX_TENSORS:
             raise OutOfRangeError("number of tensors", path=walk.path, offset=place, expected=f"≤ {MAX_TENSORS}")
         found[name] = files.setdefault(file, file)

@@ -23,7 +23,7 @@ GAP = 256 << 20
 """Bytes that are read here at most, while others read, because nobody has read them."""
 
 
-class Passing:
+class DigestingSource:
     """A `Source` that digests what is read from it, each byte once; safe to use from any thread.
 
     Attributes:
@@ -122,20 +122,20 @@ class Passing:
         self.source.close()
 
 
-def passing(files: Iterable[Source]) -> tuple[Source, ...]:
+def digesting(files: Iterable[Source]) -> tuple[Source, ...]:
     """Return the files, those on disk as `Passing`."""
-    return tuple(Passing(file) if isinstance(file, LocalFile) else file for file in files)
+    return tuple(DigestingSource(file) if isinstance(file, LocalFile) else file for file in files)
 
 
 def begin(files: Iterable[Source]) -> None:
     """Digest what passes of these files from now on, where they are `Passing`."""
     for file in files:
-        if isinstance(file, Passing):
+        if isinstance(file, DigestingSource):
             file.begin()
 
 
 def record(file: Source, threads: int = 1, stopped: Callable[[], bool] = lambda: False) -> Record:
     """Return a file as a receipt names it; of a `Passing` one only what has not passed is read."""
-    if isinstance(file, Passing):
+    if isinstance(file, DigestingSource):
         return file.record(threads, stopped)
     return file_record(file, threads, stopped)

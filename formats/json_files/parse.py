@@ -129,7 +129,7 @@ class _Parser:
     def twice(self, key: str, data: bytes, at: int) -> DuplicateError:
         spelled = json.dumps(key, ensure_ascii=False).encode("utf-8", "surrogatepass")
         at += max(0, data.rfind(spelled))
-        return DuplicateError("a JSON key twice in one object", path=self.path, offset=at, found=key)
+        return DuplicateError("duplicate JSON key", path=self.path, offset=at, found=key)
 
     def too_deep(self) -> EncodingError:
         limit = f"≤ {MAX_JSON_DEPTH} levels"

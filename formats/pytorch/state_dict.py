@@ -126,7 +126,7 @@ class _Walk:
                     pending.append((name, iter(inside)))
                     break
                 else:
-                    self._remark(name)
+                    self._caveat(name)
             else:
                 pending.pop()
 
@@ -141,7 +141,7 @@ class _Walk:
             raise OutOfRangeError("length of a name", path=self.path, found=size, expected=f"1 to {MAX_NAME} bytes")
         return name
 
-    def _remark(self, name: str) -> None:
+    def _caveat(self, name: str) -> None:
         self.plain_count += 1
         if len(self.plain) < 5:
             self.plain.append(name)

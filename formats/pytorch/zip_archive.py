@@ -226,7 +226,7 @@ def _read_directory(source: Source, directory: _Directory) -> list[_Listed]:
         if disk:
             raise UnsupportedError("an archive over several disks", path=path, offset=at + begin)
         if made_by >> 8 == 3 and stat.S_ISLNK(attributes >> 16):
-            raise OutOfRangeError("an archive entry that is a link", path=path, offset=at + begin, found=name)
+            raise OutOfRangeError("archive entry is a symlink", path=path, offset=at + begin, found=name)
         listed.append(_Listed(name, flags, method, crc, sizes[1], sizes[0], sizes[2]))
     if place != len(data):
         raise TrailingBytesError("bytes follow the directory's last entry", path=path, offset=at + place)

@@ -128,7 +128,7 @@ class _Parser:
         metadata = keys.read(self.header["metadata_kv_count"])
         self.header["metadata_offsets"] = keys.offsets
         self.notes += keys.notes
-        self.alignment = self.stated_alignment(metadata)
+        self.alignment = self.declared_alignment(metadata)
         self.header["tensor_info_offset"] = cursor.offset
         table, places, spans = self.table()
         start = self.data_offset(bool(places))
@@ -154,7 +154,7 @@ class _Parser:
             notes=tuple(self.notes),
         )
 
-    def stated_alignment(self, metadata: Mapping[str, Value]) -> int:
+    def declared_alignment(self, metadata: Mapping[str, Value]) -> int:
         value = metadata.get(ALIGNMENT_KEY)
         if value is None:
             return DEFAULT_ALIGNMENT

@@ -73,7 +73,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         _refuse_older(source)
     contents = list(_contents(files))
     beside = sidecars(weights)
-    config, remarks = configuration(weights, beside)
+    config, caveats = configuration(weights, beside)
     parts, layout = [(source.path, held.tensors) for source, held in zip(files, contents, strict=True)], None
     dropped = tuple(each for held in contents for each in held.dropped)
     tensors: Mapping[str, TensorRef]
@@ -95,7 +95,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         layout=layout,
         era="torch.save, since PyTorch 1.6 (July 2020)",
         big_endian=big_endian,
-        notes=(*weights.notes, *dict.fromkeys(note for held in contents for note in held.notes), *told, *remarks),
+        notes=(*weights.notes, *dict.fromkeys(note for held in contents for note in held.notes), *told, *caveats),
         dropped=dropped,
         sidecars=beside,
         checksums=tuple(checksum for held in contents for checksum in held.checksums),

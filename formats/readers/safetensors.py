@@ -128,11 +128,11 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     tables = list(_tables(files))
     tensors, told = join_files([(f.path, t.tensors) for f, t in zip(files, tables, strict=True)], index)
     beside = sidecars(weights)
-    config, remarks = configuration(weights, beside)
+    config, caveats = configuration(weights, beside)
     header: dict[str, Any] = {"metadata": dict(tables[0].metadata)}
     if index is not None:
         header["index"] = dict(index.metadata)
-    notes = (*weights.notes, *(note for table in tables for note in table.notes), *told, *remarks)
+    notes = (*weights.notes, *(note for table in tables for note in table.notes), *told, *caveats)
     return Checkpoint(
         CONTAINER, None, files, tensors, header, config, era="since September 2022", notes=notes, sidecars=beside
     )
@@ -214,14 +214,14 @@ class _Header:
                 at, key = walk.key()
                 if key == METADATA:
                     if told:
-                        raise DuplicateError("a JSON key twice in one object", **self._place(at), found=key)
+                        raise DuplicateError("duplicate JSON key", **self._place(at), found=key)
                     told = True
                     self._read_metadata(at)
                     more = walk.more()
                     continue
                 line = self._careful(at, key)
             if line.name in names:
-                raise DuplicateError("a JSON key twice in one object", **self._place(place), found=line.name)
+                raise DuplicateError("duplicate JSON key", **self._place(place), found=line.name)
             names.add(line.name)
             self._add(place, line)
             walk.pos = line.behind
@@ -300,7 +300,7 @@ class _Header:
                 limit = f"≤ {MAX_METADATA_KEYS} keys in ≤ {MAX_METADATA} characters"
                 raise OutOfRangeError(f"size of {METADATA}", **self._place(place), found=size, expected=limit)
             if key in self.metadata:
-                raise DuplicateError("a JSON key twice in one object", **self._place(place), found=key)
+                raise DuplicateError("duplicate JSON key", **self._place(place), found=key)
             self.metadata[key] = value
 
     def in_order(self) -> Sequence[int]:

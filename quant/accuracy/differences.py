@@ -112,7 +112,7 @@ def _agrees(run: Any) -> bool:
 APART = Compiled("ggferry.quant.kernels.differences", "apart", "APART", _agrees)
 
 
-def expect(elements: int) -> None:
+def prefetch(elements: int) -> None:
     """Announce that so many elements are going to be compared, so that the compiled loop is loaded meanwhile."""
     APART.after(elements)
 

@@ -44,7 +44,7 @@ class Unlike(NamedTuple):
     limit: float
 
 
-def expect(kind: str, elements: int) -> None:
+def prefetch(kind: str, elements: int) -> None:
     """Announce that so many elements are going to be held against a type's limits, as `differences.expect` does."""
     if codec(kind).type.elements % _LANES == 0:
         ALIKE.after(elements)

@@ -56,7 +56,7 @@ class Encoder:
         rows: Bytes = run(values, weights)
         return rows
 
-    def expect(self, columns: int, weighted: bool) -> None:
+    def prefetch(self, columns: int, weighted: bool) -> None:
         """Have the kernel loaded or compiled in the background, by encoding a row of zeros, `columns` of them."""
         if weighted not in self._expected:
             self._expected.add(weighted)

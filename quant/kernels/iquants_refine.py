@@ -170,7 +170,7 @@ def settle_four(near, near_code, count, x, w, scales, t, end, chosen):
 
 
 @inline
-def settle(codes, runs, trials, scales, ids, x, w, width, lattice, slack, chosen):
+def refine(codes, runs, trials, scales, ids, x, w, width, lattice, slack, chosen):
     """Writes to `chosen` the code of the lattice point that a group becomes in every trial. False if a search fails."""
     while runs:
         rolled()

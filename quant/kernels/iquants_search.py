@@ -10,7 +10,7 @@ import numpy as np
 
 from ggferry.quant.kernels.common import F, I, inline, kernel, nearest, nearest_int
 from ggferry.quant.kernels.grids import entry_of, group_width, pointers
-from ggferry.quant.kernels.iquants_refine import settle, slack_of
+from ggferry.quant.kernels.iquants_refine import refine, slack_of
 from ggferry.quant.kernels.iquants_weights import mean_square, prepare, scale_of_positives
 from ggferry.quant.kernels.lanes import (
     WIDTH,
@@ -168,7 +168,7 @@ def search(values, importance, weighted, columns, first, form, tries, lattice, p
                     if within and width == 8:
                         slack = slack_of(x_k, root_k, top)
                     runs = round_to_codes(ids, now, x_k, width, level_bits, codes_k)
-                    if not settle(codes_k, runs, now, scales, ids, x_k, root_k, width, lattice, slack, chosen_k):
+                    if not refine(codes_k, runs, now, scales, ids, x_k, root_k, width, lattice, slack, chosen_k):
                         return block
                 correlate(chosen, now, x, w, n, width, level_bits, sum_qx, sum_qq)
                 if now == 1:

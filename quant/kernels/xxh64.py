@@ -58,30 +58,30 @@ class XXH64:
         value = (value + self._size) & _MASK
         rest = self._rest
         while len(rest) >= 8:
-            value = _turned(value ^ _round(0, int.from_bytes(rest[:8], "little")), 27) * int(P1) + int(P4) & _MASK
+            value = _rotated(value ^ _round(0, int.from_bytes(rest[:8], "little")), 27) * int(P1) + int(P4) & _MASK
             rest = rest[8:]
         if len(rest) >= 4:
             value = (
-                _turned(value ^ (int.from_bytes(rest[:4], "little") * int(P1) & _MASK), 23) * int(P2) + int(P3) & _MASK
+                _rotated(value ^ (int.from_bytes(rest[:4], "little") * int(P1) & _MASK), 23) * int(P2) + int(P3) & _MASK
             )
             rest = rest[4:]
         for byte in rest:
-            value = _turned(value ^ (byte * int(P5) & _MASK), 11) * int(P1) & _MASK
+            value = _rotated(value ^ (byte * int(P5) & _MASK), 11) * int(P1) & _MASK
         value = (value ^ value >> 33) * int(P2) & _MASK
         value = (value ^ value >> 29) * int(P3) & _MASK
         return f"{value ^ value >> 32:016x}"
 
     def _merged(self) -> int:
         lanes = [int(lane) for lane in self._lanes]
-        value = sum(_turned(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & _MASK
+        value = sum(_rotated(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & _MASK
         for lane in lanes:
             value = ((value ^ _round(0, lane)) * int(P1) + int(P4)) & _MASK
         return value
 
 
 def _round(lane: int, word: int) -> int:
-    return _turned((lane + word * int(P2)) & _MASK, 31) * int(P1) & _MASK
+    return _rotated((lane + word * int(P2)) & _MASK, 31) * int(P1) & _MASK
 
 
-def _turned(value: int, bits: int) -> int:
+def _rotated(value: int, bits: int) -> int:
     return (value << bits | value >> 64 - bits) & _MASK

@@ -24,9 +24,9 @@ from ggferry.service.records.ledger import (
     QUEUED,
     SAME,
     SKIPPED,
+    Duplicate,
     Job,
     LeaseLost,
-    Twin,
 )
 from ggferry.service.records.ledger_rows import check_complete
 from ggferry.service.records.plan_file import outputs_of, sizes_of
@@ -36,23 +36,23 @@ from ggferry.service.storage.publish import Writer, prepare, publish_all
 from ggferry.service.storage.ranged_file import DATA_BLOCK
 from ggferry.service.storage.scratch import Scratch
 from ggferry.service.storage.stores import Found, check_unchanged, is_remote, local_path
-from ggferry.service.storage.urls import Access, grant
+from ggferry.service.storage.urls import Access, configure_access
 from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 from ggferry.support.progress import Phase
 
 TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below
 RETRY_AFTER = 2.0  # seconds; doubled with every attempt
-PASSING_FACTOR = 2  # passing trouble is tried that many times as often as what ends a worker: usually for a minute
+TRANSIENT_FACTOR = 2  # passing trouble is tried that many times as often as what ends a worker: usually for a minute
 HINTS = {"OutOfMemory": "--memory SIZE", "InternalError": "please report it"}
 
 
-class Desk(Protocol):
+class LedgerClient(Protocol):
     """Where a job's questions go: the ledger, here or at the other end of a cluster.
 
     Every method may raise LeaseLost.
     """
 
-    def key(self, job: Job, key: str) -> Twin | None: ...
+    def key(self, job: Job, key: str) -> Duplicate | None: ...
     def verifying(self, job: Job) -> None: ...
     def confirm(self, job: Job) -> None: ...
     def event(self, job: Job, event: Mapping[str, Any]) -> None: ...
@@ -108,7 +108,7 @@ class Outcome:
     counts: bool = True
 
 
-def run_job(job: Job, supervisor: Supervisor, desk: Desk, settings: Settings) -> Outcome:
+def run_job(job: Job, supervisor: Supervisor, desk: LedgerClient, settings: Settings) -> Outcome:
     """Do `job` and return how it ended.
 
     Every end is an Outcome, except for LeaseLost: then somebody else holds the job, and nothing was done.
@@ -150,7 +150,7 @@ def _failed(job: Job, error: Mapping[str, Any], settings: Settings, peak: int = 
         return Outcome(FAILED, error, peak=peak, again=RETRY_AFTER, counts=False)
     if fault is Fault.FILE:
         return Outcome(QUARANTINED, error, peak=peak)
-    more = fault is Fault.PASSING and job.attempt < PASSING_FACTOR * settings.attempts
+    more = fault is Fault.TRANSIENT and job.attempt < TRANSIENT_FACTOR * settings.attempts
     return Outcome(FAILED, error, peak=peak, again=_delay(job) if more else None)
 
 
@@ -167,7 +167,9 @@ def _timeout(entry: Mapping[str, Any], settings: Settings) -> float:
 class _Run:
     """The course of one job. What it creates is undone by `stack`."""
 
-    def __init__(self, job: Job, supervisor: Supervisor, desk: Desk, settings: Settings, stack: ExitStack) -> None:
+    def __init__(
+        self, job: Job, supervisor: Supervisor, desk: LedgerClient, settings: Settings, stack: ExitStack
+    ) -> None:
         check_complete(job.entry, job.id)
         self.job, self.entry, self.desk, self.settings = job, job.entry, desk, settings
         self.supervisor = supervisor
@@ -182,8 +184,8 @@ class _Run:
         stack.callback(self.mirror.close)
         self.trouble: BaseException | None = None
         self.writer = Writer(f"{settings.mark}{job.id[:12]}", job.token)
-        grant(settings.access)
-        self.twin: Twin | None = None
+        configure_access(settings.access)
+        self.twin: Duplicate | None = None
 
     def outcome(self) -> Outcome:
         for each in (*self.files, *self.beside):

@@ -23,11 +23,11 @@ from ggferry.service.records.ledger import (
     QUEUED,
     SAME,
     SKIPPED,
+    Duplicate,
     Job,
     LeaseLost,
     Ledger,
     LedgerAway,
-    Twin,
 )
 from ggferry.service.records.owners import owner_name
 from ggferry.service.storage import retry
@@ -177,8 +177,8 @@ class Run:
             return
         state = "again" if outcome.again is not None else outcome.state
         self.tell(job, state, error=outcome.error, attempt=job.attempt)
-        for twin in twins:
-            self.tell(twin, SKIPPED, error=SAME)
+        for duplicate in twins:
+            self.tell(duplicate, SKIPPED, error=SAME)
         if outcome.state == DONE:
             self.done(job, outcome)
 
@@ -220,7 +220,7 @@ class LedgerDesk:
     def __init__(self, ledger: Ledger, emit: Emit, is_over: Callable[[Job], bool] = lambda job: False) -> None:
         self._ledger, self._emit, self._is_over = ledger, emit, is_over
 
-    def key(self, job: Job, key: str) -> Twin | None:
+    def key(self, job: Job, key: str) -> Duplicate | None:
         with _away():
             return self._ledger.bind(job, key)
 

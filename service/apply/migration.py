@@ -35,7 +35,7 @@ from ggferry.service.storage import retry, stores
 from ggferry.service.storage.publish import check_destination
 from ggferry.service.storage.scratch import PREFIX, sweep
 from ggferry.service.storage.stores import is_remote, local_path
-from ggferry.service.storage.urls import PATIENCE, Access, grant, granted, read_secrets
+from ggferry.service.storage.urls import RETRY_TIMEOUT, Access, configure_access, granted, read_secrets
 from ggferry.service.workers.analyze import request_of
 
 ENGINES = ("local", "ray")
@@ -43,7 +43,7 @@ CHECKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MigrationRequest:
     """The arguments of `apply`.
 
     `max_disk` is the bytes this run may take where it writes, None: what is free. `trees` are the folders in which
@@ -62,7 +62,7 @@ class Asked:
     despite_drops: bool = False
     lease: float = LEASE
     address: str | None = None
-    patience: float = PATIENCE
+    retry_timeout: float = RETRY_TIMEOUT
     outside_dest: bool = False
     trees: tuple[str, ...] | None = None
     private: bool = True
@@ -71,14 +71,14 @@ class Asked:
 Made = tuple[Head, list[Entry]]
 
 
-def _checked(asked: Asked, made: Made | None = None) -> Made:
+def _checked(asked: MigrationRequest, made: Made | None = None) -> Made:
     """Check that everything asked for can be done, make the files reachable, and return the plan.
 
     Raises UsageError, UnsupportedError, RefusedError.
     """
     head, entries = read_plan(asked.plan) if made is None else made
     secrets = read_secrets(asked.plan) if made is None else {}
-    grant(Access(secrets, head.redirects, asked.patience, asked.private))
+    configure_access(Access(secrets, head.redirects, asked.retry_timeout, asked.private))
     if asked.engine not in ENGINES:
         raise UsageError("--engine", found=asked.engine, expected=", ".join(ENGINES))
     for entry in entries:
@@ -98,7 +98,7 @@ def _checked(asked: Asked, made: Made | None = None) -> Made:
     return head, entries
 
 
-def survey(asked: Asked) -> tuple[list[Entry], Deletion]:
+def survey(asked: MigrationRequest) -> tuple[list[Entry], Deletion]:
     """Return what `apply` would convert and delete at present. Nothing is entered in the ledger or changed."""
     head, entries = _checked(asked)
     rows: dict[str, dict[str, Any]] = {}
@@ -119,7 +119,7 @@ def _is_open(row: Mapping[str, Any], retry: bool, finished: Set[str]) -> bool:
     if not row["attempts"] + row["losses"]:
         return state != DONE
     if state in (FAILED, QUARANTINED):
-        return retry or (state == FAILED and fault_of(row["error"] or {}) is Fault.PASSING)
+        return retry or (state == FAILED and fault_of(row["error"] or {}) is Fault.TRANSIENT)
     if state == SKIPPED:
         return row["same_as"] is not None and row["same_as"] not in finished
     return state != DONE
@@ -131,7 +131,9 @@ class Migration:
     `made` is the plan, where it is not read from its file, and `ledger` the ledger, where it is open.
     """
 
-    def __init__(self, asked: Asked, emit: Emit, made: Made | None = None, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self, asked: MigrationRequest, emit: Emit, made: Made | None = None, ledger: Ledger | None = None
+    ) -> None:
         self.asked, self.emit = asked, emit
         self.head, self.entries = _checked(asked, made)
         self.deletion = Deletion()
@@ -142,7 +144,7 @@ class Migration:
             self.ledger = ledger
             return
         self.ledger = Ledger(asked.ledger)
-        self.ledger.patience = asked.lease
+        self.ledger.retry_timeout = asked.lease
         self.ledger.on_away = lambda words: self.emit({"event": "warning", "message": words})
 
     def prepare(self) -> list[Entry]:
@@ -163,13 +165,13 @@ class Migration:
         if self.asked.retry:
             self.ledger.retry(head.id)
         else:
-            self.ledger.retry(head.id, [FAILED], Fault.PASSING)
+            self.ledger.retry(head.id, [FAILED], Fault.TRANSIENT)
         queued = {row["id"] for row in self.ledger.rows(head.id, [QUEUED], full=False)}
         share, shares = self.asked.shard
         ids = {entry.id(head): entry for entry in self.entries}
         left = {i: entry for i, entry in ids.items() if i in queued and bucket(i) % shares == share}
         self._check_folders([*left.values()])
-        self._check_room([*left.values()])
+        self._check_free_space([*left.values()])
         if self.asked.delete_source:
             self.deletion = choose(ids, left, {row["id"]: row for row in self._finished()}, self.asked.despite_drops)
         return [*left.values()]
@@ -265,7 +267,7 @@ class Migration:
             more = f", nor in {len(failed) - 1} other folders" if failed[1:] else ""
             raise of_os(failed[0], f"nothing can be written here{more}; nothing was done")
 
-    def _check_room(self, left: Sequence[Entry]) -> None:
+    def _check_free_space(self, left: Sequence[Entry]) -> None:
         """Check the room for outputs that stay on this machine and for what passes through it on the way to a store."""
         places: dict[str, int] = {}
         passing = []
@@ -334,7 +336,7 @@ def _row(entry: Entry, head: Head, trees: Sequence[str] | None) -> dict[str, Any
 
 def _ledger_name(place: str) -> str:
     """Return what distinguishes this ledger from all others: a server's URL, or a file of one machine."""
-    name = ledger_url.shown(ledger_url.full_url(place))
+    name = ledger_url.redact(ledger_url.full_url(place))
     return name if "://" in name else f"{socket.gethostname()}:{name}"
 
 
@@ -350,6 +352,6 @@ def _existing(folder: str) -> str:
 
 def _refuse(where: str, need: int, room: int) -> None:
     raise RefusedError(
-        "not enough room", path=where, found=f"{room:,} bytes", expected=f"{need:,} bytes",
+        "not enough free disk space", path=where, found=f"{room:,} bytes", expected=f"{need:,} bytes",
         hint="nothing was done; --dest elsewhere, or edit the plan",
     )  # fmt: skip

@@ -18,7 +18,7 @@ from ggferry.formats.errors import Fault, UnreachableError
 from ggferry.service.apply.job import RETRY_AFTER, Outcome, Settings, run_job
 from ggferry.service.apply.local_engine import Heartbeat, LedgerDesk, Run
 from ggferry.service.apply.ray_cluster import Nodes, connected, first_line, gone, other_version
-from ggferry.service.records.ledger import FAILED, QUARANTINED, Job, LeaseLost, Ledger, LedgerAway, Twin
+from ggferry.service.records.ledger import FAILED, QUARANTINED, Duplicate, Job, LeaseLost, Ledger, LedgerAway
 from ggferry.service.records.ledger_url import with_environment
 from ggferry.service.storage.scratch import sweep
 from ggferry.service.storage.urls import Access
@@ -51,7 +51,7 @@ class _Cluster:
         self.ray, self.run, self.nodes = ray, run, nodes
         here = ray.get_runtime_context().get_node_id()
         near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
-        actor = ray.remote(num_cpus=0, max_concurrency=64, max_restarts=-1, max_task_retries=3)(_Desk)
+        actor = ray.remote(num_cpus=0, max_concurrency=64, max_restarts=-1, max_task_retries=3)(_LedgerClient)
         self.desk = actor.options(scheduling_strategy=near).remote(with_environment(run.ledger.url), run.lease)
         self.task = ray.remote(max_retries=0, max_calls=1, retry_exceptions=False)(_task(ggferry.__version__))
         self.tasks: dict[Any, Job] = {}
@@ -133,7 +133,7 @@ class _Cluster:
         """
         kinds = self.ray.exceptions
         cause = getattr(error, "cause", None) or error
-        told = {"class": "WorkerDied", "message": first_line(cause), "fault": Fault.PASSING.value}
+        told = {"class": "WorkerDied", "message": first_line(cause), "fault": Fault.TRANSIENT.value}
         if isinstance(error, kinds.LocalRayletDiedError):
             self._give_back(job, told)
             raise gone("its raylet on this machine died")
@@ -191,11 +191,11 @@ def _not_the_jobs(kinds: Any) -> tuple[type[BaseException], ...]:
 # --- at the coordinator's side -----------------------------------------------------------------------------------
 
 
-class _Desk:
+class _LedgerClient:
     """The actor: the `job.Desk` at the ledger's end. It keeps no state, so Ray may start it again."""
 
-    def __init__(self, url: str, patience: float) -> None:
-        self._desk = LedgerDesk(Ledger(url, patience=patience), lambda event: None)
+    def __init__(self, url: str, retry_timeout: float) -> None:
+        self._desk = LedgerDesk(Ledger(url, retry_timeout=retry_timeout), lambda event: None)
 
     def ask(self, question: str, job: Mapping[str, Any], *arguments: Any) -> tuple[str, Any]:
         """Return (OUTCOME, the answer), (LOST, ""), or (AWAY, why the ledger cannot be asked)."""
@@ -216,8 +216,8 @@ class _FarDesk:
     def __init__(self, actor: Any, wait: Callable[[Any], Any]) -> None:
         self._actor, self._wait = actor, wait
 
-    def key(self, job: Job, key: str) -> Twin | None:
-        found: Twin | None = self._ask("key", job, key)
+    def key(self, job: Job, key: str) -> Duplicate | None:
+        found: Duplicate | None = self._ask("key", job, key)
         return found
 
     def verifying(self, job: Job) -> None:

@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     "inspect": {"inspect": "Show what a file holds, without reading tensor data."},
     "files.running": {
         "forward": "Run the reference forward pass.",
-        "imatrix": "Measure which columns of the weights matter.",
+        "imatrix": "Compute an importance matrix.",
         "tokenize": "Encode text by the file's own vocabulary.",
     },
     "supported": {
@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "types": "List the types a model can be converted to.",
     },
     "files.editing": {"edit": "Change keys and names of tensors in a GGUF file."},
-    "files.doctoring": {"doctor": "Say what files are, and whether they are whole."},
+    "files.doctoring": {"doctor": "Identify files and check integrity."},
     "files.surveying": {
         "hash": "Digest every tensor, and all together.",
         "diff": "Show how two models differ.",
@@ -47,12 +47,12 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "merge": "Join shards, or the pieces of a file.",
     },
     "archive": {
-        "plan": "Look at an archive and write down what would be done.",
-        "apply": "Do what a plan says.",
-        "ledger": "Say what a migration's ledger knows.",
+        "plan": "Scan an archive and write a migration plan.",
+        "apply": "Execute a plan.",
+        "ledger": "Show job status from a ledger.",
     },
     "server.serve": {"serve": "Serve the HTTP API and the page."},
-    "server.remote": {"remote": "Use a server that ggferry serve started."},
+    "server.remote": {"remote": "Client for a ggferry server."},
 }
 """Modules, the commands in them, and what each does in the words of `ggferry --help`.
 

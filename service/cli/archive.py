@@ -34,7 +34,7 @@ Memory = Annotated[
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads a worker (default: cores / jobs).")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Where = Annotated[str, typer.Argument(metavar="LEDGER", help="A ledger's path or URL, or env:NAME.")]
-Patience = Annotated[
+RetryTimeout = Annotated[
     float, typer.Option("--patience", min=0, metavar="SECONDS", help="How long a store in trouble is asked again.")
 ]
 State = Annotated[list[str] | None, typer.Option("--state", help="Only these states; repeatable.")]
@@ -58,17 +58,17 @@ def plan(
     follow: Annotated[
         bool, typer.Option("--follow-redirects", help="Let web servers send us to other servers.")
     ] = False,
-    patience: Patience = 30.0,
+    retry_timeout: RetryTimeout = 30.0,
     memory: Memory = "4GiB",
     **given: Any,
 ) -> None:
-    """Look at an archive and write down what would be done. Reads headers, no tensor data."""
+    """Scan an archive and write a migration plan. Reads headers, no tensor data."""
     from ggferry.converters.conversion.options import options_of, types_of
     from ggferry.converters.conversion.request import request_of
     from ggferry.converters.proof.references.examine import chosen
     from ggferry.formats.files.partial_files import check_target
     from ggferry.service.cli.progress_bar import model_counter
-    from ggferry.service.plan.make_plan import Wanted
+    from ggferry.service.plan.make_plan import PlanRequest
     from ggferry.service.plan.make_plan import plan as make
     from ggferry.service.records.plan_file import write_plan
     from ggferry.service.records.report import summary, summary_lines
@@ -79,12 +79,12 @@ def plan(
     asked, *_ = [request_of("", {**given, "outtype": each}) for each in types]
     chosen(asked.witness, asked.level)
     check_target(out, overwrite=asked.force)
-    recipe = {each.name: _plainly(each, given[each.name]) for each in options_of("plan") if _is_stated(each, given)}
+    recipe = {each.name: _plainly(each, given[each.name]) for each in options_of("plan") if _is_declared(each, given)}
     count = jobs or _cores()
-    wanted = Wanted(
+    wanted = PlanRequest(
         tuple(roots), dest, ",".join(types), asked.level, recipe, digest, count,
         Limits(size_of(memory, "--memory"), 1),
-        Access(redirects=follow, patience=patience),
+        Access(redirects=follow, retry_timeout=retry_timeout),
     )  # fmt: skip
     with model_counter(not given["as_json"]) as count_models:
         head, entries = make(wanted, count_models)
@@ -134,7 +134,7 @@ def apply(
     lease: Annotated[
         float, typer.Option("--lease", min=1, help="Seconds until another run takes a dead one's job.")
     ] = 60.0,
-    patience: Patience = 30.0,
+    retry_timeout: RetryTimeout = 30.0,
     delete_source: Annotated[
         bool, typer.Option("--delete-source", help="Delete weights whose output is proved.")
     ] = False,
@@ -151,9 +151,9 @@ def apply(
     report: Annotated[str | None, typer.Option("--report", help="Stem of the report (default: PLAN.report).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Do what a plan says. Run it again to continue; what is finished is never redone. Exits 1 when a model failed."""
+    """Execute a plan. Run it again to continue; what is finished is never redone. Exits 1 when a model failed."""
     from ggferry.service.apply.job import Settings
-    from ggferry.service.apply.migration import Asked, Migration, survey
+    from ggferry.service.apply.migration import Migration, MigrationRequest, survey
     from ggferry.service.cli.run_progress import Tracker, shown
     from ggferry.service.records.report import check_report, migration_lines, tables, write_report
     from ggferry.service.workers.supervisor import Limits
@@ -167,10 +167,10 @@ def apply(
         Limits(size_of(memory, "--memory"), threads or max(1, _cores() // count)), scratch and os.path.abspath(scratch),
         timeout, size_of(cache, "--cache"), attempts,
     )  # fmt: skip
-    asked = Asked(
+    asked = MigrationRequest(
         plan, ledger or f"{plan}{suffix}.ledger", engine, count, settings, share, retry_failed,
         None if max_disk is None else size_of(max_disk, "--max-disk"), delete_source, delete_despite_drops, lease,
-        address, patience, allow_outside_dest,
+        address, retry_timeout, allow_outside_dest,
     )  # fmt: skip
     if dry_run:
         _show_survey(*survey(asked), as_json)
@@ -321,7 +321,7 @@ def recheck(
         raise typer.Exit(1)
 
 
-def _is_stated(each: Option, given: Mapping[str, Any]) -> bool:
+def _is_declared(each: Option, given: Mapping[str, Any]) -> bool:
     """Return whether the lines of a plan are to state an option; the head states those that it has."""
     return each.in_plan and each.name not in ("outtype", "verify") and bool(given[each.name])
 

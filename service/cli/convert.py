@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggferry.formats.files.local_files import Named
-from ggferry.service.cli.options import HeadedCommand, offers, print_json, reached, say, tell
+from ggferry.service.cli.options import HeadedCommand, access_of, offers, print_json, say, tell
 
 if TYPE_CHECKING:
     from ggferry.converters.conversion.request import Request
     from ggferry.converters.conversion.run import Result
-    from ggferry.service.sources.local_source import AtHand
+    from ggferry.service.sources.local_source import LocalSource
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -30,7 +30,7 @@ def convert(
     """Convert a model to GGUF v3 and prove it."""
     from ggferry.converters.conversion.request import request_of
 
-    with reached(source, given, tensors=not given["dry_run"]) as path:
+    with access_of(source, given, tensors=not given["dry_run"]) as path:
         out = given["out"] if given["out"] is not None or not path.url else os.getcwd()
         _convert(replace(request_of(path, given), out=out), path, given)
 
@@ -48,7 +48,7 @@ def quantize(
     from ggferry.converters.conversion.request import by_flag
     from ggferry.converters.conversion.run import quantize_request
 
-    with reached(source, given, tensors=not given["dry_run"]) as path:
+    with access_of(source, given, tensors=not given["dry_run"]) as path:
         request = quantize_request(path, out, outtype, given, by_flag)
         _convert(replace(request, jobs=threads), path, given)
 
@@ -76,11 +76,11 @@ def verify(
     from ggferry.converters.conversion.request import request_of
     from ggferry.converters.conversion.verify import reverify
     from ggferry.service.cli.progress_bar import progress
-    from ggferry.support.allocator import settle
+    from ggferry.support.allocator import tune_malloc
 
-    settle()
+    tune_malloc()
     quiet = given["as_json"]
-    with reached(source, given) as left, reached(output, given) as right:
+    with access_of(source, given) as left, access_of(output, given) as right:
         stage = right.staged(left.staged(lambda title, total: progress(title, total, wanted=not quiet)))
         report = reverify(request_of(left, given), right, stage, given["allow_keys"] or ())
         left.check_unchanged()
@@ -93,19 +93,19 @@ def verify(
     tell(report.line)
 
 
-def _convert(request: Request, source: AtHand, given: dict[str, Any]) -> None:
+def _convert(request: Request, source: LocalSource, given: dict[str, Any]) -> None:
     """Carry the request out and report what was done, or print its plan."""
     from ggferry.converters.conversion.request import MMPROJ
     from ggferry.converters.conversion.run import convert
     from ggferry.converters.conversion.summary import rating, table
     from ggferry.service.cli.progress_bar import progress
-    from ggferry.support.allocator import settle
+    from ggferry.support.allocator import tune_malloc
 
     as_json = given["as_json"]
     if given["dry_run"]:
         _print_plans(request, as_json)
         return
-    settle()
+    tune_malloc()
     stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
     results = convert(request, stage, lambda receipt: source.check_unchanged())
     texts = [result for result in results if result.kind != MMPROJ] or results

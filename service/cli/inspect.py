@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ggferry.formats.files.local_files import Named
-from ggferry.service.cli.options import HeadedCommand, offers, reached, tell
+from ggferry.service.cli.options import HeadedCommand, access_of, offers, tell
 from ggferry.service.cli.terminal import print_json_object
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -57,7 +57,7 @@ def inspect(
         ("metadata", keys), ("tensors", tensors), ("tokens", tokens), ("templates", template), ("hex", hexadecimal),
         ("sizes", sizes),
     ) if wanted]  # fmt: skip
-    with reached(file, given, tensors=False) as path:
+    with access_of(file, given, tensors=False) as path:
         checkpoint = open_checkpoint(path, given["arch"])
         facts = describe(checkpoint, full, plain=False)
         if not asked or sizes:

@@ -19,7 +19,7 @@ from ggferry.service.cli.terminal import tell as tell
 from ggferry.support.sizes import parse_size
 
 if TYPE_CHECKING:
-    from ggferry.service.sources.local_source import AtHand
+    from ggferry.service.sources.local_source import LocalSource
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -107,22 +107,22 @@ class HeadedCommand(TyperCommand):
 
 
 @contextmanager
-def reached(source: str, given: Mapping[str, Any], *, tensors: bool = True) -> Iterator[AtHand]:
-    """Yield a path for a source argument, which may be a URL: `at_hand` with --cache and --follow-redirects.
+def access_of(source: str, given: Mapping[str, Any], *, tensors: bool = True) -> Iterator[LocalSource]:
+    """Yield a path for a source argument, which may be a URL: `local_source` with --cache and --follow-redirects.
 
     Args:
         source: The argument as it was given.
         given: The options of the command.
         tensors: Whether the command may read tensor data.
     """
-    from ggferry.service.sources.local_source import CACHE, at_hand
+    from ggferry.service.sources.local_source import CACHE, local_source
 
     if given.get("follow_redirects"):
-        from ggferry.service.storage.urls import Access, grant
+        from ggferry.service.storage.urls import Access, configure_access
 
-        grant(Access(redirects=True))
+        configure_access(Access(redirects=True))
     cache = given.get("cache")
-    with at_hand(source, tensors=tensors, cache=CACHE if cache is None else size_of(cache, "--cache")) as path:
+    with local_source(source, tensors=tensors, cache=CACHE if cache is None else size_of(cache, "--cache")) as path:
         yield path
 
 

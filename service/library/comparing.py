@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.device import computing_on
 from ggferry.service.library.keywords import StrPath
-from ggferry.service.sources.local_source import at_hand
+from ggferry.service.sources.local_source import local_source
 from ggferry.support.progress import Stage, silent
 
 if TYPE_CHECKING:
-    from ggferry.converters.analysis.perplexity import Quality
+    from ggferry.converters.analysis.perplexity import Perplexity
 
 
 def compare(
     first: StrPath, second: StrPath, text: StrPath, *, context: int = 512, chunks: int | None = None,
     jobs: int | None = None, device: str = "cpu", progress: Stage = silent,
-) -> Quality:  # fmt: skip
+) -> Perplexity:  # fmt: skip
     """Compare two models of one vocabulary on a text, as `ggferry compare` does.
 
     Args:
@@ -41,16 +41,16 @@ def compare(
         >>> ggferry.compare("a.gguf", "b.gguf", "text.txt", context=64).chunks[-1].same_top.value > 0.5
         True
     """
-    with at_hand(os.fspath(first)) as a, at_hand(os.fspath(second)) as b, computing_on(device):
+    with local_source(os.fspath(first)) as a, local_source(os.fspath(second)) as b, computing_on(device):
         stage = b.staged(a.staged(progress))
         return quality_of(a, b, os.fspath(text), context=context, chunks=chunks, jobs=jobs, stage=stage)
 
 
 def quality_of(
     first: str, second: str, text: str, *, context: int, chunks: int | None, jobs: int | None, stage: Stage
-) -> Quality:
+) -> Perplexity:
     """Return the comparison of two local models. Raises as `compare`."""
-    from ggferry.converters.analysis.perplexity import quality, tokens_of
+    from ggferry.converters.analysis.perplexity import perplexity, tokens_of
     from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
     from ggferry.converters.understand import graph_of
     from ggferry.formats.errors import MissingError
@@ -63,7 +63,7 @@ def quality_of(
         if sides[0] is None or sides[1] is None:
             raise MissingError("a model without a vocabulary reads no text", path=first if sides[0] is None else second)
         tokens, begin = tokens_of("\n".join(lines_of(Named(text))), sides[0], sides[1], second)
-        return quality(a, b, tokens, first=begin, context=context, chunks=chunks, jobs=jobs, stage=stage)
+        return perplexity(a, b, tokens, first=begin, context=context, chunks=chunks, jobs=jobs, stage=stage)
     finally:
         a.checkpoint.close()
         b.checkpoint.close()

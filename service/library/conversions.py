@@ -37,11 +37,11 @@ from ggferry.service.library.keywords import (
     StrPath,
     Verifying,
     by_name,
-    given,
     request,
+    request_from,
     signed,
 )
-from ggferry.service.sources.local_source import at_hand
+from ggferry.service.sources.local_source import local_source
 from ggferry.support.progress import Stage, silent
 
 
@@ -72,7 +72,7 @@ def convert(
         >>> done.output
         'new.gguf'
     """
-    with at_hand(os.fspath(source)) as path, recorded():
+    with local_source(os.fspath(source)) as path, recorded():
         asked = request("convert", path, options)
         out = os.getcwd() if out is None and path.url else out
         asked = replace(asked, out=None if out is None else os.fspath(out))
@@ -82,7 +82,7 @@ def convert(
 
 
 @signed("convert")
-def ladder(
+def convert_many(
     source: StrPath, out: StrPath | None = None, *, progress: Stage = silent, **options: Unpack[Converting]
 ) -> tuple[Conversion, ...]:
     """Convert a model to several types at once: it is read and decoded once, and every output is proved.
@@ -108,7 +108,7 @@ def ladder(
         >>> [done.output for done in ggferry.ladder("llama", "a-{outtype}.gguf", outtype="q8_0,q4_0")]
         ['a-q8_0.gguf', 'a-q4_0.gguf']
     """
-    with at_hand(os.fspath(source)) as path, recorded():
+    with local_source(os.fspath(source)) as path, recorded():
         name = os.getcwd() if out is None and path.url else out
         asked = replace(request("convert", path, options), out=None if name is None else os.fspath(name))
         return _conversions(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))
@@ -134,7 +134,7 @@ def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
         >>> sorted({tensor.type for tensor in ggferry.plan("llama", outtype="q8_0").tensors})
         ['F32', 'Q8_0']
     """
-    with at_hand(os.fspath(source), tensors=False) as path, recorded():
+    with local_source(os.fspath(source), tensors=False) as path, recorded():
         asked = request("plan", path, options)
         checkpoint = open_source_of(asked)
         try:
@@ -172,8 +172,8 @@ def quantize(
         >>> ggferry.quantize("model.gguf", "small.gguf", "q8_0").proof.worst.relative_rms < 0.01
         True
     """
-    with at_hand(os.fspath(source)) as path, recorded():
-        asked = quantize_request(path, os.fspath(out), outtype, given("quantize", options), by_name)
+    with local_source(os.fspath(source)) as path, recorded():
+        asked = quantize_request(path, os.fspath(out), outtype, request_from("quantize", options), by_name)
         return _conversions(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))[0]
 
 
@@ -200,7 +200,7 @@ def verify(source: StrPath, output: StrPath, *, progress: Stage = silent, **opti
         >>> ggferry.verify("old.bin", "new.gguf", level="fast").proof.level
         'fast'
     """
-    with at_hand(os.fspath(source)) as left, at_hand(os.fspath(output)) as right, recorded():
+    with local_source(os.fspath(source)) as left, local_source(os.fspath(output)) as right, recorded():
         asked = request("verify", left, options)
         report = reverify(asked, right, right.staged(left.staged(progress)), options.get("allow_keys") or ())
         left.check_unchanged()

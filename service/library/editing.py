@@ -74,11 +74,11 @@ def edit(
         >>> ggferry.edit("model.gguf", set={"general.name": "Mine"}).in_place
         True
     """
-    from ggferry.converters.rewrite.changes import Asked
+    from ggferry.converters.rewrite.changes import EditRequest
     from ggferry.converters.rewrite.editing import edit as run
 
     items = [f"{key}={_text(value)}" for key, value in set.items()] if isinstance(set, Mapping) else list(set)
-    asked = Asked(
+    asked = EditRequest(
         items,
         [f"{key}={os.fspath(file)}" for key, file in (set_files or {}).items()],
         remove,

@@ -8,7 +8,7 @@ from ggferry.converters.analysis.doctor import Diagnosis as Diagnosis
 from ggferry.converters.analysis.doctor import examine
 from ggferry.converters.analysis.mixed_endian import repair as _repair
 from ggferry.service.library.keywords import StrPath
-from ggferry.service.sources.local_source import at_hand
+from ggferry.service.sources.local_source import local_source
 from ggferry.support.progress import Stage, silent
 
 
@@ -28,7 +28,7 @@ def doctor(path: StrPath) -> Diagnosis:
         >>> ggferry.doctor("new.gguf").whole
         True
     """
-    with at_hand(os.fspath(path), tensors=False) as here:
+    with local_source(os.fspath(path), tensors=False) as here:
         return examine(here)
 
 
@@ -53,7 +53,7 @@ def repair(path: StrPath, out: StrPath, *, force: bool = False, progress: Stage 
         Traceback (most recent call last):
         ggferry.formats.errors.RefusedError: new.gguf: nothing to repair: only big-endian GGUF files are
     """
-    with at_hand(os.fspath(path)) as here:
+    with local_source(os.fspath(path)) as here:
         swapped = _repair(here, os.fspath(out), force=force, stage=here.staged(progress))
         here.check_unchanged()
     return swapped

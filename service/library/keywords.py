@@ -18,7 +18,7 @@ StrPath = str | os.PathLike[str]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class OfEra(TypedDict, total=False):
+class LegacyOptions(TypedDict, total=False):
     """What a GGML-era file does not state about itself.
 
     Attributes:
@@ -30,7 +30,7 @@ class OfEra(TypedDict, total=False):
     hparams: Mapping[str, str] | None
 
 
-class Computing(OfEra, total=False):
+class Computing(LegacyOptions, total=False):
     """Options of `forward`.
 
     Attributes:
@@ -42,7 +42,7 @@ class Computing(OfEra, total=False):
     rerank: str
 
 
-class OfVocabulary(TypedDict, total=False):
+class VocabularyOptions(TypedDict, total=False):
     """Where the vocabulary comes from.
 
     Attributes:
@@ -54,7 +54,7 @@ class OfVocabulary(TypedDict, total=False):
     pre: str | None
 
 
-class Opening(Computing, OfVocabulary, total=False):
+class Opening(Computing, VocabularyOptions, total=False):
     """Options of `open_model`.
 
     Attributes:
@@ -66,13 +66,13 @@ class Opening(Computing, OfVocabulary, total=False):
     target_model: StrPath | None
 
 
-class Tokenizing(OfVocabulary, total=False):
+class Tokenizing(VocabularyOptions, total=False):
     """Options of `tokenize`."""
 
     arch: str | None
 
 
-class OfMatrix(TypedDict, total=False):
+class ImatrixOptions(TypedDict, total=False):
     """The importance matrix.
 
     Attributes:
@@ -86,7 +86,7 @@ class OfMatrix(TypedDict, total=False):
     exclude_weights: Sequence[str] | None
 
 
-class OfTypes(OfMatrix, total=False):
+class TypeOptions(ImatrixOptions, total=False):
     """Which types tensors get, as in llama-quantize.
 
     Attributes:
@@ -105,7 +105,7 @@ class OfTypes(OfMatrix, total=False):
     allow_nonfinite: bool
 
 
-class OfSource(Opening, total=False):
+class SourceOptions(Opening, total=False):
     """What is carried over, and what the source lacks.
 
     Attributes:
@@ -127,7 +127,7 @@ class OfSource(Opening, total=False):
     metadata: Mapping[str, Any] | StrPath | None
 
 
-class Planning(OfSource, OfTypes, total=False):
+class Planning(SourceOptions, TypeOptions, total=False):
     """Options of `plan`.
 
     Attributes:
@@ -152,7 +152,7 @@ class Planning(OfSource, OfTypes, total=False):
     alignment: int
 
 
-class OfProof(TypedDict, total=False):
+class ProofOptions(TypedDict, total=False):
     """How the result is proved.
 
     Attributes:
@@ -164,7 +164,7 @@ class OfProof(TypedDict, total=False):
     witness: Sequence[str] | None
 
 
-class Converting(Planning, OfProof, total=False):
+class Converting(Planning, ProofOptions, total=False):
     """Options of `convert`.
 
     Attributes:
@@ -186,7 +186,7 @@ class Converting(Planning, OfProof, total=False):
     max_shard_size: int | str | None
 
 
-class OfEdits(TypedDict, total=False):
+class EditOptions(TypedDict, total=False):
     """Changes to a GGUF file.
 
     Attributes:
@@ -198,7 +198,7 @@ class OfEdits(TypedDict, total=False):
     prune_layers: str | None
 
 
-class Quantizing(OfTypes, OfEdits, OfProof, total=False):
+class Quantizing(TypeOptions, EditOptions, ProofOptions, total=False):
     """Options of `quantize`.
 
     Attributes:
@@ -212,7 +212,7 @@ class Quantizing(OfTypes, OfEdits, OfProof, total=False):
     device: str
 
 
-class Verifying(OfSource, OfMatrix, OfEdits, OfProof, total=False):
+class Verifying(SourceOptions, ImatrixOptions, EditOptions, ProofOptions, total=False):
     """Options of `verify`.
 
     Attributes:
@@ -260,7 +260,7 @@ def by_name(each: Option) -> str:
     return each.name
 
 
-def given(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def request_from(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options as `request_of` takes them. Raises TypeError for one that the function does not have."""
     table = offered(command)
     found = {}
@@ -277,5 +277,5 @@ def given(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def request(command: str, source: StrPath, options: Mapping[str, Any]) -> Request:
     """Return what a function was asked to do, as a request. Raises as `request_of` and `given`."""
     return request_of(
-        source if isinstance(source, Named) else Named(os.fspath(source)), given(command, options), by_name
+        source if isinstance(source, Named) else Named(os.fspath(source)), request_from(command, options), by_name
     )

@@ -16,8 +16,8 @@ from ggferry.formats.errors import GgferryError
 from ggferry.formats.files.sources import known_by
 from ggferry.service.library.answers import Inspection, Model, TensorFacts, plain
 from ggferry.service.library.conversions import dropped
-from ggferry.service.library.keywords import Computing, Opening, StrPath, Tokenizing, given, request, signed
-from ggferry.service.sources.local_source import at_hand
+from ggferry.service.library.keywords import Computing, Opening, StrPath, Tokenizing, request, request_from, signed
+from ggferry.service.sources.local_source import local_source
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,7 +42,7 @@ def inspect(path: StrPath, *, arch: str | None = None) -> Inspection:
         >>> ggferry.inspect("old.bin").tensors["output.weight"].type
         'Q4_0_V1'
     """
-    with at_hand(os.fspath(path), tensors=False) as here:
+    with local_source(os.fspath(path), tensors=False) as here:
         checkpoint = open_checkpoint(here, arch)
         try:
             return _inspection(checkpoint)
@@ -94,7 +94,7 @@ def open_model(path: StrPath, **options: Unpack[Opening]) -> Model:
         (64,)
     """
     with ExitStack() as stack:
-        here = stack.enter_context(at_hand(os.fspath(path)))
+        here = stack.enter_context(local_source(os.fspath(path)))
         asked = request("open_model", here, options)
         checkpoint = open_source_of(asked)
         stack.callback(checkpoint.close)
@@ -133,7 +133,7 @@ def forward(
         >>> ggferry.forward("new.gguf", [1, 300, 17]).shape
         (3, 512)
     """
-    with open_model(path, **given("forward", options)) as model:
+    with open_model(path, **request_from("forward", options)) as model:
         return model.forward(tokens, mel=mel, encoder=encoder)
 
 
@@ -164,5 +164,5 @@ def tokenize(
         >>> ggferry.tokenize("new.gguf", "The cat")[0]
         1
     """
-    with open_model(path, **given("tokenize", options)) as model:
+    with open_model(path, **request_from("tokenize", options)) as model:
         return model.tokenize(text, bos=bos, special=special)

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ggferry.service.library.keywords import StrPath
-from ggferry.service.sources.local_source import at_hand
+from ggferry.service.sources.local_source import local_source
 from ggferry.support.progress import Phase, Stage, silent
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def hashes(path: StrPath, algorithm: str = "sha256", *, progress: Stage = silent
     from ggferry.converters.analysis.differences.hashes import digests
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 
-    with at_hand(os.fspath(path)) as here:
+    with local_source(os.fspath(path)) as here:
         checkpoint = open_checkpoint(here)
         try:
             total = sum(ref.nbytes for ref in checkpoint.tensors.values())
@@ -69,7 +69,7 @@ def diff(first: StrPath, second: StrPath, *, data: bool = True, progress: Stage 
     from ggferry.converters.analysis.differences.diff_by_role import difference_of
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 
-    with at_hand(os.fspath(first)) as one, at_hand(os.fspath(second)) as other:
+    with local_source(os.fspath(first)) as one, local_source(os.fspath(second)) as other:
         a, b = open_checkpoint(one), open_checkpoint(other)
         try:
             total = sum(ref.nbytes for side in (a, b) for ref in side.tensors.values())
@@ -101,5 +101,5 @@ def examine(path: StrPath, *, data: bool = True, progress: Stage = silent) -> Re
     """
     from ggferry.converters.analysis.validate import examine as run
 
-    with at_hand(os.fspath(path)) as here:
+    with local_source(os.fspath(path)) as here:
         return run(here, data=data, stage=progress)

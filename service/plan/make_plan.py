@@ -42,7 +42,7 @@ from ggferry.service.storage.places import unreadable
 from ggferry.service.storage.ranged_file import RangedFile
 from ggferry.service.storage.scratch import Scratch
 from ggferry.service.storage.stores import Found, is_remote, local_path, local_roots
-from ggferry.service.storage.urls import Access, grant
+from ggferry.service.storage.urls import Access, configure_access
 from ggferry.service.workers.supervisor import (
     OUT_OF_MEMORY,
     Answer,
@@ -56,7 +56,7 @@ from ggferry.service.workers.supervisor import (
 HEADER_TIMEOUT = 300.0  # seconds to read the headers of one model
 HEADERS_A_WORKER = 1000  # models; a start costs as much as fifty of them
 DELAYS = (1.0, 3.0)  # seconds before a model's headers are asked for again
-AWAY = (errors.AccessError, errors.PassingError, errors.ChangedError)
+AWAY = (errors.AccessError, errors.TransientError, errors.ChangedError)
 """Errors that say nothing about a file: when it is planned again, it may be fine."""
 STAGING = 16  # heads fetched from a store at a time
 UNPINNED = "the server states no version: it is read once more at the end, and not deleted"
@@ -65,7 +65,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlanRequest:
     """What a plan is to hold.
 
     Attributes:
@@ -105,13 +105,13 @@ class Worker(Protocol):
 
 
 def plan(
-    wanted: Wanted, progress: Progress = lambda done, total: None, worker: Worker | None = None
+    wanted: PlanRequest, progress: Progress = lambda done, total: None, worker: Worker | None = None
 ) -> tuple[Head, list[Entry]]:
     """Return the plan of an archive. Raises UsageError, NotFoundError; a bad file is a line with its reason.
 
     `worker` reads the headers, from several threads; None: worker processes of its own.
     """
-    grant(wanted.access)
+    configure_access(wanted.access)
     roots = tuple(local_path(root) for root in wanted.roots)
     dest = None if wanted.dest is None else local_path(wanted.dest)
     for root in roots:
@@ -170,12 +170,12 @@ def _is_navigation(found: Found) -> bool:
 def _all_staged(remote: Sequence[Found], mirror: Mirror) -> Iterator[Found]:
     """Yield the files, with their first bytes in the mirror.
 
-    Raises PassingError when a place is away: a plan without the files there would be incomplete.
+    Raises TransientError when a place is away: a plan without the files there would be incomplete.
     """
     away, first = 0, None
     with ThreadPoolExecutor(STAGING) as pool:
         for found in pool.map(lambda each: _staged(each, mirror), remote):
-            is_away = found.trouble is not None and errors.fault_of(found.trouble) is errors.Fault.PASSING
+            is_away = found.trouble is not None and errors.fault_of(found.trouble) is errors.Fault.TRANSIENT
             away, first = (away + 1, first or found) if is_away else (0, None)
             if first is not None and away >= min(STAGING, len(remote)):
                 raise revive(first.trouble or {})
@@ -201,7 +201,7 @@ def _staged(found: Found, mirror: Mirror) -> Found:
 
 
 def _look(
-    found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Progress, worker: Worker | None
+    found: Sequence[Group], wanted: PlanRequest, mirror: Mirror, progress: Progress, worker: Worker | None
 ) -> list[dict[str, Any] | None]:
     """Return what workers report of each group that may be a model; None for the others."""
     results: list[dict[str, Any] | None] = [None] * len(found)
@@ -242,7 +242,7 @@ def _look(
     return results
 
 
-def _facts(group: Group, wanted: Wanted, supervisor: Worker, mount: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(group: Group, wanted: PlanRequest, supervisor: Worker, mount: Mapping[str, Any]) -> dict[str, Any]:
     recipe = {"outtype": wanted.outtype, "verify": wanted.verify, **wanted.recipe, **_own(group)}
     command = {
         "op": "analyze",
@@ -271,7 +271,7 @@ def _run(command: Mapping[str, Any], supervisor: Worker) -> dict[str, Any]:
     When memory runs out, a fresh worker is asked, so that what was kept of other models does not decide; after passing
     trouble the question is repeated a while later.
     """
-    delays = {OUT_OF_MEMORY: [0.0], Fault.PASSING.value: [*DELAYS]}
+    delays = {OUT_OF_MEMORY: [0.0], Fault.TRANSIENT.value: [*DELAYS]}
     while True:
         try:
             return dict(supervisor.run(command, timeout=HEADER_TIMEOUT).result)
@@ -307,7 +307,7 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
     facts = facts or {"error": {**(group.error.as_dict() if group.error else {}), "class": type(group.error).__name__}}
     if "error" in facts:
         error = {**facts["error"], "path": _url(facts["error"].get("path"), mirror)}
-        if fault_of(error) is Fault.PASSING:
+        if fault_of(error) is Fault.TRANSIENT:
             error["hint"] = "plan again"
         own = [source, *(each.path for each in files)]
         return Entry(source, _verdict(error), _reason(error, own), error=error, **common)

@@ -66,7 +66,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class Duplicate:
     """Another job of the same content and recipe.
 
     `done`: its output exists; else it is being worked on and may yet fail.
@@ -202,7 +202,7 @@ class Ledger(LedgerDatabase):
 
         return self._do(work) if held else []
 
-    def bind(self, job: Job, key: str) -> Twin | None:
+    def bind(self, job: Job, key: str) -> Duplicate | None:
         """Record the content and recipe of the job.
 
         Returns another job that has the same and is done or being worked on; this one is then not to be done, or not
@@ -215,7 +215,7 @@ class Ledger(LedgerDatabase):
         except sa.exc.IntegrityError:
             query = sa.select(jobs.c.id, jobs.c.state).where(jobs.c.key == key)
             found = self._do(lambda connection: connection.execute(query).first())
-            return Twin(found.id, found.state == DONE) if found is not None else self.bind(job, key)
+            return Duplicate(found.id, found.state == DONE) if found is not None else self.bind(job, key)
 
     def verifying(self, job: Job) -> None:
         """Record that the output is written and being proved. Raises LeaseLost."""
@@ -241,13 +241,15 @@ class Ledger(LedgerDatabase):
 
         return self._do(work)
 
-    def wait(self, job: Job, twin: str) -> None:
+    def wait(self, job: Job, duplicate: str) -> None:
         """Queue the job again until `twin`, which is working on the same content, has ended. Raises LeaseLost."""
 
         def work(connection: Any) -> None:
-            held = self._state(connection, twin) in HELD
+            held = self._state(connection, duplicate) in HELD
             values: dict[str, Any] = {"key": None, "error": None, "attempts": job.attempt - 1}
-            self._end(connection, job, QUEUED, "put back", same_as=twin if held else None, not_before=0.0, **values)
+            self._end(
+                connection, job, QUEUED, "put back", same_as=duplicate if held else None, not_before=0.0, **values
+            )
 
         self._do(work)
 
@@ -319,17 +321,17 @@ class Ledger(LedgerDatabase):
         for state, needed, values in (
             (QUEUED, HELD, {}), (SKIPPED, (DONE,), {"state": QUEUED, "error": None, "attempts": 0, "losses": 0}),
         ):  # fmt: skip
-            twin = sa.exists().where(twins.c.id == jobs.c.same_as, twins.c.state.in_(needed))
-            left = (jobs.c.state == state) & jobs.c.same_as.is_not(None) & ~twin
+            duplicate = sa.exists().where(twins.c.id == jobs.c.same_as, twins.c.state.in_(needed))
+            left = (jobs.c.state == state) & jobs.c.same_as.is_not(None) & ~duplicate
             connection.execute(sa.update(jobs).where(left).values(same_as=None, **values))
 
-    def _end_waiting(self, connection: Any, twin: str, state: str) -> list[Job]:
+    def _end_waiting(self, connection: Any, duplicate: str, state: str) -> list[Job]:
         """End the wait for `twin`, which ended as `state`; return the jobs that are skipped.
 
         They are skipped when it is done, and queued otherwise.
         """
         jobs = self.jobs
-        waiting = (jobs.c.state == QUEUED) & (jobs.c.same_as == twin)
+        waiting = (jobs.c.state == QUEUED) & (jobs.c.same_as == duplicate)
         if state != DONE:
             connection.execute(sa.update(jobs).where(waiting).values(same_as=None))
             return []

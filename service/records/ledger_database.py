@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError, UnreachableError, UsageError
 from ggferry.service.records.ledger_rows import HINT, DamagedError, damaged, decoded
 from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, prepare_sqlite, tables
-from ggferry.service.records.ledger_url import connect_options, full_url, hide_secrets, shown
+from ggferry.service.records.ledger_url import connect_options, full_url, hide_secrets, redact
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class LedgerDatabase:
     """
 
     def __init__(
-        self, place: str, *, must_exist: bool = False, patience: float = 0.0,
+        self, place: str, *, must_exist: bool = False, retry_timeout: float = 0.0,
         on_away: Callable[[str], None] = lambda words: None,
     ) -> None:  # fmt: skip
         self.url = full_url(place)
-        self.patience, self.on_away = patience, on_away
+        self.retry_timeout, self.on_away = retry_timeout, on_away
         self._sqlite = self.url.startswith("sqlite")
         self._leaving, self._away = threading.Event(), threading.Event()
         path = self.url.partition("///")[2]
@@ -66,7 +66,7 @@ class LedgerDatabase:
     @property
     def shown(self) -> str:
         """Where it is, for people: without passwords."""
-        return shown(self.url)
+        return redact(self.url)
 
     def close(self) -> None:
         self.engine.dispose()
@@ -94,7 +94,7 @@ class LedgerDatabase:
         Whether a transaction took effect is not known when its answer was lost, so `work` must be safe to do twice.
         `reads`: it changes nothing, and waits for no writer.
         """
-        until, wait = time.monotonic() + self.patience, FIRST_WAIT
+        until, wait = time.monotonic() + self.retry_timeout, FIRST_WAIT
         while True:
             try:
                 with self.reading() if reads else self.transaction() as connection:
@@ -115,13 +115,13 @@ class LedgerDatabase:
                     raise self._gone(words) from None
                 if not self._away.is_set():
                     self._away.set()
-                    self.on_away(f"the ledger cannot be reached, asking again for {self.patience:g} s: {words}")
+                    self.on_away(f"the ledger cannot be reached, asking again for {self.retry_timeout:g} s: {words}")
             self._leaving.wait(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _gone(self, words: str) -> UnreachableError:
-        waited = f" for {self.patience:g} s" if self.patience else ""
-        hint = "the same command continues" if self.patience else None
+        waited = f" for {self.retry_timeout:g} s" if self.retry_timeout else ""
+        hint = "the same command continues" if self.retry_timeout else None
         path = self.shown
         return UnreachableError(f"the ledger could not be reached{waited}: {words}", path=path, hint=hint)
 

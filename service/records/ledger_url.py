@@ -68,7 +68,7 @@ def _check(url: str) -> None:
         )  # fmt: skip
 
 
-def shown(place: str) -> str:
+def redact(place: str) -> str:
     """Return `place` for people: a path as it is, a URL with every password hidden."""
     if place.startswith("sqlite:") or "://" not in place:
         return place.removeprefix("sqlite:///")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from ggferry.converters.analysis.perplexity import Chunk, Quality
+from ggferry.converters.analysis.perplexity import Chunk, Perplexity
 from ggferry.service.records.report_html import STYLE
 from ggferry.support.printable import printable
 
 WIDTH, HEIGHT, LEFT = 860, 220, 70  # pixels
 
 
-def quality_page(found: Quality, a: str, b: str) -> str:
+def quality_page(found: Perplexity, a: str, b: str) -> str:
     """Return the page. `a`, `b`: the names of the models."""
     last = found.chunks[-1]
     cards = (

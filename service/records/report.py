@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ggferry
-from ggferry.converters.conversion.summary import Rating, rating_of, table_of
+from ggferry.converters.conversion.summary import OutputSummary, rating_of, table_of
 from ggferry.formats.errors import Fault, GgferryError, RefusedError, UsageError, fault_of
 from ggferry.formats.files.partial_files import check_target, write_text
 from ggferry.formats.files.sources import LocalFile
@@ -21,7 +21,7 @@ from ggferry.support.printable import printable_json
 TURNS = {
     Fault.FILE: "at fault themselves: the same bytes fail again; --retry-failed tries them all the same",
     Fault.PERSON: "wait for you: put right what the report names, then run it again with --retry-failed",
-    Fault.PASSING: "met trouble that passes: the same command tries them again",
+    Fault.TRANSIENT: "met trouble that passes: the same command tries them again",
 }
 """What happens next to models that did not end well, for a person."""
 OURS = {
@@ -171,7 +171,7 @@ def _why(row: Mapping[str, Any]) -> str:
 def _fault(row: Mapping[str, Any]) -> Fault:
     """Return the fault of a job's error; what was never tried was found bad by the plan, which a person makes again."""
     fault = fault_of(row["error"] or {})
-    return Fault.PERSON if fault is Fault.PASSING and not row["attempts"] else fault
+    return Fault.PERSON if fault is Fault.TRANSIENT and not row["attempts"] else fault
 
 
 def _written(row: Mapping[str, Any]) -> int:
@@ -231,7 +231,7 @@ def tables(facts: Mapping[str, Any]) -> list[str]:
     several = [model for model in facts["models"] if model["outputs"]]
     lines = []
     for model in several if len(several) <= TABLES else ():
-        lines += [model["source"], *table_of([Rating(**each) for each in model["outputs"]])]
+        lines += [model["source"], *table_of([OutputSummary(**each) for each in model["outputs"]])]
     return lines
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
-from ggferry.service.apply.migration import Asked, Migration
+from ggferry.service.apply.migration import Migration, MigrationRequest
 from ggferry.service.records.ledger import DONE, QUEUED, STATES
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.records.report import collect
@@ -21,7 +21,7 @@ from ggferry.service.server.work import edits, planning, sources
 from ggferry.service.server.work.sources import Place
 from ggferry.service.server.work.staging import staged
 from ggferry.service.storage.stores import is_remote
-from ggferry.service.storage.urls import shown
+from ggferry.service.storage.urls import redact
 
 SHOWN_OF_A_JOB = (
     "id", "plan", "source", "output", "state", "bytes_in", "bytes_out", "attempts", "stage", "error", "same_as",
@@ -127,7 +127,7 @@ def _look(service: Service, question: str, source: str, trees: Sequence[str], **
     with staged(source, service.planner.access()) as (path, mount, named):
         command = {"op": "look", "question": question, "source": path, "trees": [*trees], "options": options}
         try:
-            return named(service.lookers.ask({**command, "mount": mount}))
+            return named(service.inspectors.ask({**command, "mount": mount}))
         except GgferryError as error:
             error.path = named(error.path)
             raise
@@ -196,7 +196,7 @@ def make_plan(
     _need(caller, "submit")
     place = find(service, caller, source)
     recipe = planning.files_of(options, lambda name: find(service, caller, name))
-    key = service.planner.begin(shown(source), place, recipe, caller.token.owner)
+    key = service.planner.begin(redact(source), place, recipe, caller.token.owner)
     service.planner.wait(key, wait)
     return show_plan(service, key)
 
@@ -232,10 +232,10 @@ def submit(service: Service, caller: Caller, plan: str, chosen: Sequence[str] | 
             raise NotFoundError("the plan has no such model", found=odd[0])
         known = {row["id"] for row in service.store.rows(head.id, full=False)}
         ids = {key: entry for key, entry in ids.items() if key in known or key in set(chosen)}
-    service.uploads.check_room(
+    service.uploads.check_free_space(
         caller.token, sum(entry.bytes_out for entry in ids.values() if entry.verdict == "convert")
     )
-    asked = Asked(
+    asked = MigrationRequest(
         f"plan {plan}", service.settings.ledger_place, jobs=service.settings.jobs, trees=trees,
         private=service.settings.private,
     )  # fmt: skip
@@ -272,8 +272,8 @@ def edit(service: Service, caller: Caller, job: str, changes: Mapping[str, Any])
     """
     _need(caller, "submit")
     row = models.one(service.store, job)
-    service.uploads.check_room(caller.token, int(row["bytes_out"] or 0))
-    return model(service, edits.edit(service.store, service.lookers, service.settings.outputs, job, changes))
+    service.uploads.check_free_space(caller.token, int(row["bytes_out"] or 0))
+    return model(service, edits.edit(service.store, service.inspectors, service.settings.outputs, job, changes))
 
 
 def progress(service: Service, job: str | None = None) -> dict[str, Any]:

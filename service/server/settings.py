@@ -51,7 +51,7 @@ class Settings:
     jobs: int = 1
     limits: Limits = field(default_factory=Limits)
     timeout: float | None = None
-    lookers: int = 2
+    inspectors: int = 2
     upload_bytes: int = 1 << 40
     upload_silence: float = 30.0
     upload_slowest: int = 16 << 10

@@ -17,14 +17,14 @@ from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.events import Hub
 from ggferry.service.server.work.housekeeping import Housekeeper
-from ggferry.service.server.work.inspectors import Lookers
+from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.server.work.notices import Notifier
 from ggferry.service.server.work.outputs import Outputs
 from ggferry.service.server.work.planning import Planner, secrets_file
 from ggferry.service.server.work.progress import ProgressBoard
 from ggferry.service.server.work.runner import Runner
 from ggferry.service.server.work.uploads import Uploads
-from ggferry.service.storage.urls import grant, read_secrets
+from ggferry.service.storage.urls import configure_access, read_secrets
 
 LINK_SECONDS = 86400.0
 
@@ -54,7 +54,7 @@ class Service:
     store: Store
     doorkeeper: Doorkeeper
     observer: Observer
-    lookers: Lookers
+    inspectors: InspectorPool
     planner: Planner
     progress: ProgressBoard
     hub: Hub
@@ -84,7 +84,7 @@ class Service:
         self.draining.set()
         self.runner.drain(self.settings.drain)
         self.planner.close()
-        self.lookers.close()
+        self.inspectors.close()
         self.notifier.close()
         self.housekeeper.close()
         self.uploads.close()
@@ -101,9 +101,9 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
     progress = ProgressBoard(store)
     hub = Hub(store, progress.running)
     outputs = Outputs(store, lambda path: settings.outputs)
-    lookers = Lookers(settings.lookers, settings.limits)
-    planner = Planner(store, settings, lookers)
-    grant(replace(planner.access(), secrets=read_secrets(secrets_file(settings))))
+    inspectors = InspectorPool(settings.inspectors, settings.limits)
+    planner = Planner(store, settings, inspectors)
+    configure_access(replace(planner.access(), secrets=read_secrets(secrets_file(settings))))
 
     def see(event: dict[str, object]) -> None:
         progress.see(event)
@@ -118,13 +118,13 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
             observer.log.write("output", "warning", job=finished.id, message=str(error))
 
     def open_ledger() -> Store:
-        return Store(settings.ledger_place, patience=60.0)
+        return Store(settings.ledger_place, retry_timeout=60.0)
 
     working = job.Settings(settings.limits, None, settings.timeout, access=planner.access())
     runner = Runner(open_ledger, store.submitted(), settings.jobs, working, see, done, observer.log.write)
-    uploads = Uploads(store, settings, lookers)
+    uploads = Uploads(store, settings, inspectors)
     return Service(
-        settings, store, Doorkeeper(store), observer, lookers, planner, progress, hub, runner, uploads, outputs,
+        settings, store, Doorkeeper(store), observer, inspectors, planner, progress, hub, runner, uploads, outputs,
         Notifier(store, lambda result: observer.notices.labels(result).inc(), observer.log.write),
         Housekeeper(store, settings, uploads, observer.log.write), threading.Event(),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Make a command's source argument, a path or a URL, a path: `at_hand`.
+"""Make a command's source argument, a path or a URL, a path: `local_source`.
 
 A URL is mirrored in a temporary folder (`service.storage.mirror`): a name for every file that belongs to the model,
 the small ones with their bytes, the weights empty. Whoever opens weights gets them from the store, by ranges of the
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ggferry.formats.errors import GgferryError, PassingError
+from ggferry.formats.errors import GgferryError, TransientError
 from ggferry.formats.files.local_files import Named
 from ggferry.support.progress import Stage
 
@@ -23,7 +23,7 @@ CACHE = 64 << 30
 """Bytes of a remote model that are kept on the disk while it is read, unless `--cache` says otherwise."""
 
 
-class AtHand(Named):
+class LocalSource(Named):
     """The path of a source, and for a URL what is known of it.
 
     Attributes:
@@ -45,7 +45,7 @@ class AtHand(Named):
 
 
 @contextmanager
-def at_hand(source: str, *, tensors: bool = True, cache: int = CACHE) -> Iterator[AtHand]:
+def local_source(source: str, *, tensors: bool = True, cache: int = CACHE) -> Iterator[LocalSource]:
     """Yield a path for what a command was given as its source; what takes paths today takes it as it is.
 
     A path is yielded unchanged. For `https://`, `s3://`, `hf://owner/name[@revision][/file]` and whatever else fsspec
@@ -64,14 +64,14 @@ def at_hand(source: str, *, tensors: bool = True, cache: int = CACHE) -> Iterato
             says, or does not support.
     """
     if "://" not in source:  # said first, so that a path costs no import
-        yield AtHand(source)
+        yield LocalSource(source)
         return
     from ggferry.service.sources.remote import Remote
     from ggferry.service.storage.scratch import Scratch, sweep
     from ggferry.service.storage.stores import is_remote, local_path
 
     if not is_remote(source):
-        yield AtHand(local_path(source))
+        yield LocalSource(local_path(source))
         return
     url = local_path(source)
     sweep()
@@ -79,14 +79,14 @@ def at_hand(source: str, *, tensors: bool = True, cache: int = CACHE) -> Iterato
     remote = Remote(url, os.path.join(scratch.path, "from"), tensors, cache)
     done = False
     try:
-        path = AtHand(remote.open())
+        path = LocalSource(remote.open())
         path.url, path._remote = url, remote
         yield path
         done = True
     except GgferryError as error:
         if error.path is not None:
             error.path = remote.mirror.url_of(error.path)
-        if isinstance(error, PassingError) and error.hint is None and (left := remote.left_behind()):
+        if isinstance(error, TransientError) and error.hint is None and (left := remote.left_behind()):
             error.hint = f"{left:,} bytes of it are kept on this disk for another try, for a week"
         raise
     finally:

@@ -1,4 +1,4 @@
-"""The files of one URL, mirrored in a folder: what `at_hand` puts in the place of a path."""
+"""The files of one URL, mirrored in a folder: what `local_source` puts in the place of a path."""
 
 from __future__ import annotations
 

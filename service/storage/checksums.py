@@ -19,7 +19,7 @@ class _State(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class DeclaredChecksum:
     """A checksum that a store states.
 
     Attributes:
@@ -39,37 +39,37 @@ class Stated:
         return f"{self.algorithm}{' of parts' if self.part else ''} stated by {self.by}"
 
 
-def from_base64(by: str, algorithm: str, text: str) -> Stated | None:
+def from_base64(by: str, algorithm: str, text: str) -> DeclaredChecksum | None:
     """Return a checksum given in base64; None for what cannot be one."""
     try:
         value = base64.b64decode(text.strip(), validate=True)
     except ValueError:
         return None
-    return _sized(Stated(by, algorithm, value))
+    return _sized(DeclaredChecksum(by, algorithm, value))
 
 
-def from_hex(by: str, algorithm: str, text: str) -> Stated | None:
+def from_hex(by: str, algorithm: str, text: str) -> DeclaredChecksum | None:
     """Return a checksum given in hexadecimal digits; None for what cannot be one."""
     try:
         value = bytes.fromhex(text.strip())
     except ValueError:
         return None
-    return _sized(Stated(by, algorithm, value))
+    return _sized(DeclaredChecksum(by, algorithm, value))
 
 
-def surest(known: Iterable[Stated | None]) -> Stated | None:
+def surest(known: Iterable[DeclaredChecksum | None]) -> DeclaredChecksum | None:
     order = list(SIZES)
     return min((each for each in known if each), key=lambda each: order.index(each.algorithm), default=None)
 
 
-def _sized(stated: Stated) -> Stated | None:
+def _sized(stated: DeclaredChecksum) -> DeclaredChecksum | None:
     return stated if stated.algorithm in SIZES and len(stated.value) == SIZES[stated.algorithm] else None
 
 
 class Running:
     """The checksum of a file whose bytes come in order."""
 
-    def __init__(self, stated: Stated) -> None:
+    def __init__(self, stated: DeclaredChecksum) -> None:
         self.stated = stated
         self._state = _ALGORITHMS[stated.algorithm]()
         self._parts, self._left = hashlib.md5(usedforsecurity=False), stated.part

@@ -19,7 +19,7 @@ from ggferry.formats.errors import (
     UnreachableError,
     UsageError,
 )
-from ggferry.service.storage.checksums import Stated
+from ggferry.service.storage.checksums import DeclaredChecksum
 from ggferry.service.storage.urls import mask
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "hf": "hub"}
@@ -61,7 +61,7 @@ class Found:
 class Place(Protocol):
     """How a kind of place is read.
 
-    Every call raises AccessError, NotFoundError or PassingError; passing trouble has been waited for (`patience`).
+    Every call raises AccessError, NotFoundError or TransientError; passing trouble has been waited for (`patience`).
     """
 
     def stat(self, url: str) -> Found: ...
@@ -77,7 +77,7 @@ class Place(Protocol):
         """Delete a file for good; where the place supports conditions, only the given version."""
         ...
 
-    def stated(self, found: Found) -> Stated | None:
+    def stated(self, found: Found) -> DeclaredChecksum | None:
         """Return the place's checksum of the whole file; None where it states none that can be computed here."""
         ...
 

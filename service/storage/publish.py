@@ -21,8 +21,8 @@ from ggferry.formats.errors import (
     ChangedError,
     GgferryError,
     NotFoundError,
-    PassingError,
     RefusedError,
+    TransientError,
     TransportError,
     UnreachableError,
     UnsupportedError,
@@ -154,7 +154,7 @@ def publish(local: str, url: str, blake3: str, scratch: str, progress: Progress,
             return True
         except s3.ExistsError:
             continue  # somebody was quicker: perhaps with the same bytes
-        except PassingError:
+        except TransientError:
             if attempt == TRIES - 1:
                 raise
         progress = _silent  # what is sent again is not counted again
@@ -261,7 +261,7 @@ def put_receipt(data: bytes, url: str) -> None:
             return
         except s3.ExistsError:
             continue
-    raise UnreachableError("this name was taken by others again and again", path=url)
+    raise UnreachableError("could not reserve the output name", path=url)
 
 
 def _check_receipt(url: str) -> bytes | None:

@@ -150,7 +150,7 @@ class RangedFile:
             if self._digests.setdefault(block, digest) != digest:
                 offset = block * self.block
                 if self._found.pinned:
-                    raise TransportError("a range came twice and differed", path=self.path, offset=offset)
+                    raise TransportError("source changed between range requests", path=self.path, offset=offset)
                 raise ChangedError(
                     "changed while it was read", path=self.path, offset=offset, hint="plan again"
                 )  # fmt: skip

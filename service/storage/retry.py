@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ggferry.formats.errors import PassingError
+from ggferry.formats.errors import TransientError
 from ggferry.service.storage.urls import granted
 
 T = TypeVar("T")
@@ -17,16 +17,16 @@ stopping = threading.Event()
 """Set when the run ends: whoever waits gives up at once."""
 
 
-def patiently(call: Callable[[], T]) -> T:
-    """Return what `call` returns once it no longer raises PassingError.
+def retry(call: Callable[[], T]) -> T:
+    """Return what `call` returns once it no longer raises TransientError.
 
     Raises the last one when patience has run out.
     """
-    deadline, delay = time.monotonic() + granted().patience, FIRST
+    deadline, delay = time.monotonic() + granted().retry_timeout, FIRST
     while True:
         try:
             return call()
-        except PassingError:
+        except TransientError:
             pause = delay * random.uniform(0.5, 1)  # workers that failed together do not come back together
             if time.monotonic() + pause > deadline or stopping.wait(pause):
                 raise

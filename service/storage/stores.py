@@ -25,7 +25,7 @@ from ggferry.service.storage.backends import s3, web
 from ggferry.service.storage.checksums import Running
 from ggferry.service.storage.places import Found as Found
 from ggferry.service.storage.places import Place, unreadable
-from ggferry.service.storage.urls import WEB, conceal, shown
+from ggferry.service.storage.urls import WEB, redact, redact_in
 
 UNREADABLE, LINK = "unreadable", "link"
 """Versions of what is listed on this machine and not read: it cannot be, or lies outside of what is listed."""
@@ -47,9 +47,9 @@ def local_path(path: str) -> str:
     if not is_remote(path):
         return os.path.abspath(path.partition("://")[2] if path.startswith(LOCAL) else path)
     if path.partition("://")[0] in WEB:
-        return conceal(path)
-    if shown(path) != path:
-        raise UsageError("a password in a URL", path=shown(path), hint="set it where the package of this place looks")
+        return redact_in(path)
+    if redact(path) != path:
+        raise UsageError("a password in a URL", path=redact(path), hint="set it where the package of this place looks")
     return path.rstrip("/")
 
 

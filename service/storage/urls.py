@@ -21,7 +21,7 @@ from ggferry.formats.files.opened_files import unrecorded
 from ggferry.formats.files.partial_files import write_text
 
 WEB = ("http", "https")
-PATIENCE = 30.0
+RETRY_TIMEOUT = 30.0
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 _LOCK = threading.Lock()
 
@@ -39,7 +39,7 @@ class Access:
 
     secrets: Mapping[str, str] = field(default_factory=dict)
     redirects: bool = False
-    patience: float = PATIENCE
+    retry_timeout: float = RETRY_TIMEOUT
     private: bool = True
 
 
@@ -47,7 +47,7 @@ _secrets: dict[str, str] = {}
 _granted = Access()
 
 
-def grant(access: Access) -> None:
+def configure_access(access: Access) -> None:
     """Let this process reach files as `access` says from now on; its secrets are added to those known already."""
     global _granted
     with _LOCK:
@@ -65,7 +65,7 @@ def is_web(url: str) -> bool:
     return url.partition("://")[0] in WEB
 
 
-def shown(url: str) -> str:
+def redact(url: str) -> str:
     """Return the URL without what may be secret.
 
     For web addresses that is user name, password, query and fragment; for others the password with its user.
@@ -84,15 +84,15 @@ def shown(url: str) -> str:
 
 def mask(text: str) -> str:
     """Return a text with every URL in it as `shown`."""
-    return _URL.sub(lambda match: shown(match[0]), text)
+    return _URL.sub(lambda match: redact(match[0]), text)
 
 
-def conceal(url: str) -> str:
+def redact_in(url: str) -> str:
     """Return the name by which everything is to know `url`; `whole` gives the URL back.
 
     Two URLs that differ only in their query get two names. The name of a name is itself.
     """
-    name = shown(url).rstrip("/")
+    name = redact(url).rstrip("/")
     with _LOCK:
         if url in _secrets:
             return url
@@ -110,7 +110,7 @@ def whole(name: str) -> str:
 def secrets_of(names: set[str]) -> dict[str, str]:
     """Return the secrets behind these names: the URLs that hold more than they show."""
     known = {name: whole(name) for name in sorted(names)}
-    return {name: url for name, url in known.items() if shown(url) != url}
+    return {name: url for name, url in known.items() if redact(url) != url}
 
 
 def _digest(query: str) -> str:

@@ -15,7 +15,7 @@ from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.metadata.beside import TEXT
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.write.recovery import recover
-from ggferry.formats.errors import ChangedError, PassingError, VerificationError
+from ggferry.formats.errors import ChangedError, TransientError, VerificationError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import confined
 from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
@@ -107,7 +107,7 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
         if not made_of(receipt, files):
             raise ChangedError("changed while it was converted", path=command["source"], hint="plan again")
         if not parent.ask("publish")["ok"]:
-            raise PassingError("the lease on this job was lost; nothing was published", path=command["source"])
+            raise TransientError("the lease on this job was lost; nothing was published", path=command["source"])
 
     if missing:
         os.makedirs(os.path.dirname(command["outs"][0]), exist_ok=True)

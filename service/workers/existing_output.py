@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ggferry.converters.conversion.options import LEVELS
-from ggferry.converters.conversion.receipt_options import stated_options
+from ggferry.converters.conversion.receipt_options import declared_options
 from ggferry.converters.conversion.request import MMPROJ, Request
 from ggferry.converters.conversion.verify import reprove
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, files_written
@@ -43,7 +43,7 @@ def adopt(request: Request, sources: Sequence[str], stage: Stage) -> list[dict[s
     """
     texts = [output for output in request.outputs if output.kind != MMPROJ] or request.outputs
     requests = [request.of_output(output) for output in texts]
-    stated = [_stated(request, sources) for request in requests]
+    stated = [_declared(request, sources) for request in requests]
     levels = [_level(each, request) for each, request in zip(stated, requests, strict=True)]
     try:
         found = reprove(request, levels, stage)
@@ -58,7 +58,7 @@ def adopt(request: Request, sources: Sequence[str], stage: Stage) -> list[dict[s
     return found
 
 
-def _stated(request: Request, sources: Sequence[str]) -> dict[str, Any]:
+def _declared(request: Request, sources: Sequence[str]) -> dict[str, Any]:
     """Return the receipt beside an output. Raises RefusedError where it is not of this request and these sources."""
     out = str(request.out)
     if not os.path.lexists(out + RECEIPT):
@@ -96,7 +96,7 @@ def _foreign(receipt: Mapping[str, Any], sources: Sequence[str], request: Reques
     It must state a proof at `level`. What else it says is compared with what is found.
     """
     try:
-        asked = json.loads(json.dumps(stated_options(request)))
+        asked = json.loads(json.dumps(declared_options(request)))
         if any(receipt["options"].get(key) != value for key, value in asked.items() if key not in OF_THE_PROOF):
             return "its receipt is of other options"
         if not made_of(receipt, sources):
@@ -156,7 +156,7 @@ def not_intact(outs: Sequence[str], receipts: Sequence[Mapping[str, Any]], scrat
     """Return the first of a job's outputs that is not what its receipt states; None when all are.
 
     Each must have a receipt of its own, and every file of it the bytes that the receipt states. A file that several
-    share is read once. Raises AccessError or PassingError where a place does not answer.
+    share is read once. Raises AccessError or TransientError where a place does not answer.
     """
     seen: dict[str, str] = {}
     for number, out in enumerate(outs):

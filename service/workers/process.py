@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from ggferry.formats.errors import Fault, GgferryError, of_os
-from ggferry.support.allocator import settle
+from ggferry.support.allocator import tune_malloc
 from ggferry.support.interrupts import STOPS
 from ggferry.support.progress import Phase
 
@@ -99,7 +99,7 @@ def main() -> None:
     for number in STOPS:
         signal.signal(number, _stop)
     limit(*map(int, sys.argv[1:3]))
-    settle()
+    tune_malloc()
     try:
         _serve(Channel())
     except KeyboardInterrupt:  # the parent's SIGTERM: what was begun is removed by now

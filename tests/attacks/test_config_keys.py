@@ -201,9 +201,9 @@ def test_harmless_keys_have_a_reason_and_are_not_read_anyway() -> None:
     for spec in architectures().values():
         for dialect in spec.dialects:
             places = {place for param in spec.hparams for place in param.fields.get(dialect.source, "").split("|")}
-            for entry in (*dialect.harmless, *GENERAL):
+            for entry in (*dialect.ignored_keys, *GENERAL):
                 assert entry.keys.split() and entry.reason
-            alone = [entry for entry in dialect.harmless if not (entry.values or entry.follows)]
+            alone = [entry for entry in dialect.ignored_keys if not (entry.values or entry.follows)]
             both = {key for entry in alone for key in entry.keys.split()} & places
             assert both <= OTHERS_FIRST, (spec.name, both)
 

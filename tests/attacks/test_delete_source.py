@@ -18,7 +18,7 @@ from ggferry.converters.schema.architecture import Drop
 from ggferry.converters.understand import architectures
 from ggferry.formats.errors import RefusedError
 from ggferry.service.apply.delete_sources import SHOWN, Deletion
-from ggferry.service.apply.migration import Asked, Migration, survey
+from ggferry.service.apply.migration import Migration, MigrationRequest, survey
 from ggferry.service.records.plan_file import Entry
 from ggferry.service.storage.stores import Found
 from helpers.archive_tools import GGFERRY, applied, command, plan, planned, states, write
@@ -44,7 +44,7 @@ def test_earlier_outputs_are_counted_in_the_question(archive: Path, tmp_path: Pa
     """It said 'delete 0 files' and deleted those of the run before."""
     path = planned(archive, tmp_path / "out", tmp_path / "plan")
     applied(path)
-    _, deletion = survey(Asked(str(path), f"{path}.ledger", delete_source=True))
+    _, deletion = survey(MigrationRequest(str(path), f"{path}.ledger", delete_source=True))
     assert named(deletion) == {"a.bin", "b.bin", "c.bin"}
     assert list(deletion.lines())[-1].startswith("3 files to delete")
     migration, _ = deleting(path)

@@ -22,7 +22,7 @@ FILE = (
 PERSON = (
     errors.RefusedError, errors.UsageError, errors.NotFoundError, errors.AccessError, errors.ChangedError, GgferryError,
 )  # fmt: skip
-PASSING = (errors.PassingError, errors.UnreachableError, errors.TransportError)
+TRANSIENT = (errors.TransientError, errors.UnreachableError, errors.TransportError)
 
 
 def outcome(error: dict[str, Any], attempt: int = 1) -> Outcome:
@@ -34,11 +34,11 @@ def outcome(error: dict[str, Any], attempt: int = 1) -> Outcome:
 
         limits = Limits()
 
-    class Desk:
+    class LedgerClient:
         def event(self, *_: object) -> None: ...
 
     entry = {"source": "/s", "output": "/o", "recipe": {}}
-    return run_job(Job("id", entry, attempt, "me"), Worker(), Desk(), Settings())  # type: ignore[arg-type]
+    return run_job(Job("id", entry, attempt, "me"), Worker(), LedgerClient(), Settings())  # type: ignore[arg-type]
 
 
 def record(kind: type[GgferryError]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_a_persons_turn_fails_and_is_not_repeated(kind: type[GgferryError]) -> N
     assert ended.state == FAILED and ended.again is None and (ended.error or {})["fault"] == "person"
 
 
-@pytest.mark.parametrize("kind", PASSING)
+@pytest.mark.parametrize("kind", TRANSIENT)
 def test_what_passes_is_tried_for_a_minute_and_never_quarantined(kind: type[GgferryError]) -> None:
     ended = [outcome(record(kind), attempt) for attempt in range(1, 7)]
     assert [each.again for each in ended] == [2, 4, 8, 16, 32, None]
@@ -70,7 +70,7 @@ def test_another_writer_is_waited_for_by_its_class_not_its_words() -> None:
 
 
 def test_the_class_decides_where_a_record_states_no_fault() -> None:
-    for kinds, fault in ((FILE, Fault.FILE), (PERSON, Fault.PERSON), (PASSING, Fault.PASSING)):
+    for kinds, fault in ((FILE, Fault.FILE), (PERSON, Fault.PERSON), (TRANSIENT, Fault.TRANSIENT)):
         assert {fault_of({"class": kind.__name__}) for kind in kinds} == {fault}
     assert fault_of({"class": "WorkerDied"}) is Fault.FILE and fault_of({}) is Fault.FILE
 
@@ -97,5 +97,5 @@ def test_a_plain_rerun_tries_again_what_met_passing_trouble_and_only_that(tmp_pa
     facts = collect(ledger.rows("p"))
     assert facts["faults"] == {"file": 1, "passing": 1, "person": 1}
     assert "the same command tries them again" in "\n".join(migration_lines(facts, "stem"))
-    assert ledger.retry("p", [FAILED], Fault.PASSING) == 1
+    assert ledger.retry("p", [FAILED], Fault.TRANSIENT) == 1
     assert [row["id"] for row in ledger.rows("p", [QUEUED])] == ["aaaaaaaa"]

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from ggferry.formats.errors import UsageError
 from ggferry.service.apply.job import Settings
 from ggferry.service.apply.local_engine import LedgerDesk, Run, run_local
-from ggferry.service.apply.migration import Asked, Migration
+from ggferry.service.apply.migration import Migration, MigrationRequest
 from ggferry.service.records.ledger import DONE, FAILED, QUEUED, RUNNING, Job, LeaseLost, Ledger
 from ggferry.service.records.ledger_tables import SCHEMA
 from ggferry.service.records.owners import owner_name
@@ -43,7 +43,7 @@ INSERT INTO ggferry_attempts VALUES (1, '00000001', 2, 'somewhere/else/1:1:1', N
 
 @pytest.fixture
 def ledger(ledger_place: str) -> Iterator[Ledger]:
-    found = Ledger(ledger_place, patience=5)
+    found = Ledger(ledger_place, retry_timeout=5)
     entry = {"verdict": "convert", "bytes_in": 1, "bytes_out": 1, "output": "/out/1"}
     found.register("plan", [{"id": f"{1:032x}", "source": "/in/1", "entry": entry, "state": QUEUED}])
     yield found
@@ -162,7 +162,7 @@ def test_a_job_that_was_taken_away_is_left_at_once(tmp_path: Path) -> None:
     path, dest = tmp_path / "plan.jsonl", tmp_path / "out"
     plan(tmp_path / "in", path, "--dest", dest, "-j", "1", "--verify", "none")
     told: list[dict[str, Any]] = []
-    migration = Migration(Asked(str(path), str(tmp_path / "ledger"), jobs=1, lease=3), told.append)
+    migration = Migration(MigrationRequest(str(path), str(tmp_path / "ledger"), jobs=1, lease=3), told.append)
     migration.prepare()
     other, taken = Ledger(str(tmp_path / "ledger")), []
 

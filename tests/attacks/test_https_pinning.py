@@ -16,7 +16,7 @@ import pytest
 from ggferry.formats.errors import AccessError, ChangedError, GgferryError, TransportError
 from ggferry.service.apply.delete_sources import choose
 from ggferry.service.plan import make_plan as planning
-from ggferry.service.plan.make_plan import UNPINNED, Wanted
+from ggferry.service.plan.make_plan import UNPINNED, PlanRequest
 from ggferry.service.records.plan_file import Entry
 from ggferry.service.storage import stores, urls
 from ggferry.service.storage.backends import web
@@ -34,15 +34,15 @@ NEW = os.urandom(4 * HEADER_BLOCK)
 def site(tmp_path: Path) -> Iterator[Web]:
     root = tmp_path / "site"
     root.mkdir()
-    urls.grant(urls.Access(patience=1))
+    urls.configure_access(urls.Access(retry_timeout=1))
     with web_server(root) as server:
         yield server
-    urls.grant(urls.Access())
+    urls.configure_access(urls.Access())
 
 
 def lines(site: Web, tmp_path: Path, root: str = "", **access: Any) -> dict[str, Entry]:
     """The plan of a site, by the last of each line's address."""
-    wanted = Wanted((site.url + root,), str(tmp_path / "out"), access=urls.Access(patience=1, **access))
+    wanted = PlanRequest((site.url + root,), str(tmp_path / "out"), access=urls.Access(retry_timeout=1, **access))
     _, entries = planning.plan(wanted)
     return {entry.source.removeprefix(f"{site.url}/"): entry for entry in entries}
 
@@ -150,7 +150,7 @@ def test_a_redirect_to_another_server_is_followed_only_where_that_is_allowed(sit
         assert second.url in str(caught.value) and "SECRET" not in str(caught.value)
         with pytest.raises(AccessError, match="no web server"):
             stores.stat(f"{site.url}/far.bin")
-        urls.grant(urls.Access(redirects=True, patience=1))
+        urls.configure_access(urls.Access(redirects=True, retry_timeout=1))
         assert stores.stat(f"{site.url}/m.bin").bytes == len(OLD)
         assert planning._of_servers([stores.stat(f"{site.url}/m.bin")]) == (
             f"served by {second.url}, not by the server named",
@@ -165,10 +165,10 @@ def test_a_ring_of_redirects_ends(site: Web) -> None:
 
 def test_a_password_does_not_go_along_to_another_server(site: Web, tmp_path: Path) -> None:
     with web_server(tmp_path) as second:
-        urls.grant(urls.Access(redirects=True, patience=1))
+        urls.configure_access(urls.Access(redirects=True, retry_timeout=1))
         site.moved = {"/m.bin": f"{second.url}/m.bin"}
         (tmp_path / "m.bin").write_bytes(b"x")
-        name = urls.conceal(f"{site.url.replace('://', '://me:word@')}/m.bin")
+        name = urls.redact_in(f"{site.url.replace('://', '://me:word@')}/m.bin")
         stores.stat(name)
         assert [("Authorization" in each.headers) for each in (site.rules.asked[-1], second.rules.asked[-1])] == [
             True, False,
@@ -232,7 +232,7 @@ def test_a_site_that_links_to_itself_ends(site: Web, tmp_path: Path) -> None:
     site.pages = {"/": page, "/a/": page, "/b/": page}
     found = lines(site, tmp_path)
     assert found["m.bin"].verdict == "convert"
-    assert {found[name].reason for name in ("a", "b")} == {"a page that leads to itself"}
+    assert {found[name].reason for name in ("a", "b")} == {"link loop in listing"}
     assert {found[name].verdict for name in ("a", "b")} == {"unsupported"}
 
 
@@ -286,7 +286,7 @@ def test_a_models_size_is_not_asked_with_head(site: Web) -> None:
     """Presigned addresses are signed for GET alone."""
     (site.root / "m.bin").write_bytes(OLD)
     site.signed = "X-Amz-Signature=abc%2Fdef&X-Amz-Date=1"
-    name = urls.conceal(f"{site.url}/m.bin?{site.signed}")
+    name = urls.redact_in(f"{site.url}/m.bin?{site.signed}")
     found = stores.stat(name)
     assert found.bytes == len(OLD) and found.path == f"{site.url}/m.bin"
     assert web.fetch(found, 5, 10) == OLD[5:10]

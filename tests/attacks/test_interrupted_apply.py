@@ -109,7 +109,7 @@ def test_what_a_killed_worker_left_is_removed_by_its_coordinator(planned: Path, 
     entry = {**asdict(entries[0]), "recipe": entries[0].recipe(head)}
     seen: list[str] = []
 
-    class Desk:
+    class LedgerClient:
         def key(self, job: Job, key: str) -> str | None:
             return None
 
@@ -122,7 +122,7 @@ def test_what_a_killed_worker_left_is_removed_by_its_coordinator(planned: Path, 
         def event(self, job: Job, event: Any) -> None: ...
 
     with Supervisor(Limits(threads=1)) as supervisor:
-        outcome = run_job(Job("0" * 32, entry, 1, "me"), supervisor, Desk(), Settings(attempts=1))
+        outcome = run_job(Job("0" * 32, entry, 1, "me"), supervisor, LedgerClient(), Settings(attempts=1))
     assert outcome.state == QUARANTINED and outcome.error is not None and outcome.error["class"] == "WorkerDied"
     assert seen and not partials(tmp_path)
 

@@ -65,7 +65,7 @@ def fill(ledger: Ledger, count: int = 1) -> None:
 @pytest.mark.slow
 def test_every_question_is_asked_again_until_the_database_is_back(server: PostgresServer, url: str) -> None:
     told: list[str] = []
-    ledger = Ledger(url, patience=20, on_away=told.append)
+    ledger = Ledger(url, retry_timeout=20, on_away=told.append)
     fill(ledger)
     owner, held = owner_name(), []
 
@@ -90,14 +90,14 @@ def test_every_question_is_asked_again_until_the_database_is_back(server: Postgr
 
 
 def test_patience_ends(server: PostgresServer, url: str) -> None:
-    ledger = Ledger(url, patience=0.5)
+    ledger = Ledger(url, retry_timeout=0.5)
     fill(ledger)
     server.stop()
     began = time.monotonic()
     with pytest.raises(UnreachableError, match=r"could not be reached for 0\.5 s: .*refused") as caught:
         ledger.claim("owner", "plan", 60)
     assert 0.2 < time.monotonic() - began < 3 and "PW" not in str(caught.value)
-    ledger.patience = 60
+    ledger.retry_timeout = 60
     ledger.hurry()
     with pytest.raises(UnreachableError):
         ledger.counts()
@@ -172,7 +172,7 @@ def test_away_for_good_ends_the_run_by_a_stop_of_its_own(server: PostgresServer,
 
 
 def test_a_full_disk_under_the_ledger_is_told_in_words(tmp_path: Path) -> None:
-    ledger = Ledger(str(tmp_path / "ledger"), patience=0.3)
+    ledger = Ledger(str(tmp_path / "ledger"), retry_timeout=0.3)
     fill(ledger, 50)
 
     def small(connection: Any, _: Any) -> None:
@@ -187,7 +187,7 @@ def test_a_full_disk_under_the_ledger_is_told_in_words(tmp_path: Path) -> None:
 
 
 def test_a_locked_ledger_is_waited_for(tmp_path: Path) -> None:
-    ledger = Ledger(str(tmp_path / "ledger"), patience=10)
+    ledger = Ledger(str(tmp_path / "ledger"), retry_timeout=10)
     fill(ledger)
 
     def hasty(connection: Any, _: Any) -> None:

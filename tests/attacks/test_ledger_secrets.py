@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from ggferry.formats.errors import UsageError
-from ggferry.service.records.ledger_url import full_url, hide_secrets, shown, with_environment
+from ggferry.service.records.ledger_url import full_url, hide_secrets, redact, with_environment
 from helpers.archive_tools import command, plan, write
 from helpers.builders import Llama
 from helpers.postgres_server import PostgresServer, postgres_server
@@ -40,7 +40,7 @@ def server() -> Iterator[PostgresServer]:
     ],
 )
 def test_every_form_is_shown_without_its_password(place: str, expected: str) -> None:
-    assert shown(full_url(place)) == expected
+    assert redact(full_url(place)) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ggferry.service.plan import make_plan as planning
-from ggferry.service.plan.make_plan import Wanted
+from ggferry.service.plan.make_plan import PlanRequest
 from ggferry.service.records.plan_file import Entry
 from ggferry.service.storage import stores
 from ggferry.service.storage.mirror import Mirror
@@ -28,7 +28,7 @@ def model(tmp_path: Path, seed: int = 0) -> bytes:
 
 
 def planned(tmp_path: Path, root: str = "s3://old") -> dict[str, Entry]:
-    _, entries = planning.plan(Wanted((root,), str(tmp_path / "out")))
+    _, entries = planning.plan(PlanRequest((root,), str(tmp_path / "out")))
     return {entry.source.removeprefix("s3://old/"): entry for entry in entries}
 
 

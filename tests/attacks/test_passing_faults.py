@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ggferry.formats.errors import AccessError, Fault, GgferryError, NotFoundError, PassingError
+from ggferry.formats.errors import AccessError, Fault, GgferryError, NotFoundError, TransientError
 from ggferry.service.plan import make_plan as planning
-from ggferry.service.plan.make_plan import Wanted
+from ggferry.service.plan.make_plan import PlanRequest
 from ggferry.service.storage import retry, stores, urls
 from ggferry.service.storage.publish import publish
 from ggferry.service.storage.ranged_file import HEADER_BLOCK, RangedFile
@@ -23,7 +23,7 @@ from helpers.builders import Llama
 from helpers.store_faults import Rules, S3Store, Web
 
 DATA = os.urandom(3 * HEADER_BLOCK)
-PASSING = ("cut", "short", 429, 500, 503, "away", "lost")
+TRANSIENT = ("cut", "short", 429, 500, 503, "away", "lost")
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Waits are short here, and the same."""
     monkeypatch.setattr(retry, "FIRST", 0.02)
     monkeypatch.setattr(retry, "LONGEST", 0.1)
-    urls.grant(urls.Access(patience=1.0))
+    urls.configure_access(urls.Access(retry_timeout=1.0))
     yield
-    urls.grant(urls.Access())
+    urls.configure_access(urls.Access())
 
 
 @pytest.fixture(params=["s3", "web"])
@@ -51,7 +51,7 @@ def place(request: pytest.FixtureRequest) -> tuple[str, Rules]:
 # --- one range ---
 
 
-@pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.parametrize("fault", TRANSIENT)
 def test_a_fault_that_passes_is_not_noticed(place: tuple[str, Rules], tmp_path: Path, fault: Any) -> None:
     url, rules = place
     with RangedFile(stores.stat(url), str(tmp_path), block=HEADER_BLOCK) as source:
@@ -60,13 +60,13 @@ def test_a_fault_that_passes_is_not_noticed(place: tuple[str, Rules], tmp_path: 
     assert sum(each.method == "GET" for each in rules.asked) >= 3
 
 
-@pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.parametrize("fault", TRANSIENT)
 def test_a_fault_that_stays_is_of_the_passing_kind(place: tuple[str, Rules], tmp_path: Path, fault: Any) -> None:
     url, rules = place
-    urls.grant(urls.Access(patience=0.2))
+    urls.configure_access(urls.Access(retry_timeout=0.2))
     with RangedFile(stores.stat(url), str(tmp_path), block=HEADER_BLOCK) as source:
         rules.add("GET", "m.bin", fault)
-        with pytest.raises(PassingError) as caught:
+        with pytest.raises(TransientError) as caught:
             source.read(0, len(DATA))
     assert "no such file" not in str(caught.value)
 
@@ -90,14 +90,14 @@ def test_a_file_that_vanished_is_said_to(place: tuple[str, Rules], tmp_path: Pat
 
 
 def test_waiting_ends_with_the_run(site: Web) -> None:
-    urls.grant(urls.Access(patience=60))
+    urls.configure_access(urls.Access(retry_timeout=60))
     site.rules.add("GET", "m.bin", 503)
     ended: list[BaseException] = []
 
     def ask() -> None:
         try:
             stores.stat(f"{site.url}/m.bin")
-        except PassingError as error:
+        except TransientError as error:
             ended.append(error)
 
     thread = threading.Thread(target=ask)
@@ -120,7 +120,7 @@ def test_what_is_not_kept_must_come_as_it_came(place: tuple[str, Rules], tmp_pat
     with RangedFile(stores.stat(url), str(tmp_path), block=HEADER_BLOCK, room=-HEADER_BLOCK) as source:
         assert source.read(0, len(DATA)) == DATA
         rules.add("GET", "m.bin", "wrong")
-        with pytest.raises(PassingError, match="differed"):
+        with pytest.raises(TransientError, match="differed"):
             source.read(0, len(DATA))
 
 
@@ -159,10 +159,10 @@ def test_a_place_that_is_away_gives_no_plan(site: Web, tmp_path: Path) -> None:
     """A plan in which all its models cannot be read would be believed."""
     for i in range(20):
         (site.root / f"{i}.bin").write_bytes(bytes([i]) * 4096)
-    urls.grant(urls.Access(patience=0))
+    urls.configure_access(urls.Access(retry_timeout=0))
     site.rules.add("GET", r"\.bin$", "away")
-    with pytest.raises(PassingError):
-        planning.plan(Wanted((site.url,), str(tmp_path), access=urls.Access(patience=0.1)))
+    with pytest.raises(TransientError):
+        planning.plan(PlanRequest((site.url,), str(tmp_path), access=urls.Access(retry_timeout=0.1)))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import ray
 import ggferry
 from ggferry.formats.errors import RefusedError, UnreachableError
 from ggferry.service.apply.job import Settings
-from ggferry.service.apply.migration import Asked, Migration
+from ggferry.service.apply.migration import Migration, MigrationRequest
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, QUEUED, Ledger
 from ggferry.service.workers.supervisor import Limits
 from helpers.archive_tools import GGFERRY, command, plan, rows, write
@@ -154,7 +154,7 @@ def test_a_node_with_another_ggferry_is_refused(two_nodes: Callable[..., Any], t
     fake.mkdir(parents=True)
     (fake / "__init__.py").write_text('__version__ = "0.0.7"\n')
     two_nodes(PYTHONPATH=str(fake.parent))
-    asked = Asked(str(path), str(tmp_path / "ledger"), "ray", 2, Settings(Limits(threads=1)))
+    asked = MigrationRequest(str(path), str(tmp_path / "ledger"), "ray", 2, Settings(Limits(threads=1)))
     migration = Migration(asked, lambda event: None)
     with pytest.raises(RefusedError) as caught:
         migration.run(migration.prepare())
@@ -176,7 +176,7 @@ def test_a_node_that_dies_costs_its_jobs_nothing(two_nodes: Callable[..., Any], 
             time.sleep(0.05)
         cluster.remove_node(node, allow_graceful=False)
 
-    asked = Asked(str(path), str(tmp_path / "ledger"), "ray", 2, Settings(Limits(threads=1), attempts=1))
+    asked = MigrationRequest(str(path), str(tmp_path / "ledger"), "ray", 2, Settings(Limits(threads=1), attempts=1))
     migration = Migration(asked, events.append)
     left = migration.prepare()
     killer = threading.Thread(target=end_node, daemon=True)
@@ -193,7 +193,9 @@ def test_a_node_that_dies_costs_its_jobs_nothing(two_nodes: Callable[..., Any], 
 
 def test_a_cluster_that_is_not_there_is_told_in_words(tmp_path: Path) -> None:
     path = prepare(tmp_path, 1)
-    migration = Migration(Asked(str(path), str(tmp_path / "ledger"), "ray", address="nobody"), lambda event: None)
+    migration = Migration(
+        MigrationRequest(str(path), str(tmp_path / "ledger"), "ray", address="nobody"), lambda event: None
+    )
     with pytest.raises(UnreachableError, match="the Ray cluster cannot be reached"):
         migration.run(migration.prepare())
     migration.ledger.close()

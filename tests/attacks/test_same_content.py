@@ -13,7 +13,7 @@ from ggferry.formats import errors
 from ggferry.formats.errors import GgferryError
 from ggferry.service.apply import job
 from ggferry.service.apply.job import Settings
-from ggferry.service.records.ledger import DONE, FAILED, QUEUED, SKIPPED, Job, LeaseLost, Twin
+from ggferry.service.records.ledger import DONE, FAILED, QUEUED, SKIPPED, Duplicate, Job, LeaseLost
 from ggferry.service.workers.supervisor import Answer, Limits
 from helpers.archive_tools import command, planned, rows, write
 from helpers.builders import Llama
@@ -39,13 +39,13 @@ class Worker:
         return Answer({"receipts": [{"output": {"files": []}}], "adopted": True}, 0)
 
 
-class Desk:
+class LedgerClient:
     """A ledger that knows `twin`, or raises `trouble`."""
 
-    def __init__(self, twin: Twin | None = None, trouble: BaseException | None = None) -> None:
+    def __init__(self, twin: Duplicate | None = None, trouble: BaseException | None = None) -> None:
         self.twin, self.trouble = twin, trouble
 
-    def key(self, job: Job, key: str) -> Twin | None:
+    def key(self, job: Job, key: str) -> Duplicate | None:
         if self.trouble is not None:
             raise self.trouble
         return self.twin
@@ -56,7 +56,7 @@ class Desk:
 
 
 def outcome(
-    monkeypatch: pytest.MonkeyPatch, desk: Desk, answer: GgferryError | None = None
+    monkeypatch: pytest.MonkeyPatch, desk: LedgerClient, answer: GgferryError | None = None
 ) -> tuple[job.Outcome, Worker]:
     """How a job ends whose store says `answer` when it is asked whether the output can go there."""
 
@@ -78,7 +78,7 @@ def outcome(
 def test_a_store_that_does_not_answer_is_no_twin(
     answer: GgferryError, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended, worker = outcome(monkeypatch, Desk(), answer)
+    ended, worker = outcome(monkeypatch, LedgerClient(), answer)
     assert ended.state == FAILED and (ended.again is not None) is again and ended.same_as is None
     assert (ended.error or {})["class"] == type(answer).__name__
     assert not worker.ran, "the source was read for a store that is away"
@@ -87,21 +87,21 @@ def test_a_store_that_does_not_answer_is_no_twin(
 @pytest.mark.parametrize("trouble", [errors.UnreachableError("away"), errors.RefusedError("in the way")])
 def test_trouble_while_the_worker_asks_is_raised(trouble: GgferryError, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker returns as if all were well: its answer counts for nothing."""
-    ended, _ = outcome(monkeypatch, Desk(trouble=trouble))
+    ended, _ = outcome(monkeypatch, LedgerClient(trouble=trouble))
     assert ended.state == FAILED and (ended.error or {})["message"] == trouble.message
 
 
 def test_a_lost_lease_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LeaseLost):
-        outcome(monkeypatch, Desk(trouble=LeaseLost("id")))
+        outcome(monkeypatch, LedgerClient(trouble=LeaseLost("id")))
 
 
 def test_only_a_twin_that_is_done_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, _ = outcome(monkeypatch, Desk(Twin("other", done=True)))
+    ended, _ = outcome(monkeypatch, LedgerClient(Duplicate("other", done=True)))
     assert (ended.state, ended.same_as) == (SKIPPED, "other")
-    ended, _ = outcome(monkeypatch, Desk(Twin("other", done=False)))
+    ended, _ = outcome(monkeypatch, LedgerClient(Duplicate("other", done=False)))
     assert (ended.state, ended.same_as) == (QUEUED, "other")
-    ended, _ = outcome(monkeypatch, Desk())
+    ended, _ = outcome(monkeypatch, LedgerClient())
     assert ended.state == DONE
 
 

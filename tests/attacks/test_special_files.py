@@ -26,14 +26,14 @@ from helpers.builders import Llama
 from helpers.checkpoints import write_checkpoint
 from helpers.third_party_fixtures import ROOT
 
-PATIENCE = 20  # seconds; what is tested here takes none
+RETRY_TIMEOUT = 20  # seconds; what is tested here takes none
 
 
 @pytest.fixture(autouse=True)
 def impatient() -> Iterator[None]:
     """Whoever waits for a FIFO is interrupted, and fails."""
     before = signal.signal(signal.SIGALRM, lambda number, frame: pytest.fail("waited for a file that is none"))
-    signal.alarm(PATIENCE)
+    signal.alarm(RETRY_TIMEOUT)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

@@ -16,7 +16,7 @@ from ggferry.formats.errors import TransportError
 from ggferry.quant.kernels import crc
 from ggferry.service.storage import checksums, stores
 from ggferry.service.storage.backends import s3, web
-from ggferry.service.storage.checksums import Running, Stated
+from ggferry.service.storage.checksums import DeclaredChecksum, Running
 from ggferry.service.storage.mirror import Mirror
 from ggferry.service.storage.ranged_file import HEADER_BLOCK, UNCHECKED, RangedFile
 from helpers.archive_tools import command, plan, rows, write
@@ -43,7 +43,7 @@ def test_crcs_give_their_catalog_values(name: str, check: int) -> None:
 @pytest.mark.parametrize("algorithm", list(checksums.SIZES))
 def test_every_checksum_sees_a_flipped_bit(algorithm: str) -> None:
     def of(data: bytes) -> Running:
-        running = Running(Stated("a test", algorithm, value))
+        running = Running(DeclaredChecksum("a test", algorithm, value))
         for at in range(0, len(data), 1000):
             running.update(data[at : at + 1000])
         return running
@@ -62,7 +62,7 @@ def test_every_checksum_sees_a_flipped_bit(algorithm: str) -> None:
 def test_an_md5_of_parts(part: int) -> None:
     sums = [hashlib.md5(DATA[at : at + part]).digest() for at in range(0, len(DATA), part)]
     value = hashlib.md5(b"".join(sums)).digest()
-    running = Running(Stated("a test", "MD5", value, part))
+    running = Running(DeclaredChecksum("a test", "MD5", value, part))
     for at in range(0, len(DATA), 777_777):
         running.update(DATA[at : at + 777_777])
     assert running.agrees()
@@ -119,7 +119,7 @@ def test_ranges_that_come_out_of_order_are_summed_in_order(store: S3Store, tmp_p
 def test_an_upload_in_parts_is_checked_by_its_parts(store: S3Store, tmp_path: Path) -> None:
     multipart(store, [5 << 20, 5 << 20, 1 << 20])
     found = stores.stat("s3://old/m.bin")
-    assert found.version.endswith('-3"') and s3.stated(found) == Stated(
+    assert found.version.endswith('-3"') and s3.stated(found) == DeclaredChecksum(
         "S3 (ETag)", "MD5", bytes.fromhex(found.version[1:33]), 5 << 20
     )
     with source("s3://old/m.bin", tmp_path) as file:

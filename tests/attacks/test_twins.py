@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ggferry.service.apply.migration import Asked, survey
-from ggferry.service.records.ledger import DONE, FAILED, QUEUED, RUNNING, SKIPPED, LeaseLost, Ledger, Twin
+from ggferry.service.apply.migration import MigrationRequest, survey
+from ggferry.service.records.ledger import DONE, FAILED, QUEUED, RUNNING, SKIPPED, Duplicate, LeaseLost, Ledger
 from helpers.archive_tools import applied, planned, states, write
 from helpers.builders import Llama
 
@@ -35,7 +35,7 @@ def two_of_one_content(ledger: Ledger) -> tuple[Any, Any]:
     first, second = (ledger.claim("me", "p", 60) for _ in range(2))
     assert first and second and first.id == FIRST
     assert ledger.bind(first, "content") is None
-    assert ledger.bind(second, "content") == Twin(FIRST, done=False)
+    assert ledger.bind(second, "content") == Duplicate(FIRST, done=False)
     ledger.wait(second, FIRST)
     assert state(ledger)[SECOND] == QUEUED
     third = ledger.claim("me", "p", 60)
@@ -139,7 +139,7 @@ def test_the_twin_of_a_model_that_fails_late_is_converted(
     """It was 'skipped: the same content' for ever. Both are at work when the second asks."""
     bound, asked, bind = threading.Event(), threading.Event(), Ledger.bind
 
-    def in_turn(ledger: Ledger, job: Any, key: str) -> Twin | None:
+    def in_turn(ledger: Ledger, job: Any, key: str) -> Duplicate | None:
         if job.entry["source"].endswith("b.bin") and not asked.is_set():
             assert bound.wait(30)
             found = bind(ledger, job, key)
@@ -178,7 +178,7 @@ def test_a_ledger_of_an_earlier_version_is_set_right_by_the_next_run(twins: Path
     for path in (tmp_path / "out").iterdir():
         path.unlink()
     (tmp_path / "in" / "a.bin").unlink()
-    asked = Asked(str(twins), f"{twins}.ledger")
+    asked = MigrationRequest(str(twins), f"{twins}.ledger")
     assert [entry.source for entry in survey(asked)[0]] == [done["source"]], "a dry run says so"
     edit: dict[str, Any] = {"output": str(tmp_path / "out" / "b.gguf")}
     planned(tmp_path / "in", tmp_path / "out", twins, b=edit)

@@ -13,7 +13,7 @@ import pytest
 
 from ggferry.formats.errors import AccessError
 from ggferry.service.apply.job import Settings, run_job
-from ggferry.service.apply.migration import Asked, Migration
+from ggferry.service.apply.migration import Migration, MigrationRequest
 from ggferry.service.records.ledger import FAILED, QUEUED, Job
 from ggferry.service.records.plan_file import read_plan
 from ggferry.service.workers.supervisor import Limits, Supervisor
@@ -45,7 +45,7 @@ def test_every_folder_is_tried_before_anything_is_read(
         return whole(*arguments, dir=dir, **named)
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refusing)
-    migration = Migration(Asked(str(planned), str(tmp_path / "ledger")), lambda event: None)
+    migration = Migration(MigrationRequest(str(planned), str(tmp_path / "ledger")), lambda event: None)
     with pytest.raises(AccessError, match="nothing can be written here; nothing was done") as caught:
         migration.prepare()
     assert caught.value.path == str(bad) and caught.value.exit_code == 3
@@ -65,7 +65,7 @@ def test_a_folder_without_permission_is_told_at_once(planned: Path, tmp_path: Pa
     assert str(folder) in done.stderr and "internal" not in done.stderr and "running" not in done.stdout
 
 
-class Desk:
+class LedgerClient:
     """Says yes."""
 
     def key(self, job: Job, key: str) -> str | None:
@@ -86,7 +86,7 @@ def test_what_becomes_unwritable_later_is_a_persons_turn(above: str, planned: Pa
     output = f"{tmp_path / above}/sub/x.gguf"
     entry = {**asdict(entries[0]), "recipe": entries[0].recipe(head), "output": output}
     with Supervisor(Limits(threads=1)) as supervisor:
-        outcome = run_job(Job("0" * 32, entry, 1, "me"), supervisor, Desk(), Settings())
+        outcome = run_job(Job("0" * 32, entry, 1, "me"), supervisor, LedgerClient(), Settings())
     assert outcome.state == FAILED and outcome.again is None, outcome
     assert outcome.error is not None and outcome.error["fault"] == "person"
     assert outcome.error["class"] in ("AccessError", "NotFoundError", "GgferryError", "UsageError"), outcome.error

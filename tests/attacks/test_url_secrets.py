@@ -13,7 +13,7 @@ import pytest
 
 from ggferry.formats.errors import CorruptError, GgferryError, UsageError
 from ggferry.service.plan import make_plan as planning
-from ggferry.service.plan.make_plan import Wanted
+from ggferry.service.plan.make_plan import PlanRequest
 from ggferry.service.records.plan_file import to_line
 from ggferry.service.storage import places, stores, urls
 from helpers.archive_tools import command, write
@@ -32,7 +32,7 @@ def site(tmp_path: Path) -> Iterator[Web]:
         server.password = "Basic " + base64.b64encode(b"user:PASSw0rd").decode()
         server.signed = QUERY
         yield server
-    urls.grant(urls.Access())
+    urls.configure_access(urls.Access())
 
 
 def address(site: Web, path: str = "/m0.bin", query: str = f"?{QUERY}") -> str:
@@ -59,7 +59,7 @@ def leaks(text: str) -> list[str]:
      ("hf://someone/model@main/a", "hf://someone/model@main/a"), ("/local/a?b", "/local/a?b")],
 )  # fmt: skip
 def test_a_url_is_shown_without_what_may_be_secret(url: str, seen: str) -> None:
-    assert urls.shown(url) == seen and urls.shown(seen) == seen
+    assert urls.redact(url) == seen and urls.redact(seen) == seen
 
 
 def test_a_text_is_masked_by_its_urls_not_by_a_word() -> None:
@@ -70,10 +70,10 @@ def test_a_text_is_masked_by_its_urls_not_by_a_word() -> None:
 
 
 def test_two_addresses_that_differ_in_their_query_have_two_names() -> None:
-    names = [urls.conceal(f"https://two.example/get?file={name}") for name in ("a", "b", "a")]
+    names = [urls.redact_in(f"https://two.example/get?file={name}") for name in ("a", "b", "a")]
     assert names[0] == names[2] == "https://two.example/get" and names[1].startswith("https://two.example/get?")
     assert "file" not in names[1] and urls.whole(names[1]) == "https://two.example/get?file=b"
-    assert urls.conceal(names[1]) == names[1]
+    assert urls.redact_in(names[1]) == names[1]
 
 
 def test_a_password_for_a_place_that_takes_none_is_refused() -> None:
@@ -102,7 +102,7 @@ def test_secrets_are_kept_in_a_file_of_their_owner(tmp_path: Path) -> None:
 
 
 def test_a_plan_and_its_names_hold_no_secret(site: Web, tmp_path: Path) -> None:
-    head, entries = planning.plan(Wanted((address(site),), str(tmp_path / "out")))
+    head, entries = planning.plan(PlanRequest((address(site),), str(tmp_path / "out")))
     text = "\n".join(map(to_line, (head, *entries)))
     assert not leaks(text) and "user" not in text
     (entry,) = entries
@@ -113,20 +113,20 @@ def test_a_plan_and_its_names_hold_no_secret(site: Web, tmp_path: Path) -> None:
 def test_files_below_a_page_keep_the_pages_password_and_their_own_query(site: Web, tmp_path: Path) -> None:
     site.pages["/models/"] = f'<a href="/models/m0.bin?{QUERY}">one</a>'
     write(site.root / "models" / "m0.bin", Llama())
-    head, (entry,) = planning.plan(Wanted((address(site, "/models/", ""),), str(tmp_path / "out")))
+    head, (entry,) = planning.plan(PlanRequest((address(site, "/models/", ""),), str(tmp_path / "out")))
     assert head.roots == (f"{site.url}/models",) and entry.source == f"{site.url}/models/m0.bin"
     assert entry.verdict == "convert" and not leaks(to_line(entry))
     assert urls.whole(entry.source) == address(site, "/models/m0.bin")
 
 
 def test_an_error_names_the_file_without_its_secrets(site: Web) -> None:
-    urls.grant(urls.Access(patience=0))
+    urls.configure_access(urls.Access(retry_timeout=0))
     for path, status in (("/gone.bin", None), ("/m0.bin", 403), ("/m0.bin", 500), ("/m0.bin", "away")):
         site.rules.clear()
         if status is not None:
             site.rules.add("GET", "m0", status)
         with pytest.raises(GgferryError) as caught:
-            stores.stat(urls.conceal(address(site, path)))
+            stores.stat(urls.redact_in(address(site, path)))
         assert not leaks(str(caught.value)) and not leaks(json.dumps(caught.value.as_dict()))
 
 

@@ -216,7 +216,7 @@ def test_keys_that_something_tells(case: str, made: dict[str, Path], tmp_path: P
     assert all(plan.keys[f"llama.{name}"].value == pytest.approx(found[f"llama.{name}"].data) for name in gone)
 
 
-REMARKS: dict[str, tuple[str, Edit, str]] = {
+CAVEATS: dict[str, tuple[str, Edit, str]] = {
     "S02 more blocks than llama.cpp has room for": ("q8_0", deep, "513 blocks, and it has room for 512"),
     "S11 all weights are zero": ("scored", numbers(zeros), f"zero in {QUERY}"),
     "S11 all blocks are zero": ("q8_0", numbers(zeros), f"zero in {QUERY}"),
@@ -227,10 +227,10 @@ REMARKS: dict[str, tuple[str, Edit, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REMARKS)
+@pytest.mark.parametrize("case", CAVEATS)
 def test_gguf_models_that_are_odd(case: str, made: dict[str, Path], tmp_path: Path) -> None:
     """Carried as they are: a model may be like that, or be wanted like that, and its owner is told."""
-    base, edit, words = REMARKS[case]
+    base, edit, words = CAVEATS[case]
     bad = changed(made[base], tmp_path / "bad.gguf", edit)
     if case.startswith("S02"):
         notes = ggferry.plan(bad).notes  # 513 blocks take a while to write

@@ -34,7 +34,7 @@ LARGE = ("qwen3vl", "qwen3vlmoe", "qwen3vlmoe_tf5")
 """Of these, those whose other half transformers makes so large that it takes the machine's memory: tensors and
 configuration alone are checked.
 """
-TURNED = {"qwen3vlmoe": ".mlp.experts."}
+ROTATED = {"qwen3vlmoe": ".mlp.experts."}
 """What transformers 4 stored the other way round than 5, which is what is written."""
 NO_SPACE = (UnsupportedError, "transformers puts no space before a text for this class, this vocabulary does")
 REFUSED: dict[str, tuple[type[GgferryError], str]] = {
@@ -55,7 +55,7 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
     witness = () if name in LARGE else ("transformers",)
     done = export(Request(_gguf(name, tmp_path), str(tmp_path / "out"), to="safetensors", witness=witness))[0]
     if name not in FOLDED:
-        check_tensors(FOLDERS[name], tmp_path / "out", TURNED.get(name, ""))
+        check_tensors(FOLDERS[name], tmp_path / "out", ROTATED.get(name, ""))
     known = known_class(done.receipt["output"]["class"])
     said = [one for one in done.proof.testimonies if one.witness == "transformers"]
     if name in LARGE:

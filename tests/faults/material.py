@@ -40,14 +40,14 @@ def make(folder: Path) -> None:
 def make_eyes(folder: Path, tokenizer: Path) -> None:
     """Write a model that sees, and what an older one of it was converted to."""
     for name, seed in (("eyes", 7), ("older", 8)):
-        _eyes(folder / name, seed)
+        _vision_encoders(folder / name, seed)
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(tokenizer / file, folder / name / file)
     options = {"mmproj": "both", "no_vocab": True, "verify": "fast"}
     _convert(folder / "older", folder / "oldeyes" / "v.gguf", **options)
 
 
-def _eyes(folder: Path, seed: int) -> None:
+def _vision_encoders(folder: Path, seed: int) -> None:
     import transformers
 
     from helpers.multimodal import TEXT, save

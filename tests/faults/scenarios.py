@@ -57,8 +57,8 @@ RECEIPT = ".receipt.json"
 SHARDS = tuple(f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3))
 OLD_SHARDS = (*SHARDS, SHARDS[0] + RECEIPT)
 PAIR = ("m.gguf", "m.gguf" + RECEIPT)
-LADDER = tuple(f"m-{kind}.gguf{end}" for kind in ("f16", "q8_0", "bf16") for end in ("", RECEIPT))
-EYES = tuple(f"{name}{end}" for name in ("v.gguf", "mmproj-v.gguf") for end in ("", RECEIPT))
+OUTTYPES = tuple(f"m-{kind}.gguf{end}" for kind in ("f16", "q8_0", "bf16") for end in ("", RECEIPT))
+VISION_ENCODERS = tuple(f"{name}{end}" for name in ("v.gguf", "mmproj-v.gguf") for end in ("", RECEIPT))
 FOLDER = tuple(
     f"f/{name}"
     for name in (
@@ -87,11 +87,11 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "ladder": Scenario(("convert", "@/s.bin", *OUT_LADDER, *FAST), copies("s.bin")),
     "ladder-force": Scenario(
-        ("convert", "@/s.bin", *OUT_LADDER, "--force", *FAST), copies("s.bin", "oldladder/*"), LADDER
+        ("convert", "@/s.bin", *OUT_LADDER, "--force", *FAST), copies("s.bin", "oldladder/*"), OUTTYPES
     ),
     "mmproj": Scenario(("convert", "@/eyes", "-o", "@/v.gguf", *BOTH, *FAST), copies("eyes")),
     "mmproj-force": Scenario(
-        ("convert", "@/eyes", "-o", "@/v.gguf", *BOTH, "--force", *FAST), copies("eyes", "oldeyes/*"), EYES
+        ("convert", "@/eyes", "-o", "@/v.gguf", *BOTH, "--force", *FAST), copies("eyes", "oldeyes/*"), VISION_ENCODERS
     ),
     "quantize": Scenario(("quantize", "@/m.gguf", "@/q.gguf", "q8_0", "--verify", "fast"), copies("one/*")),
     "edit-in-place": Scenario(("edit", "@/m.gguf", "--set", "general.name=Tin", "--in-place"), copies("one/*"), PAIR),

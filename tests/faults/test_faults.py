@@ -15,7 +15,7 @@ from faults.interference import FAULTS
 from faults.scenarios import SCENARIOS
 
 SWEEP = Path(__file__).with_name("sweep.py")
-EYES = ("mmproj", "mmproj-force")
+VISION_ENCODERS = ("mmproj", "mmproj-force")
 SAMPLE = {
     "shards-force": ("kill", "eio"),
     "edit-in-place-anew": ("kill", "eio"),
@@ -121,7 +121,7 @@ def test_a_sample_of_all_points(scenario: str, library: Path, models: Path, tmp_
 def test_every_point(
     scenario: str, fault: str, library: Path, models: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    if scenario in EYES:
+    if scenario in VISION_ENCODERS:
         request.getfixturevalue("eyes")
     check(sweep(scenario, library, models, tmp_path, fault))
 

@@ -195,7 +195,7 @@ def adapter(data: bytes, folder: Path) -> None:
 
 def plan(data: bytes, folder: Path) -> None:
     """A plan is read, and prepared as `apply` does; no worker starts."""
-    from ggferry.service.apply.migration import Asked, Migration
+    from ggferry.service.apply.migration import Migration, MigrationRequest
     from ggferry.service.records.plan_file import parse_plan, to_line
 
     text = data.replace(b"ROOT", os.fsencode(folder))
@@ -204,7 +204,9 @@ def plan(data: bytes, folder: Path) -> None:
     for entry in entries:
         to_line(entry)
     (folder / "p.jsonl").write_bytes(text)
-    run = Migration(Asked(str(folder / "p.jsonl"), str(folder / "ledger"), trees=(str(folder),)), lambda event: None)
+    run = Migration(
+        MigrationRequest(str(folder / "p.jsonl"), str(folder / "ledger"), trees=(str(folder),)), lambda event: None
+    )
     try:
         run.prepare()
     finally:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ggferry.service.apply.migration import Asked, Migration
+from ggferry.service.apply.migration import Migration, MigrationRequest
 from ggferry.service.plan import make_plan as planning
 from ggferry.service.records.plan_file import write_plan
 from helpers.builders import Llama
@@ -104,7 +104,7 @@ def planned(root: Path | str, dest: Path | str, out: Path, verify: str = "fast",
 def applied(path: Path, **asked: Any) -> tuple[Migration, list[dict[str, Any]]]:
     """As `apply -j 1`, in this process: the run, which has its ledger open, and its events."""
     events: list[dict[str, Any]] = []
-    migration = Migration(Asked(str(path), f"{path}.ledger", **asked), events.append)
+    migration = Migration(MigrationRequest(str(path), f"{path}.ledger", **asked), events.append)
     migration.run(migration.prepare())
     return migration, events
 

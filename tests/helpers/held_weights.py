@@ -33,7 +33,7 @@ class Held(Weights):
     def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
         return x @ self.tensors[name][item].T
 
-    def turned_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+    def rotated_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
         return x @ self.tensors[name][item]
 
 

@@ -33,7 +33,7 @@ def _newer(name: str) -> str:
     return name
 
 
-def check_tensors(before: Path, after: Path, turned: str = "") -> None:
+def check_tensors(before: Path, after: Path, rotated: str = "") -> None:
     """Every tensor that the folder has as the original had it is the same, bit for bit.
 
     Args:
@@ -47,7 +47,7 @@ def check_tensors(before: Path, after: Path, turned: str = "") -> None:
     shared, folded = set(old) & set(new), "FalconH1ForCausalLM" in (after / "config.json").read_text()
     named = [json.loads((folder / "config.json").read_text())["architectures"] for folder in (before, after)]
     assert shared or named[0] != named[1], "the names are others"
-    old |= {name: old[name].swapaxes(-1, -2) for name in shared if turned and turned in name}
+    old |= {name: old[name].swapaxes(-1, -2) for name in shared if rotated and rotated in name}
     for name in shared:
         if name.endswith("embed_tokens_per_layer.weight"):  # rows of tokens without one of their own are the first
             assert old[name].tobytes() == new[name][: len(old[name])].tobytes()

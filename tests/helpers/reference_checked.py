@@ -1,4 +1,5 @@
-"""Records which models the tests against other programs compute alike: `pytest --witnessed` over those tests writes
+"""Records which models the tests against other programs compute alike: `pytest --reference-checked` over those tests
+writes
 `converters/proof/reference_checked.txt` anew for the tests that ran and passed (`make reference-checked` runs them
 all).
 

@@ -241,11 +241,11 @@ def lfm2a_as_wide_as_llama_cpp_wants(folder: Path) -> Made:
     return lfm2a(folder, 512, 8)
 
 
-EYE: dict[str, Any] = {
+VISION_ENCODER: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 3, "position_embedding_size": 20,
 }  # fmt: skip
-EAR: dict[str, Any] = {
+AUDIO_ENCODER: dict[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "subsampling_conv_channels": [16, 6],
     "output_proj_dims": 20,
 }  # fmt: skip
@@ -281,8 +281,8 @@ def _gemma4(folder: Path, clipped: bool) -> Any:
     import transformers as t
 
     config = t.Gemma4Config(
-        audio_config={**EAR, "use_clipped_linears": clipped}, text_config={**WORDS, **MORE},
-        vision_config={**EYE, "use_clipped_linears": clipped, "standardize": clipped},
+        audio_config={**AUDIO_ENCODER, "use_clipped_linears": clipped}, text_config={**WORDS, **MORE},
+        vision_config={**VISION_ENCODER, "use_clipped_linears": clipped, "standardize": clipped},
     )  # fmt: skip
     model = saved(folder, t.Gemma4ForConditionalGeneration(config))
     (folder / "preprocessor_config.json").write_text('{"feature_size": 16}')
@@ -294,7 +294,8 @@ def gemma4_of_an_embedder(folder: Path) -> Made:
     import transformers as t
 
     config = t.EmbeddingGemma2Config(
-        audio_config={"model_type": "gemma4_audio", **EAR}, vision_config={"model_type": "gemma4_vision", **EYE},
+        audio_config={"model_type": "gemma4_audio", **AUDIO_ENCODER},
+        vision_config={"model_type": "gemma4_vision", **VISION_ENCODER},
         text_config={**WORDS, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 4},
     )  # fmt: skip
     model, mel = saved(folder, t.EmbeddingGemma2Model(config)), spectrum(16, 110)
@@ -320,7 +321,7 @@ def gemma4v_of_both(folder: Path) -> Made:
 def gemma4v(folder: Path) -> Made:
     import transformers as t
 
-    config = t.Gemma4Config(audio_config=None, text_config={**WORDS, **MORE}, vision_config=EYE)
+    config = t.Gemma4Config(audio_config=None, text_config={**WORDS, **MORE}, vision_config=VISION_ENCODER)
     model, pixels = saved(folder, t.Gemma4ForConditionalGeneration(config)), picture(24, 36)
     return {"picture": pixels}, lambda: _seen(model, pixels, 4)
 
@@ -438,7 +439,7 @@ def _merged(found: Any) -> Any:
     return torch.cat([found.pooler_output, *(getattr(found, "deepstack_features", None) or ())], -1)
 
 
-EARS: dict[str, Callable[[Path], Made]] = {
+AUDIO_ENCODERS: dict[str, Callable[[Path], Made]] = {
     one.__name__: one
     for one in (
         voxtral, musicflamingo, qwen2a, ultravox, meralion, qwen3a, granite_speech, granite_speech_in_whole_blocks,

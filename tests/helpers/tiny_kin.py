@@ -7,7 +7,7 @@ from typing import Any
 from helpers.tiny import BASE, ROPE, VOCAB, Tiny
 from helpers.tiny_todays import FOUR, GEMMA4, HEADS, SEES, SIGMOID, WIDE
 
-EYES = {
+VISION_ENCODERS = {
     "vision_config": {
         "model_type": "clip_vision_model", "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2,
         "num_attention_heads": 2, "image_size": 16, "patch_size": 8, "projection_dim": 24,
@@ -23,7 +23,7 @@ GLM_EYES = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 HALF: dict[str, Any] = {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}, "pad_token_id": 0}
-TURNED = {
+ROTATED = {
     "rope_parameters": {**HALF["rope_parameters"], "rope_type": "default", "mrope_section": [1, 1, 1]},
     "pad_token_id": 0,
 }  # fmt: skip
@@ -63,17 +63,17 @@ MUSE_EYES = {
 }  # fmt: skip
 
 KIN: dict[str, Tiny] = {
-    "llava": Tiny("Llava", {**WIDE, "model_type": "llama"}, head=SEES, outer=EYES),
-    "llava qwen2": Tiny("Llava", {**HEADS, "model_type": "qwen2"}, head=SEES, outer=EYES),
+    "llava": Tiny("Llava", {**WIDE, "model_type": "llama"}, head=SEES, outer=VISION_ENCODERS),
+    "llava qwen2": Tiny("Llava", {**HEADS, "model_type": "qwen2"}, head=SEES, outer=VISION_ENCODERS),
     "jais2": Tiny("Jais2", WIDE),
     "jais2 unbiased": Tiny("Jais2", {**HEADS, "attention_bias": False, "mlp_bias": False}),
     "glm": Tiny("Glm", {**BASE, "head_dim": 8, "attention_bias": True, **HALF}),
     "glm wide": Tiny("Glm", {**HEADS, "head_dim": 12, "attention_bias": False, **HALF}),
     "bitnet": Tiny("BitNet", {**HEADS, "tie_word_embeddings": True}),
-    "glm4v": Tiny("Glm4v", {**HEADS, "hidden_size": 96, **TURNED}, head=SEES, outer=GLM_EYES),
-    "glm ocr": Tiny("GlmOcr", {**WIDE, **TURNED, "attention_bias": False}, head=SEES, outer=GLM_EYES),
+    "glm4v": Tiny("Glm4v", {**HEADS, "hidden_size": 96, **ROTATED}, head=SEES, outer=GLM_EYES),
+    "glm ocr": Tiny("GlmOcr", {**WIDE, **ROTATED, "attention_bias": False}, head=SEES, outer=GLM_EYES),
     "glm4v moe": Tiny(
-        "Glm4vMoe", {**WIDE, **SIGMOID, **TURNED, "attention_bias": True, "num_hidden_layers": 3}, head=SEES,
+        "Glm4vMoe", {**WIDE, **SIGMOID, **ROTATED, "attention_bias": True, "num_hidden_layers": 3}, head=SEES,
         outer=GLM_EYES,
     ),
     "granite_swa": Tiny("GraniteSWA", {**WIDE, **SCALES, "num_hidden_layers": 5, "sliding_window": 7}),

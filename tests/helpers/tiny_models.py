@@ -278,7 +278,7 @@ def in_pairs(folder: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
-    turned, ranks = config["qk_rope_head_dim"], config["kv_lora_rank"] + config["qk_rope_head_dim"]
+    rotated, ranks = config["qk_rope_head_dim"], config["kv_lora_rank"] + config["qk_rope_head_dim"]
     widths = {
         "q_b_proj.weight": config["qk_head_dim"], "kv_a_proj_with_mqa.weight": ranks,
         **dict.fromkeys(("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias"), config["index_head_dim"]),
@@ -287,9 +287,9 @@ def in_pairs(folder: Path) -> None:
         width = next((width for end, width in widths.items() if name.endswith(end)), 0)
         if width:
             heads = tensors[name].reshape(-1, width, *tensors[name].shape[1:])
-            half = heads[:, width - turned :].reshape(len(heads), 2, turned // 2, *heads.shape[2:])
-            rows = half.swapaxes(1, 2).reshape(len(heads), turned, *heads.shape[2:])
-            heads = np.concatenate((heads[:, : width - turned], rows), 1)
+            half = heads[:, width - rotated :].reshape(len(heads), 2, rotated // 2, *heads.shape[2:])
+            rows = half.swapaxes(1, 2).reshape(len(heads), rotated, *heads.shape[2:])
+            heads = np.concatenate((heads[:, : width - rotated], rows), 1)
             tensors[name] = np.ascontiguousarray(heads.reshape(tensors[name].shape))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 

@@ -27,7 +27,7 @@ QWEN2_EYES = {"vision_config": {"depth": 2, "embed_dim": 24, "num_heads": 2, "pa
 SEES = "ForConditionalGeneration"
 
 
-def _turning(sections: list[int], **more: Any) -> dict[str, Any]:
+def _rotation(sections: list[int], **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {**ROPE, "rope_type": "default", "mrope_section": sections, **more}}
 
 
@@ -78,12 +78,12 @@ TODAYS: dict[str, Tiny] = {
         "GptOss", {**GPT_OSS, "rope_parameters": {**YARN, "truncate": True}, "tie_word_embeddings": True}
     ),
     "qwen3vl": Tiny(
-        "Qwen3VL", {**WIDE, **_turning([2, 2, 2], mrope_interleaved=True)}, head=SEES, outer=QWEN_EYES
+        "Qwen3VL", {**WIDE, **_rotation([2, 2, 2], mrope_interleaved=True)}, head=SEES, outer=QWEN_EYES
     ),
     "qwen3vlmoe": Tiny(
-        "Qwen3VLMoe", {**WIDE, **ROUTED, **_turning([2, 2, 2], mrope_interleaved=True)}, head=SEES, outer=QWEN_EYES
+        "Qwen3VLMoe", {**WIDE, **ROUTED, **_rotation([2, 2, 2], mrope_interleaved=True)}, head=SEES, outer=QWEN_EYES
     ),
-    "qwen2vl": Tiny("Qwen2VL", {**HEADS, **_turning([1, 1, 1])}, head=SEES, outer=QWEN2_EYES),
+    "qwen2vl": Tiny("Qwen2VL", {**HEADS, **_rotation([1, 1, 1])}, head=SEES, outer=QWEN2_EYES),
     "smollm3": Tiny("SmolLM3", {**HEADS, "num_hidden_layers": 5, "pad_token_id": 0}),
     "smollm3 otherwise": Tiny(
         "SmolLM3", {**HEADS, "num_hidden_layers": 4, "no_rope_layers": [0, 1, 1, 0], "pad_token_id": 0}

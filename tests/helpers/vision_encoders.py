@@ -19,7 +19,7 @@ _PLAIN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Eye:
+class VisionEncoder:
     """A tiny model that sees.
 
     Attributes:
@@ -162,103 +162,103 @@ def _seen(model: Any, **given: Any) -> Any:
     return getattr(found, "pooler_output", found)
 
 
-EYES = {
-    "qwen2vl_merger": Eye(
+VISION_ENCODERS = {
+    "qwen2vl_merger": VisionEncoder(
         "Qwen2VLConfig", "Qwen2VLForConditionalGeneration",
         {"depth": 3, "embed_dim": 36, "hidden_size": 48, "mlp_ratio": 2, "num_heads": 3, "patch_size": 6},
         squares, (48, 60), {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
     ),
-    "qwen2.5vl_merger": Eye(
+    "qwen2.5vl_merger": VisionEncoder(
         "Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration",
         {**_QWEN, "depth": 4, "hidden_size": 24, "patch_size": 8, "window_size": 112, "fullatt_block_indexes": [1, 3]},
         squares, (128, 144), {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
     ),
-    "qwen3vl_merger": Eye(
+    "qwen3vl_merger": VisionEncoder(
         "Qwen3VLConfig", "Qwen3VLForConditionalGeneration",
         {**_QWEN, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}, squares, (48, 60),
         {"head_dim": 16},
     ),
-    "qwen3.5": Eye(
+    "qwen3.5": VisionEncoder(
         "Qwen3_5Config", "Qwen3_5ForConditionalGeneration", {**_QWEN, "num_position_embeddings": 64}, squares, (60, 48),
         {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
          "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
     ),
-    "glm4v": Eye(
+    "glm4v": VisionEncoder(
         "Glm4vConfig", "Glm4vForConditionalGeneration",
         {**_QWEN, "hidden_size": 24, "image_size": 48}, squares, (48, 36),
     ),
-    "glm_ocr": Eye(
+    "glm_ocr": VisionEncoder(
         "GlmOcrConfig", "GlmOcrForConditionalGeneration", {**_QWEN, "hidden_size": 24, "image_size": 48}, squares,
         (36, 48),
     ),
-    "exaone4_5": Eye(
+    "exaone4_5": VisionEncoder(
         "Exaone4_5_Config", "Exaone4_5_ForConditionalGeneration",
         {**_QWEN, "depth": 4, "hidden_size": 32, "num_heads": 4, "num_key_value_heads": 2, "patch_size": 8,
          "window_size": 112, "fullatt_block_indexes": [1, 3]},
         squares, (128, 144), {"model_type": "exaone4"}, preprocessor=PIXELS,
     ),
-    "pixtral": Eye(
+    "pixtral": VisionEncoder(
         "Mistral3Config", "Mistral3ForConditionalGeneration",
         {**_PLAIN, "model_type": "pixtral", "head_dim": 8, "hidden_act": "silu"}, ended, (48, 36),
         {"model_type": "mistral"}, {"spatial_merge_size": 2},
         tokens={"[IMG_BREAK]": BREAK},
     ),
-    "lightonocr": Eye(
+    "lightonocr": VisionEncoder(
         "LightOnOcrConfig", "LightOnOcrForConditionalGeneration",
         {**_PLAIN, "model_type": "pixtral", "head_dim": 8, "hidden_act": "silu"}, sized, (48, 36),
         {"model_type": "qwen3", "head_dim": 8}, {"spatial_merge_size": 2},
     ),
-    "paddleocr": Eye(
+    "paddleocr": VisionEncoder(
         "PaddleOCRVLConfig", "PaddleOCRVLForConditionalGeneration", _PLAIN, patches, (48, 60), {"head_dim": 8},
         preprocessor=PIXELS,
     ),
-    "llama4": Eye(
+    "llama4": VisionEncoder(
         "Llama4Config", "Llama4ForConditionalGeneration",
         {**_PLAIN, "intermediate_size": 96, "vision_output_dim": 40, "projector_input_dim": 40,
          "projector_output_dim": 40, "pixel_shuffle_ratio": 0.5},
         projected, (48, 48),
         {"intermediate_size_mlp": 64, "num_local_experts": 2, "head_dim": 8, "attn_scale": 0.1},
     ),
-    "internvl": Eye(
+    "internvl": VisionEncoder(
         "InternVLConfig", "InternVLForConditionalGeneration",
         {**_PLAIN, "image_size": [48, 48], "patch_size": [6, 6], "layer_scale_init_value": 0.1}, whole, (48, 48),
         {"model_type": "qwen2"}, {"downsample_ratio": 0.5},
     ),
-    "idefics3": Eye(
+    "idefics3": VisionEncoder(
         "SmolVLMConfig", "SmolVLMForConditionalGeneration", _PLAIN, tiled, (48, 48), {"model_type": "llama"},
         {"scale_factor": 2}, preprocessor={"size": {"longest_edge": 96}},
     ),
-    "janus_pro": Eye(
+    "janus_pro": VisionEncoder(
         "JanusConfig", "JanusForConditionalGeneration", {**_PLAIN, "projection_dim": 48, "depth": 2, "mlp_ratio": 2.5},
         whole, (48, 48), {"model_type": "llama"},
         {"vq_config": {"embed_dim": 4, "num_embeddings": 8, "latent_channels": 8, "base_channels": 32,
                        "channel_multiplier": [1, 1], "num_res_blocks": 1, "num_hidden_layers": 1, "hidden_size": 8,
                        "projection_dim": 8, "image_token_embed_dim": 8}},
     ),
-    "mlp": Eye(
+    "mlp": VisionEncoder(
         "LlavaConfig", "LlavaForConditionalGeneration",
         {**_PLAIN, "model_type": "clip_vision_model", "num_hidden_layers": 4, "projection_dim": 16}, whole, (48, 48),
         {"model_type": "llama"}, {"vision_feature_layer": -2},
     ),
-    "lfm2": Eye(
+    "lfm2": VisionEncoder(
         "Lfm2VlConfig", "Lfm2VlForConditionalGeneration",
         {"model_type": "siglip2_vision_model", "hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 3,
          "num_attention_heads": 3, "num_patches": 64, "patch_size": 16, "vision_use_head": False},
         pixels, (96, 64), {"model_type": "lfm2"}, {"projector_hidden_size": 40}, preprocessor={"resample": 2},
     ),
-    "cohere2v": Eye(
+    "cohere2v": VisionEncoder(
         "Cohere2VisionConfig", "Cohere2VisionForConditionalGeneration",
         {**_PLAIN, "model_type": "siglip_vision_model", "vision_use_head": False}, whole, (48, 48),
         {"model_type": "cohere2", "head_dim": 8}, {"downsample_factor": 2, "alignment_intermediate_size": 40},
         {"max_patches": 12},
     ),
-    "hunyuanvl": Eye(
+    "hunyuanvl": VisionEncoder(
         "HunYuanVLConfig", "HunYuanVLForConditionalGeneration",
         {"hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 3, "patch_size": 6,
          "spatial_merge_size": 2, "out_hidden_size": 48, "text_hidden_size": 48, "max_image_size": 48},
         lists, (48, 60), {"head_dim": 8}, preprocessor=PIXELS,
     ),
-    "kimik25": Eye(
+    "kimik25": VisionEncoder(
         "Kimi_K25Config", "Kimi_K25ForConditionalGeneration",
         {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 3, "patch_size": 6,
          "pos_emb_height": 8, "pos_emb_width": 8, "pos_emb_time": 4},

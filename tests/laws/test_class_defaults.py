@@ -118,10 +118,10 @@ USABLE = [one for one in CLASSES if not is_unusable(*one)]
 @pytest.mark.parametrize(("kind", "name"), USABLE)
 def test_where_nothing_is_stated_it_is_what_the_class_takes(kind: str, name: str) -> None:
     config, expected = default(kind, name)
-    part = descend(config, expected.dialect.within or "?")
+    part = descend(config, expected.dialect.config_section or "?")
     listed = {key: part[key] for key in LISTED if part.get(key)} if isinstance(part, dict) and kind in REQUIRED else {}
     shortest = bare(kind, name)
-    (descend(shortest, expected.dialect.within) if listed else {}).update(listed)
+    (descend(shortest, expected.dialect.config_section) if listed else {}).update(listed)
     listed = {key: config[key] for key in LISTED if config.get(key)} if kind in REQUIRED else {}
     assert not [*differing(read({**shortest, **listed}), expected, kind)]
 
@@ -136,7 +136,9 @@ def test_a_default_that_no_file_can_hold_is_refused(kind: str, name: str) -> Non
 @pytest.mark.parametrize(("kind", "name"), USABLE)
 def test_where_a_key_is_not_stated_it_is_what_the_class_takes(kind: str, name: str) -> None:
     config, whole = default(kind, name)
-    within = whole.dialect.within if isinstance(descend(config, whole.dialect.within or "?"), dict) else ""
+    within = (
+        whole.dialect.config_section if isinstance(descend(config, whole.dialect.config_section or "?"), dict) else ""
+    )
     asked = {p.partition(".")[0] for h in whole.architecture.hparams for p in h.fields.get("hf", "").split("|") if p}
     for key in sorted(asked - {"model_type", *BY_SHAPES}):
         shorter = copy.deepcopy(config)

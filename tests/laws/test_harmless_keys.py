@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ggferry.converters.model_graph.class_defaults.text_models import model_types
 from ggferry.converters.model_graph.config_keys import GENERAL, Recorded, unread
 from ggferry.converters.model_graph.open_checkpoint import architectures
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 
 TRAINED = "it is used in training only"
 BEGINS = "it says how weights began"
@@ -54,7 +54,7 @@ OTHER_HALF = re.compile(r"\bhal(f|ves)\b|that (sees|hears|speaks)|parts that see
 """Reasons of keys that another file's model reads."""
 
 
-def anyhow(entries: tuple[Harmless, ...]) -> Iterator[Harmless]:
+def anyhow(entries: tuple[IgnoredKey, ...]) -> Iterator[IgnoredKey]:
     plain = (entry for entry in entries if not entry.values and not entry.follows)
     return (entry for entry in plain if not OTHER_HALF.search(entry.reason))
 
@@ -71,7 +71,7 @@ def keys(kind: str) -> set[str]:
     return {*found.__dataclass_fields__, *found.attribute_map}
 
 
-LINES = [(spec, dialect) for spec in architectures().values() for dialect in spec.dialects if dialect.harmless]
+LINES = [(spec, dialect) for spec in architectures().values() for dialect in spec.dialects if dialect.ignored_keys]
 
 
 @pytest.mark.parametrize(("spec", "dialect"), LINES, ids=lambda each: each.name)
@@ -84,7 +84,7 @@ def test_what_is_harmless_whatever_it_says_is_not_read(spec: Architecture, diale
     for kind in kinds & {*CONFIG_MAPPING}:
         for key in sorted(keys(kind) - asked):
             declared = [
-                entry for entry in anyhow(dialect.harmless)
+                entry for entry in anyhow(dialect.ignored_keys)
                 if any(fnmatch.fnmatch(key, pattern) for pattern in entry.keys.split())
             ]  # fmt: skip
             if declared and re.search(rf"config\.{re.escape(key)}\b", code(kind)):
@@ -105,11 +105,11 @@ def test_what_is_harmless_everywhere_whatever_it_says_is_listed() -> None:
 def test_every_reason_is_given() -> None:
     for spec in architectures().values():
         for dialect in spec.dialects:
-            assert all(entry.reason for entry in dialect.harmless)
+            assert all(entry.reason for entry in dialect.ignored_keys)
 
 
 def test_a_list_is_harmless_where_each_item_is() -> None:
     spec = architectures()["deepseek2-ocr"]
-    dialect = next(each for each in spec.dialects if any("layer_types" in e.keys for e in each.harmless))
+    dialect = next(each for each in spec.dialects if any("layer_types" in e.keys for e in each.ignored_keys))
     for items, expected in ((["reference_sliding_attention"] * 3, []), (["full_attention"] * 3, ["layer_types"])):
         assert unread(Recorded({"layer_types": items}), dialect, {}) == expected

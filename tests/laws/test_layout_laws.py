@@ -30,7 +30,7 @@ from ggferry.converters.schema.layouts import (
     heads_to_qkv,
     row_count,
 )
-from ggferry.converters.schema.partial_layouts import Behind, Columns, Heads, Scaled, rotary_halves_to_pairs
+from ggferry.converters.schema.partial_layouts import Columns, Heads, Scaled, TrailingBlocks, rotary_halves_to_pairs
 from ggferry.quant.codec import codecs
 
 SIZES = {"n_head": 6, "n_head_kv": 3, "head_dim": 16, "n_embd": 96, "n_rot": 10}
@@ -45,8 +45,8 @@ UNARY = {
     "groups": (heads_to_qkv("n_head_kv"), (192, 64)),
     "groups back": (heads_to_qkv("n_head_kv").bind(SIZES).inverse(), (192, 64)),
     "groups of a bias": (heads_to_qkv("n_head"), (288,)),
-    "behind": (Behind("n_embd", heads_halves_to_pairs("n_head")), (192, 64)),
-    "behind, of a stack": (Behind(2, heads_halves_to_pairs("n_head")), (4, 48, 64)),
+    "behind": (TrailingBlocks("n_embd", heads_halves_to_pairs("n_head")), (192, 64)),
+    "behind, of a stack": (TrailingBlocks(2, heads_halves_to_pairs("n_head")), (4, 48, 64)),
     "turned part of heads": (rotary_halves_to_pairs("n_head"), (96, 64)),
     "turned part of a bias": (rotary_halves_to_pairs("n_head_kv"), (48,)),
     "columns": (Columns(heads_halves_to_pairs("n_head_kv")), (5, 48)),
@@ -119,10 +119,10 @@ def test_parts_of_a_tensor_are_moved_alone() -> None:
     x = np.arange(192 * 48).reshape(192, 48)
     heads, pairs = bound(heads_halves_to_pairs("n_head")), bound(heads_halves_to_pairs("n_head_kv"))
     expected = np.concatenate((x[:96], heads.apply(x[96:])))
-    assert np.array_equal(bound(Behind("n_embd", heads)).apply(x), expected)
-    turned = x[:96].reshape(6, 16, 48)
-    first = turned[:, :10].reshape(6, 2, 5, 48).swapaxes(1, 2).reshape(6, 10, 48)
-    expected = np.concatenate((first, turned[:, 10:]), 1).reshape(96, 48)
+    assert np.array_equal(bound(TrailingBlocks("n_embd", heads)).apply(x), expected)
+    rotated = x[:96].reshape(6, 16, 48)
+    first = rotated[:, :10].reshape(6, 2, 5, 48).swapaxes(1, 2).reshape(6, 10, 48)
+    expected = np.concatenate((first, rotated[:, 10:]), 1).reshape(96, 48)
     assert np.array_equal(bound(rotary_halves_to_pairs("n_head")).apply(x[:96]), expected)
     assert np.array_equal(Columns(pairs).apply(x), pairs.apply(x.T).T)
 
@@ -167,8 +167,8 @@ def test_pick_takes_its_rows_of_every_group() -> None:
     grouped = x.reshape(6, 16, 8)
     keys, values = bound(Pick("n_head", 0, 10)), bound(Pick("n_head", 10, "head_dim"))
     assert np.array_equal(keys.apply(x), grouped[:, :10]) and np.array_equal(values.apply(x), grouped[:, 10:])
-    turned = Then(keys, Transpose())
-    assert turned.shape(x.shape) == (6, 8, 10) and np.array_equal(turned.apply(x), grouped[:, :10].swapaxes(1, 2))
+    rotated = Then(keys, Transpose())
+    assert rotated.shape(x.shape) == (6, 8, 10) and np.array_equal(rotated.apply(x), grouped[:, :10].swapaxes(1, 2))
 
 
 def test_pick_takes_one_half_of_every_matrix_of_a_stack() -> None:
@@ -238,8 +238,8 @@ def test_any_row_permutation_has_an_inverse(a: int, b: int, c: int, order: list[
         (Pick("n_head", 0, 4), (3, 20, 8)),
         (Pick("n_head", 0, 21), (6, 20, 8)),
         (Unstack(4), (4, 5, 6)),
-        (Behind("n_embd", heads_halves_to_pairs("n_head")), (96, 4)),
-        (Behind("n_embd", heads_halves_to_pairs("n_head")), (97, 4)),
+        (TrailingBlocks("n_embd", heads_halves_to_pairs("n_head")), (96, 4)),
+        (TrailingBlocks("n_embd", heads_halves_to_pairs("n_head")), (97, 4)),
         (Columns(heads_halves_to_pairs("n_head")), (4, 97)),
         (rotary_halves_to_pairs("n_head"), (95, 4)),
         (Heads("n_head", 17, SAME), (96, 4)),

@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 from ggferry.converters.conversion.options import OPTIONS, PLAN_NAMES, Heading, Kind, Option, options_of
-from ggferry.converters.conversion.receipt_options import stated_options, with_stated
+from ggferry.converters.conversion.receipt_options import declared_options, with_receipt_options
 from ggferry.converters.conversion.request import Request, request_of
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
@@ -85,9 +85,9 @@ def test_a_plan_and_a_command_line_mean_the_same(option: Option, tmp_path: Path)
 @pytest.mark.parametrize("option", [each for each in OPTIONS if each.receipt], ids=lambda each: each.name)
 def test_a_receipt_states_it_and_verify_takes_it_from_there(option: Option, tmp_path: Path) -> None:
     request = request_of("x", {option.name: value_of(option, str(tmp_path))})
-    stated = stated_options(request, adapter=True)
-    assert stated != stated_options(Request("x"), adapter=True)
-    again = with_stated(Request("x"), json.loads(json.dumps(stated)), "x.receipt.json")
+    stated = declared_options(request, adapter=True)
+    assert stated != declared_options(Request("x"), adapter=True)
+    again = with_receipt_options(Request("x"), json.loads(json.dumps(stated)), "x.receipt.json")
     if option.kind is Kind.FILE or option.target == "level":
         assert again == Request("x")
     else:
@@ -95,7 +95,7 @@ def test_a_receipt_states_it_and_verify_takes_it_from_there(option: Option, tmp_
         holder, _, key = (option.receipt or "").rpartition(".")
         odd = {holder: {key: [[5]]}} if holder else {key: 5.5}
         with pytest.raises(CorruptError, match="receipt's options"):
-            with_stated(Request("x"), odd, "x.receipt.json")
+            with_receipt_options(Request("x"), odd, "x.receipt.json")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_the_list_is_as_its_maker_writes_it() -> None:
 @pytest.mark.parametrize("name", sorted(hf_models()))
 def test_nothing_is_unseen_of_the_fixtures(name: str) -> None:
     if (FIXTURES / "hf/ckpt" / name).is_dir():
-        assert reference_checked.unseen(graph_of(str(FIXTURES / "hf/ckpt" / name))) == ()
+        assert reference_checked.unchecked(graph_of(str(FIXTURES / "hf/ckpt" / name))) == ()
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +78,16 @@ def test_a_conversion_says_what_no_test_has_seen(unseen: str, tmp_path: Path) ->
 
 def test_the_line_names_a_few_and_counts_the_rest(unseen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(unseen)
-    (line,) = reference_checked.unseen(replace(graph, hparams={**graph.hparams, "attn_softcap": Param(5.0, "planted")}))
+    (line,) = reference_checked.unchecked(
+        replace(graph, hparams={**graph.hparams, "attn_softcap": Param(5.0, "planted")})
+    )
     assert line == f"no independent test has seen llama with capped scores, nor with {BOTH.partition('with ')[2]}"
     monkeypatch.setattr(reference_checked, "seen", lambda: {"llama": (frozenset(),)})
-    assert reference_checked.unseen(graph)[0].endswith("more combinations") is (
+    assert reference_checked.unchecked(graph)[0].endswith("more combinations") is (
         len(reference_checked.features(graph)) > 3
     )
     monkeypatch.setattr(reference_checked, "seen", dict)
-    assert reference_checked.unseen(graph) == ("no independent test has seen llama",)
+    assert reference_checked.unchecked(graph) == ("no independent test has seen llama",)
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def keyed(name: str) -> Iterator[tuple[str, HParam]]:
 
 
 def a_value(hparam: HParam) -> Value:
-    return Value(T.ARRAY, (), hparam.kind) if hparam.many else Value(hparam.kind, 0)
+    return Value(T.ARRAY, (), hparam.kind) if hparam.length else Value(hparam.kind, 0)
 
 
 @pytest.mark.parametrize("name", SPECS)

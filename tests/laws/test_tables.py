@@ -23,7 +23,7 @@ from ggferry.converters.model_graph.open_checkpoint import (
     architectures_of_headers,
     header_layouts,
 )
-from ggferry.converters.schema.architecture import Architecture, Default, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import SAME, Rearrange, Split
 from ggferry.converters.schema.recipe import Conventions, Recipe, recipe_of
 from ggferry.converters.schema.roles import also, block, roles, varied
@@ -155,7 +155,7 @@ SPECS: dict[str, tuple[Architecture, str]] = {
     "no derivation": (with_hparam(derive="n_embd if tied else 0"), "n_embd if tied else 0"),
     "a condition of each block": (with_hparam(implied="each n"), "n"),
     "a check": (with_hparam(check="0 < mroe"), "mroe"),
-    "a number of items": (with_hparam(many="n_layers"), "n_layers"),
+    "a number of items": (with_hparam(length="n_layers"), "n_layers"),
     "a place": (with_hparam(fields={"hf": "a||b"}), ""),
     "a blank in a place": (with_hparam(fields={"hf": "a b"}), "a b"),
     "a dialect of a place": (with_hparam(fields={"fh": "a"}), "fh"),
@@ -164,13 +164,13 @@ SPECS: dict[str, tuple[Architecture, str]] = {
     "a default's dialect": (with_hparam(defaults=(Default(1, "", dialect="fh"),)), "fh"),
     "a default's name": (with_hparam(defaults=(Default(1, "", named="("),)), "("),
     "an hparam twice": (changed(hparams=(*qwen2.HPARAMS, qwen2.HPARAMS[0])), "n_vocab"),
-    "what is given": (with_dialect(given={"tide": False}), "tide"),
+    "what is given": (with_dialect(fixed={"tide": False}), "tide"),
     "a drop's condition": (with_dialect(drops=(Drop("a", "", when="tied"),)), "tied"),
     "what a drop repeats": (with_dialect(drops=(Drop("a", "", same_as="b"),)), "b"),
-    "what follows": (with_dialect(harmless=(Harmless("a", "", follows="n_embed"),)), "n_embed"),
-    "a remark's condition": (with_dialect(remarks=(Remark("n_embed > 0", ""),)), "n_embed"),
-    "a remark's text": (with_dialect(remarks=(Remark("", "{n_embed}"),)), "n_embed"),
-    "a remark's runtime": (with_dialect(remarks=(Remark("", "", stops="lama.cpp"),)), "lama.cpp"),
+    "what follows": (with_dialect(ignored_keys=(IgnoredKey("a", "", follows="n_embed"),)), "n_embed"),
+    "a remark's condition": (with_dialect(caveats=(Caveat("n_embed > 0", ""),)), "n_embed"),
+    "a remark's text": (with_dialect(caveats=(Caveat("", "{n_embed}"),)), "n_embed"),
+    "a remark's runtime": (with_dialect(caveats=(Caveat("", "", unsupported_by="lama.cpp"),)), "lama.cpp"),
     "a column": (with_dialect(names="fh"), "fh"),
     "a header": (with_dialect(layouts=("qwen",)), "qwen"),
     "a convention": (changed(recipe={"robe": "halves"}), "robe"),
@@ -198,14 +198,14 @@ def line_of(text: str) -> int:
 
 
 PLACED = {
-    "a remark": with_dialect(remarks=(Remark("", "", stops="lama.cpp"),)),
+    "a remark": with_dialect(caveats=(Caveat("", "", unsupported_by="lama.cpp"),)),
     "a drop": with_dialect(drops=(Drop("a", "", when="tied"),)),
     "an hparam": changed(hparams=(*qwen2.HPARAMS, replace(qwen2.HPARAMS[0], name="more", key=None, check="0 < mroe"))),
     "a dialect": changed(
         dialects=(
             replace(
                 qwen2.HF,
-                given={"tide": False},
+                fixed={"tide": False},
             ),
             *qwen2.SPEC.dialects[1:],
         )

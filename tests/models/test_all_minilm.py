@@ -22,7 +22,7 @@ from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import embedding, forward
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.tokenizers.in_llama_cpp import WordPiece, cut_otherwise
+from ggferry.converters.tokenizers.in_llama_cpp import WordPiece, split_differently
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import encoder
 from ggferry.converters.understand import graph_of
@@ -116,7 +116,7 @@ def test_llama_cpps_endpoint_gives_them_where_its_tokenizer_agrees(converted: An
             apart += 1
             assert alike < 0.99, text
     scripts = ("Hangul", "Devanagari", "Bengali", "Tamil")
-    assert apart == len(scripts) and cut_otherwise(tokenizer) == (*scripts, "words of more than 100 letters")
+    assert apart == len(scripts) and split_differently(tokenizer) == (*scripts, "words of more than 100 letters")
 
 
 def vocabulary(path: str) -> Any:

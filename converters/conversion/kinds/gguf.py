@@ -10,7 +10,7 @@ from typing import Any
 
 from ggferry.converters.conversion.kinds.gguf_plan import plan_of, tokenizer_of, understood
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_references, depth_of
-from ggferry.converters.conversion.receipt_options import stated_options
+from ggferry.converters.conversion.receipt_options import declared_options
 from ggferry.converters.conversion.request import GGUF, OutputSpec, Request
 from ggferry.converters.conversion_plan.output_metadata import output_name
 from ggferry.converters.conversion_plan.steps import Plan
@@ -22,7 +22,7 @@ from ggferry.converters.proof import receipt as receipts
 from ggferry.converters.proof.compare import Case, Proof, compare_outputs, of_texts, prefetch_comparing
 from ggferry.converters.proof.metadata import check_metadata
 from ggferry.converters.proof.references.beside import Beside
-from ggferry.converters.proof.second_reader.declared_keys import check_stated
+from ggferry.converters.proof.second_reader.declared_keys import check_declared
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.reranking.recognize import asked_with
@@ -33,7 +33,7 @@ from ggferry.converters.write.recovery import recover
 from ggferry.converters.write.watch_weights import Watch
 from ggferry.converters.write.write_tensors import Writing, prefetch_writing, steps_in_order, write_tensors
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.files.digesting import passing, record
+from ggferry.formats.files.digesting import digesting, record
 from ggferry.formats.files.digests import Record
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Identity
@@ -122,7 +122,7 @@ class GgufKind:
         except BaseException:
             again.close()
             raise
-        return replace(again, files=passing(again.files))
+        return replace(again, files=digesting(again.files))
 
     def prove(
         self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint], stage: Stage, beside: Beside | None
@@ -161,7 +161,7 @@ class GgufKind:
         self, output: PlannedOutput, proof: Proof, files: Sequence[Record], source: Sequence[Record]
     ) -> dict[str, Any]:
         """Return what every tensor and key was made of, and what was proved."""
-        done = stated_options(replace(output.request, level=proof.level), adapter=self.of_adapters)
+        done = declared_options(replace(output.request, level=proof.level), adapter=self.of_adapters)
         return receipts.make_receipt(plan_in(output), proof, files, source, done)
 
     of_adapters = False
@@ -211,7 +211,7 @@ class _VocabularyCheck:
             sides = Vocabularies(output.tokenizer, read, plan.graph.checkpoint, request.vocab)
             self._read, self._found = read, check_tokenizer(sides, again.path, depth_of(request))
         if not graph.architecture.projector:
-            check_stated(plan.graph.checkpoint, again, request.vocab, request.metadata, asked=asked_with(plan.graph))
+            check_declared(plan.graph.checkpoint, again, request.vocab, request.metadata, asked=asked_with(plan.graph))
         encoding = Encoding(plan.imatrix, ours=True, marks=output.marks, any_error=request.allow_quantization_error)
         return Case(Sides(plan.graph, graph, encoding), request.level, self._found)
 

@@ -11,7 +11,7 @@ from ggferry.converters.conversion_plan.steps import Plan, place, plan_steps
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
 from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.proof.reference_checked import unseen
+from ggferry.converters.proof.reference_checked import unchecked
 from ggferry.converters.proof.runtime_keys import architectures
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.reranking.recognize import with_template
@@ -94,7 +94,7 @@ def plan_of(request: Request, source: Understood) -> Plan:
         graph.architecture.name, {key: entry.value for key, entry in metadata.items()}, [step.name for step in steps],
         (*graph.notes, *notes), vocab_only=request.options.vocab_only,
     )  # fmt: skip
-    notes += unseen(graph)
+    notes += unchecked(graph)
     return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes, unloadable)
 
 

@@ -20,7 +20,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.files.digests import Record
 from ggferry.formats.files.opened_files import Identity
-from ggferry.quant.fingerprints import Marks
+from ggferry.quant.fingerprints import Fingerprints
 from ggferry.support.progress import Progress, Stage
 from ggferry.support.records import dataclass
 
@@ -43,7 +43,7 @@ class PlannedOutput:
     plan: Plan | FolderPlan
     tokenizer: Tokenizer | None
     paths: tuple[str, ...]
-    marks: Marks | None = None
+    marks: Fingerprints | None = None
 
 
 class Target(Protocol):

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ggferry.converters.forward.blocks.rope import Turn
+    from ggferry.converters.forward.blocks.rope import Rotation
 else:
     torch = lazy("torch")
 
 
-def attention(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
+def attention(model: Model, block: str, x: Tensor, turn: Rotation, window: int) -> Tensor:
     """Return the attention branch of a block: x and result `(tokens, n_embd)`.
 
     `window` is the number of tokens it sees, up to and with the current one, or the length of a chunk; 0 for all.
@@ -34,7 +34,7 @@ def attention(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> T
     return model.scaled_linear(f"{block}attn_output", seen)
 
 
-def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
+def grouped(model: Model, block: str, x: Tensor, turn: Rotation, window: int) -> Tensor:
     """Return grouped-query attention before its output projection: `(tokens, n_head · value width)`."""
     sizes = model.sizes
     q, k, v, gate = projected_heads(model, block, x, turn, window)

@@ -67,8 +67,8 @@ def _expert(model: Model, block: str, expert: int, x: Tensor, kind: str) -> Tens
 def _item_linear(model: Model, name: str, item: int, x: Tensor) -> Tensor:
     """Return x through one matrix of a stack, with its bias, if it has one."""
     weights = model.weights
-    turned = not model.recipe.expert_rows or name.rpartition(".")[2] in model.recipe.transposed
-    apply = weights.turned_item_linear if turned else weights.item_linear
+    rotated = not model.recipe.expert_rows or name.rpartition(".")[2] in model.recipe.transposed
+    apply = weights.rotated_item_linear if rotated else weights.item_linear
     y = apply(f"{name}.weight", item, x)
     return y + weights.item(f"{name}.bias", item).view(-1) if weights.has(f"{name}.bias") else y
 

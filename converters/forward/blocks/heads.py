@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ggferry.converters.forward.blocks.rope import Turn
+    from ggferry.converters.forward.blocks.rope import Rotation
 
     Heads = tuple[Tensor, Tensor, Tensor, Tensor | None]
     """Queries, keys, values, `(tokens, heads, width)` each, and the gate that `Recipe.attn_gate` finds in the first."""
@@ -24,7 +24,7 @@ else:
     torch = lazy("torch")
 
 
-def projected_heads(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Heads:
+def projected_heads(model: Model, block: str, x: Tensor, turn: Rotation, window: int) -> Heads:
     """Return queries, keys and values of x `(tokens, n_embd)`, and the gate, if there is one.
 
     The last `shared_kv_layers` blocks use the keys and values of the last block before them that has the same kind of
@@ -83,14 +83,14 @@ def _cut(model: Model, joint: Tensor, width: int, width_v: int) -> list[Tensor]:
     return [part.flatten(1) for part in cut]
 
 
-def _placed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:
+def _placed(model: Model, name: str, x: Tensor, turn: Rotation) -> Tensor:
     """Return x `(tokens, heads, width)` normalized by `name`, if the model normalizes queries and keys, and rotated."""
     if model.recipe.qk_norm_at == "after":
         return _normed(model, name, rotate(x, turn, model.rope), turn)
     return rotate(_normed(model, name, x, turn), turn, model.rope)
 
 
-def _normed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:
+def _normed(model: Model, name: str, x: Tensor, turn: Rotation) -> Tensor:
     """Return x normalized head by head, or over the full width at once."""
     if model.recipe.qk_norm == "unweighted":
         return model.normed(x) if turn is not None and model.sizes.get("qk_norms", True) else x
@@ -108,7 +108,7 @@ def _normed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:
     return model.normed(x) * weight.view(-1, x.shape[-1])
 
 
-def tempered(model: Model, q: Tensor, turn: Turn) -> Tensor:
+def tempered(model: Model, q: Tensor, turn: Rotation) -> Tensor:
     """Return queries scaled by 1 + scale · ln(1 + ⌊place / length⌋).
 
     The place is the position (Ministral 3), or, in the blocks without rotation, the number of tokens so far (LLaMA 4).

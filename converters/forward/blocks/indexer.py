@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ggferry.converters.forward.blocks.rope import Turn
+    from ggferry.converters.forward.blocks.rope import Rotation
 else:
     torch = lazy("torch")
 
@@ -25,7 +25,7 @@ EPSILON = 1e-6
 """Epsilon of the keys' LayerNorm where the model has no `index_eps`."""
 
 
-def passed_over(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, hidden: Tensor) -> Tensor:
+def passed_over(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Rotation, hidden: Tensor) -> Tensor:
     """Return the mask of what attention does not see, bool `(tokens, tokens)`.
 
     It hides all but the tokens that the block's indexer chooses, or, where the block has no indexer, that the last one
@@ -44,12 +44,12 @@ def passed_over(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, 
     return hidden | model.kept["not chosen"] if "not chosen" in model.kept else hidden
 
 
-def _chosen(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, hidden: Tensor) -> Tensor:
+def _chosen(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Rotation, hidden: Tensor) -> Tensor:
     """Return the `index_top_k` tokens with the highest scores for each token: bool `(tokens, tokens)`."""
     sizes = model.sizes
     q = model.linear(f"{block}indexer.attn_q_b", low_q).view(len(x), sizes["index_heads"], -1)
     k = _key_norm(model, f"{block}indexer.k_norm", model.linear(f"{block}indexer.attn_k", x))
-    q, k = _turned(model, q, turn), _turned(model, k[:, None], turn)[:, 0]
+    q, k = _rotated(model, q, turn), _rotated(model, k[:, None], turn)[:, 0]
     k = _pooled(model, block, x, k)
     weights = model.linear(f"{block}indexer.proj", x) * sizes["index_heads"] ** -0.5
     scores = torch.relu(torch.einsum("thd,sd->ths", q, k) * k.shape[-1] ** -0.5)
@@ -93,7 +93,7 @@ def _expanded(score: Tensor, size: int, count: int) -> Tensor:
     return taken | (unfinished & (at[None, :] <= at[:, None]))
 
 
-def _turned(model: Model, x: Tensor, turn: Turn) -> Tensor:
+def _rotated(model: Model, x: Tensor, turn: Rotation) -> Tensor:
     """Return x `(tokens, heads, width)` rotated in its first or in its last columns."""
     rest = x.shape[-1] - model.sizes["n_rot"] if model.recipe.indexer_turns == "last" else 0
     return torch.cat((x[..., :rest], rotate(x[..., rest:], turn, model.recipe.indexer_rope)), -1)
@@ -106,7 +106,7 @@ def _key_norm(model: Model, name: str, x: Tensor) -> Tensor:
     return model.biased(name, x * model.weights.vector(f"{name}.weight"))
 
 
-def not_chosen(model: Model, block: str, x: Tensor, turn: Turn, hidden: Tensor) -> Tensor:
+def not_chosen(model: Model, block: str, x: Tensor, turn: Rotation, hidden: Tensor) -> Tensor:
     """Return what no head of a group sees where small heads choose blocks of tokens (MiniMax M3).
 
     The result is bool `(groups, tokens, tokens)`. Definitions: transformers `modeling_minimax_m3_vl.py`, llama.cpp

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ggferry.converters.forward.blocks.rope import Turn
+    from ggferry.converters.forward.blocks.rope import Rotation
 else:
     torch = lazy("torch")
 
 
-def latent(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
+def latent(model: Model, block: str, x: Tensor, turn: Rotation, window: int) -> Tensor:
     """Return latent attention before its output projection.
 
     x is `(tokens, n_embd)`, the result `(tokens, n_head · value width)`.
@@ -34,21 +34,21 @@ def latent(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tens
     sizes = model.sizes
     heads, rank, n_rot, width = sizes["n_head"], sizes["kv_rank"], sizes["n_rot"], sizes["head_dim_mla"]
     low_q, q = _queries(model, block, x)
-    q_plain, q_turned = parts(q.view(len(x), heads, width), width - n_rot, n_rot)
-    low, k_turned = parts(model.linear(f"{block}attn_kv_a_mqa", x), rank, n_rot)
+    q_plain, q_rotated = parts(q.view(len(x), heads, width), width - n_rot, n_rot)
+    low, k_rotated = parts(model.linear(f"{block}attn_kv_a_mqa", x), rank, n_rot)
     low = _low_rank_norm(model, f"{block}attn_kv_a_norm", low) * model.scale("low_kv_factor")
     k_plain, v = _expanded(model, block, low)
     if model.has(f"{block}attn_k_norm"):  # Dots 3 Note
-        k_turned = model.norm(f"{block}attn_k_norm", k_turned)
-    q_turned = rotate(q_turned, turn, model.rope)
-    k_turned = rotate(k_turned[:, None], turn, model.rope).expand(-1, heads, -1)
+        k_rotated = model.norm(f"{block}attn_k_norm", k_rotated)
+    q_rotated = rotate(q_rotated, turn, model.rope)
+    k_rotated = rotate(k_rotated[:, None], turn, model.rope).expand(-1, heads, -1)
     scale = width**-0.5 * _yarn_scale(model)
     hidden = later(model.where(len(x)), window)
     if not window:
         hidden = passed_over(model, block, x, low_q, turn, hidden)
-    q = tempered(model, torch.cat((q_plain, q_turned), -1), turn)
+    q = tempered(model, torch.cat((q_plain, q_rotated), -1), turn)
     sinks = model.weights.vector(f"{block}attn_sinks.weight") if model.has(f"{block}attn_sinks") else None
-    return attend(q, torch.cat((k_plain, k_turned), -1), v, scale, hidden, sinks=sinks)
+    return attend(q, torch.cat((k_plain, k_rotated), -1), v, scale, hidden, sinks=sinks)
 
 
 def _queries(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:

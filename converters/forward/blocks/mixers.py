@@ -16,7 +16,7 @@ from ggferry.converters.forward.model import Model
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ggferry.converters.forward.blocks.rope import Turn
+    from ggferry.converters.forward.blocks.rope import Rotation
 
 RECURRENT: dict[str, Callable[[Model, str, Tensor], Tensor]] = {
     "ssm_in": state_space,
@@ -29,7 +29,7 @@ RECURRENT: dict[str, Callable[[Model, str, Tensor], Tensor]] = {
 """Mixer by the tensor that no other mixer has."""
 
 
-def mixed(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor | None:
+def mixed(model: Model, block: str, x: Tensor, turn: Rotation, window: int) -> Tensor | None:
     """Return the sum of what the mixers of a block make of x `(tokens, n_embd)`; None where a block has none.
 
     Nearly all blocks have one; Falcon-H1's have attention and a state space in parallel.

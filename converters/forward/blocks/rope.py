@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    Turn = tuple[Tensor, Tensor] | None
+    Rotation = tuple[Tensor, Tensor] | None
 else:
     torch = lazy("torch")
 
@@ -28,7 +28,7 @@ _STEPS = 8
 """Roundings on the way from a base to a divisor of LLaMA 3.1 (`schema.derivations.llama3_factors`)."""
 
 
-def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
+def rotation(model: Model, count: int, windowed: bool = False) -> Rotation:
     """Return cosines and sines for the positions of `count` tokens, each float32 `(count, n_rot / 2)`.
 
     Returns None where nothing is rotated; the hparam `rope_layers` says which blocks rotate nothing.
@@ -45,11 +45,11 @@ def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
         frequencies = _scaled(model, _plain(sizes["n_rot"], _base(sizes, context)), context)
         magnitude = _magnitude(sizes)
     angles = torch.outer(model.where(count).double(), frequencies)
-    angles = -angles if model.recipe.turn == "backward" else angles
+    angles = -angles if model.recipe.rope_direction == "backward" else angles
     return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
 
 
-def rotate(x: Tensor, turn: Turn, style: str) -> Tensor:
+def rotate(x: Tensor, turn: Rotation, style: str) -> Tensor:
     """Return x `(tokens, heads, width)` with the first n_rot columns of each head rotated. `style` is `Model.rope`."""
     if turn is None:
         return x
@@ -58,11 +58,11 @@ def rotate(x: Tensor, turn: Turn, style: str) -> Tensor:
     rest = x[..., n_rot:]
     if style == "pairs":
         a, b = x[..., 0:n_rot:2], x[..., 1:n_rot:2]
-        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+        rotated = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
     else:
         a, b = x[..., : n_rot // 2], x[..., n_rot // 2 : n_rot]
-        turned = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
-    return torch.cat((turned, rest), -1)
+        rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    return torch.cat((rotated, rest), -1)
 
 
 def _plain(n_rot: int, base: float) -> Tensor:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ggferry.converters.forward.blocks.rope import Turn
+    from ggferry.converters.forward.blocks.rope import Rotation
 else:
     torch = lazy("torch")
 
@@ -52,7 +52,7 @@ def _embedded(model: Model, tokens: Sequence[int]) -> Tensor:
     return model.norm("token_embd_norm", x)
 
 
-def _attention(model: Model, block: str, x: Tensor, turn: Turn) -> Tensor:
+def _attention(model: Model, block: str, x: Tensor, turn: Rotation) -> Tensor:
     """Return the attention branch; queries, keys and values come from three matrices or from a fused one."""
     if model.has(f"{block}attn_qkv"):
         projected = model.linear(f"{block}attn_qkv", x).chunk(3, -1)

@@ -16,7 +16,7 @@ else:
     torch = lazy("torch")
 
 
-def turned(angles: Tensor, style: str) -> Callable[[Tensor], Tensor]:
+def rotated(angles: Tensor, style: str) -> Callable[[Tensor], Tensor]:
     """Return what rotates queries or keys `(patches, heads, width)` by angles `(patches, width / 2)`.
 
     `style` is `Model.rope`.
@@ -45,7 +45,7 @@ def by_halves(rows: int, columns: int, width: int, base: float = 10000.0) -> Ten
 
 def along_both(tower: Model, rows: int, columns: int, width: int) -> Callable[[Tensor], Tensor]:
     """Return what rotates queries or keys of patches `width` wide: half a head by rows, half by columns."""
-    return turned(by_halves(rows, columns, width // tower.sizes["n_head"]), tower.rope)
+    return rotated(by_halves(rows, columns, width // tower.sizes["n_head"]), tower.rope)
 
 
 def in_turn(rows: int, columns: int, width: int, base: float = 10000.0) -> Tensor:

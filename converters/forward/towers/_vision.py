@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    Turn = Callable[[Tensor], Tensor]
+    Rotation = Callable[[Tensor], Tensor]
     """Rotates queries or keys of all patches, `(patches, heads, width)`."""
 else:
     torch = lazy("torch")
@@ -47,7 +47,7 @@ def table_positions(tower: Model, rows: int, columns: int, first: int = 0) -> Te
 
 
 def blocks(
-    tower: Model, x: Tensor, progress: Callable[[int], None], turn: Turn | None = None, hidden: Tensor | None = None
+    tower: Model, x: Tensor, progress: Callable[[int], None], turn: Rotation | None = None, hidden: Tensor | None = None
 ) -> Tensor:
     """Return the states of all blocks, `(n, n_embd)`: each attends and feeds forward, with a norm before either.
 
@@ -64,7 +64,7 @@ def blocks(
     return x
 
 
-def block(tower: Model, name: str, x: Tensor, turn: Turn | None = None, hidden: Tensor | None = None) -> Tensor:
+def block(tower: Model, name: str, x: Tensor, turn: Rotation | None = None, hidden: Tensor | None = None) -> Tensor:
     """Return the states of one block, `(n, n_embd)`; branches are scaled where the model has scales (`ls1`, `ls2`)."""
     seen = self_attention(tower, name, tower.norm(f"{name}ln1", x), turn, hidden)
     x = x + _scaled(tower, f"{name}ls1", seen)
@@ -76,7 +76,7 @@ def _scaled(tower: Model, name: str, x: Tensor) -> Tensor:
 
 
 def self_attention(
-    tower: Model, name: str, x: Tensor, turn: Turn | None = None, hidden: Tensor | None = None
+    tower: Model, name: str, x: Tensor, turn: Rotation | None = None, hidden: Tensor | None = None
 ) -> Tensor:
     """Return the attention branch of a block: x and result `(n, n_embd)`."""
     q, k, v = queries_keys_values(tower, name, x)

@@ -63,7 +63,8 @@ def _block(tower: Model, block: str, x: Tensor, across: Tensor, down: Tensor) ->
         shared.clipped(tower, f"{block}attn_{name}", read).view(len(x), tower.sizes["n_head"], -1) for name in "qkv"
     )
     q, k = (
-        _turned(shared.rms_norm(tower, f"{block}attn_{name}_norm", y), across, down) for name, y in (("q", q), ("k", k))
+        _rotated(shared.rms_norm(tower, f"{block}attn_{name}_norm", y), across, down)
+        for name, y in (("q", q), ("k", k))
     )
     seen = shared.clipped(tower, f"{block}attn_out", attend(q, k, shared.rms_norm(tower, "", v), scale=1.0))
     x = x + shared.rms_norm(tower, f"{block}attn_post_norm", seen)
@@ -76,7 +77,7 @@ def _network(tower: Model, block: str, x: Tensor) -> Tensor:
     return shared.clipped(tower, f"{block}ffn_down", gate * shared.clipped(tower, f"{block}ffn_up", read))
 
 
-def _turned(x: Tensor, across: Tensor, down: Tensor) -> Tensor:
+def _rotated(x: Tensor, across: Tensor, down: Tensor) -> Tensor:
     """Return x `(patches, heads, width)`, rotated: the first half by the place across, the second by that down."""
     return torch.cat([_by(half, at) for half, at in zip(x.chunk(2, -1), (across, down), strict=True)], -1)
 

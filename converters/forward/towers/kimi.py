@@ -30,7 +30,7 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
     table = tower.weights.vector("v.position_embd.weight").view(-1, width)
     x = (x + rotation.stretched(table, rows, columns, "bicubic")).view(-1, width)
     inner = vision.with_epsilon(tower, LAYER_NORM)
-    turn = rotation.turned(_angles(tower, rows, columns), tower.rope)
+    turn = rotation.rotated(_angles(tower, rows, columns), tower.rope)
     x = inner.norm("v.post_ln", vision.blocks(inner, x, progress, turn))
     x = vision.shuffled(tower.norm("mm.input_norm", x).view(rows, columns, width), int(tower.sizes["merge"]))
     return tower.linear("mm.2", torch.nn.functional.gelu(tower.linear("mm.1", x)))

@@ -29,7 +29,7 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
     patches = (x + vision.table_positions(tower, rows, columns)).view(-1, width)
     x = torch.cat((patches, tower.weights.vector("v.class_embd")[None] + last))
     x = vision.blocks(
-        tower, tower.norm("v.pre_ln", x), progress, rotation.turned(angles(tower, rows, columns), tower.rope)
+        tower, tower.norm("v.pre_ln", x), progress, rotation.rotated(angles(tower, rows, columns), tower.rope)
     )
     x = tower.norm("v.post_ln", x)[:-1].view(rows, columns, width)
     x = vision.shuffled(x, int(tower.sizes["merge"]))

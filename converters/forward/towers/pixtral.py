@@ -26,7 +26,7 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
     x = vision.patch_embed(tower, picture)
     rows, columns, width = x.shape
     x = tower.norm("v.pre_ln", x.view(-1, width))
-    turn = rotation.turned(rotation.in_turn(rows, columns, width // tower.sizes["n_head"]), tower.rope)
+    turn = rotation.rotated(rotation.in_turn(rows, columns, width // tower.sizes["n_head"]), tower.rope)
     x, side = vision.blocks(tower, x, progress, turn), int(tower.sizes.get("merge") or 1)
     if tower.has("mm.patch_merger"):
         squares = rotation.shuffled_by_channel(tower.norm("mm.input_norm", x).view(rows, columns, -1), side)

@@ -63,7 +63,7 @@ def with_class_defaults(spec: Architecture, name: str, config: Mapping[str, Any]
     shaped = {word for role in spec.roles for text in role.shape for word in names_in(text)}
     hparams = (
         param
-        if param.name in dialect.given or (param.key is None and param.name in shaped)
+        if param.name in dialect.fixed or (param.key is None and param.name in shaped)
         else _completed(param, dialect, known[0], config, path)
         for param in spec.hparams
     )

@@ -129,7 +129,7 @@ def _packed(checkpoint: Checkpoint, groups: list[Config], found: Found, ref: Ten
     rows, words = matrix(checkpoint, ref)
     if ref.type.name not in ("I32", "U32"):
         raise UnsupportedError(f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected="I32")
-    columns = _stated_columns(checkpoint, piece(checkpoint, f"{base}_shape", ref.name), rows)
+    columns = _declared_columns(checkpoint, piece(checkpoint, f"{base}_shape", ref.name), rows)
     fitting = tuple(
         bits for bits in _WIDTHS if words in (_dense_words(columns, bits), -(-columns // (WORD_BITS // bits)))
     )
@@ -195,7 +195,7 @@ def _mxfp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, scale: TensorRe
     found.used.add(scale.name)
 
 
-def _stated_columns(checkpoint: Checkpoint, ref: TensorRef, rows: int) -> int:
+def _declared_columns(checkpoint: Checkpoint, ref: TensorRef, rows: int) -> int:
     """The shape that `weight_shape` keeps as data: two integers, read because the packed words are padded."""
     from ggferry.converters.prequantized.dequantized_rows import indices
 

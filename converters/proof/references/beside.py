@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.proof.references.conversations import rendering_of, stated_template, template_of
-from ggferry.converters.proof.references.cross_check import Testimony
+from ggferry.converters.proof.references.conversations import declared_template, rendering_of, template_of
+from ggferry.converters.proof.references.cross_check import CrossCheck
 from ggferry.converters.proof.second_reader.check import Reading, SecondReading
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
@@ -33,9 +33,9 @@ class Beside:
         """Wait for the second reading. Raises VerificationError where a library reads something else."""
         return self._reading.check()
 
-    def conversations(self, output: Checkpoint) -> tuple[Testimony, ...]:
+    def conversations(self, output: Checkpoint) -> tuple[CrossCheck, ...]:
         """Wait for what the programs make of the output's chat template."""
-        given = None if self._idle else stated_template(output.metadata)
+        given = None if self._idle else declared_template(output.metadata)
         rendering, self._rendering = self._rendering, None
         if rendering is not None and rendering.of != given:
             rendering.close()

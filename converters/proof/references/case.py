@@ -11,7 +11,7 @@ from ggferry.converters.forward.model import Choices
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.prompts import Prompt
-from ggferry.converters.proof.references.cross_check import Testimony
+from ggferry.converters.proof.references.cross_check import CrossCheck
 from ggferry.support.lazy_import import lazy
 from ggferry.support.records import dataclass
 
@@ -59,7 +59,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class ReferenceImplementation:
     """A program that can be asked.
 
     Attributes:
@@ -72,9 +72,9 @@ class Witness:
 
     name: str
     side: str
-    refuse: Callable[[Case], Refusal | None]
-    hear: Callable[[Case], tuple[Testimony, Difference | None]]
-    otherwise: Callable[[Case], tuple[str, ...]] = lambda _: ()
+    unsupported: Callable[[Case], Refusal | None]
+    run: Callable[[Case], tuple[CrossCheck, Difference | None]]
+    known_differences: Callable[[Case], tuple[str, ...]] = lambda _: ()
 
 
 @dataclass(frozen=True, slots=True)

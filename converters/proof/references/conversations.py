@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ggferry.converters.proof.references.child_process import ROOM, Answer, Child, read_answer, write_job
-from ggferry.converters.proof.references.cross_check import Testimony
+from ggferry.converters.proof.references.cross_check import CrossCheck
 from ggferry.converters.proof.references.small_model import write_small_model
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.gguf.values import Value
@@ -85,18 +85,20 @@ class Rendered:
     words: str = ""
 
     @property
-    def testimonies(self) -> tuple[Testimony, ...]:
+    def testimonies(self) -> tuple[CrossCheck, ...]:
         """One for the programs that rendered, and one for each that did not."""
         names = {"jinja2": self.jinja, "llama.cpp": self.runtime}
         found = {name: said for name, said in names.items() if said and NOTHING not in said}
         silent = [
-            Testimony(name, what="conversations", side="output", why=said)
+            CrossCheck(name, what="conversations", side="output", why=said)
             for name, said in names.items() if said and name not in found
         ]  # fmt: skip
         if not found:
             return tuple(silent)
         who = " and ".join(f"{name} {said}" for name, said in found.items())
-        said = Testimony(who, "", "conversations", "output", count=len(self.alike), missed=tuple(self._missed())[:SOME])
+        said = CrossCheck(
+            who, "", "conversations", "output", count=len(self.alike), missed=tuple(self._missed())[:SOME]
+        )
         return said, *silent
 
     def _missed(self) -> list[str]:
@@ -184,7 +186,7 @@ def template_of(tokenizer: Tokenizer) -> Given | None:
     return tokenizer.templates[""], bos, eos
 
 
-def stated_template(keys: Mapping[str, Value]) -> Given | None:
+def declared_template(keys: Mapping[str, Value]) -> Given | None:
     """Return the default chat template that a GGUF file states; None where it has none."""
     template, tokens = keys.get("tokenizer.chat_template"), keys.get("tokenizer.ggml.tokens")
     if template is None or tokens is None:
@@ -210,7 +212,7 @@ def compared(first: Mapping[str, Any], second: Answer, bos: str, asked: bool) ->
         if "error" in here and "error" in there:
             refused.append(name)
         elif difference := _difference(here, there, bos):
-            apart[name] = _stated(first["facts"]["stated"], name, there, bos) or difference
+            apart[name] = _declared(first["facts"]["stated"], name, there, bos) or difference
         else:
             alike.append(name)
     runtime = "" if not asked else second.version if heard else f"llama.cpp {NOTHING}: {second.why}"
@@ -232,7 +234,7 @@ def _difference(here: Mapping[str, str], there: Mapping[str, str], bos: str) -> 
     return f"Jinja {first[start : start + SHOWN]!r}, llama.cpp {second[start : start + SHOWN]!r}"
 
 
-def _stated(variants: Mapping[str, Any], name: str, there: Mapping[str, str], bos: str) -> str | None:
+def _declared(variants: Mapping[str, Any], name: str, there: Mapping[str, str], bos: str) -> str | None:
     """Return which variable makes Jinja's text llama.cpp's; None where none does."""
     for variable, texts in variants.items():
         if "text" in there and not _difference(texts[name], there, bos):

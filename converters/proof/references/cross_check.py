@@ -14,7 +14,7 @@ SAID = ("texts", CONVERSATIONS)
 
 
 @dataclass(frozen=True, slots=True)
-class Testimony:
+class CrossCheck:
     """The report of one witness on one thing.
 
     Attributes:
@@ -61,13 +61,13 @@ class Testimony:
         return None if self.why is None else f"{self.witness} did not testify: {self.why}"
 
 
-def who_testified(testimonies: Iterable[Testimony]) -> str:
+def cross_check_line(testimonies: Iterable[CrossCheck]) -> str:
     """Return the beginning of the third line: 'self-consistent; tokenizers 0.22 on 812 texts', for example.
 
     Without any witness it is 'self-consistent only'.
     """
     heard = [said for said in testimonies if said.why is None and said.what != CONVERSATIONS]
-    lines = [testimony.line for testimony in heard]
+    lines = [check.line for check in heard]
     return "; ".join(("self-consistent", *lines)) if lines else "self-consistent only"
 
 

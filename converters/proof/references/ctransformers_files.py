@@ -14,13 +14,13 @@ from ggferry.converters.proof.references.case import (
     GIB,
     Case,
     Difference,
+    ReferenceImplementation,
     Refusal,
-    Witness,
     difference,
     not_enough_memory,
 )
 from ggferry.converters.proof.references.child_process import ask, available_memory, prompts_of
-from ggferry.converters.proof.references.cross_check import Testimony
+from ggferry.converters.proof.references.cross_check import CrossCheck
 from ggferry.formats.checkpoint import Checkpoint
 
 NAME = "ctransformers"
@@ -39,7 +39,7 @@ _CONTAINERS = {"llama": ("ggjt", "ggmf"), "falcon": ("ggcc",)}
 """By kind; the others are of ggml's examples."""
 
 
-def refuse(case: Case) -> Refusal | None:
+def unsupported(case: Case) -> Refusal | None:
     """Return why it cannot testify; None when it can."""
     checkpoint, kind = case.source.checkpoint, _kind(case.source.checkpoint, case.source.architecture.name)
     if kind is None or checkpoint.container not in _CONTAINERS.get(kind, ("ggml",)):
@@ -56,7 +56,7 @@ def refuse(case: Case) -> Refusal | None:
     return not_enough_memory(GIB // 2 + 2 * checkpoint.nbytes, available_memory())
 
 
-def hear(case: Case) -> tuple[Testimony, Difference | None]:
+def run(case: Case) -> tuple[CrossCheck, Difference | None]:
     """Return its testimony on the source's logits, and how far they are from ours."""
     graph, checkpoint = case.source, case.source.checkpoint
     count = min(16, original_context(graph.sizes) or 16)
@@ -66,13 +66,13 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
         "threads": case.threads, "prompts": prompts_of(texts),
     }  # fmt: skip
     answer = ask("ctransformers_logits", job, case.folder, checkpoint.nbytes)
-    testimony = Testimony(NAME, answer.version, "logits", SIDE, why=answer.why)
+    check = CrossCheck(NAME, answer.version, "logits", SIDE, why=answer.why)
     if answer.why is not None:
-        return testimony, None
+        return check, None
     ours = run_prompts([Passes(Weights(graph, case.threads))], texts)[0]
     blocks = any(ref.type.quantized for ref in checkpoint.tensors.values())
     found = difference(texts, ours, answer.rows, [min(MOST, (QUANTIZED if blocks else FLOATS) * growth(graph))])
-    return replace(testimony, count=found.count), found
+    return replace(check, count=found.count), found
 
 
 def _kind(checkpoint: Checkpoint, architecture: str) -> str | None:
@@ -86,4 +86,4 @@ def _kind(checkpoint: Checkpoint, architecture: str) -> str | None:
     return KINDS.get(checkpoint.layout or "", KINDS.get(architecture))
 
 
-WITNESS = Witness(NAME, SIDE, refuse, hear)
+WITNESS = ReferenceImplementation(NAME, SIDE, unsupported, run)

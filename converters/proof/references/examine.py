@@ -8,15 +8,19 @@ from dataclasses import replace
 
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.references import ctransformers_files, llama_cpp, transformers_model
-from ggferry.converters.proof.references.case import Case, Witness
-from ggferry.converters.proof.references.cross_check import Testimony, short
+from ggferry.converters.proof.references.case import Case, ReferenceImplementation
+from ggferry.converters.proof.references.cross_check import CrossCheck, short
 from ggferry.formats.errors import UsageError, VerificationError
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.threads import workers
 
-WITNESSES: tuple[Witness, ...] = (transformers_model.WITNESS, llama_cpp.WITNESS, ctransformers_files.WITNESS)
+REFERENCES: tuple[ReferenceImplementation, ...] = (
+    transformers_model.WITNESS,
+    llama_cpp.WITNESS,
+    ctransformers_files.WITNESS,
+)
 AUTO, NOBODY = "auto", "none"
-CHOICES = (AUTO, NOBODY, *(witness.name for witness in WITNESSES))
+CHOICES = (AUTO, NOBODY, *(witness.name for witness in REFERENCES))
 
 
 def chosen(wanted: Sequence[str], level: str = "full") -> tuple[str, ...]:
@@ -38,7 +42,7 @@ def chosen(wanted: Sequence[str], level: str = "full") -> tuple[str, ...]:
 
 def examine(
     source: ModelGraph, output: ModelGraph, wanted: Sequence[str], jobs: int | None = None, stage: Stage = silent
-) -> tuple[Testimony, ...]:
+) -> tuple[CrossCheck, ...]:
     """Return the testimonies of the wanted witnesses.
 
     'auto' asks all that are installed, know such a model and fit into memory. Raises VerificationError for a witness
@@ -47,39 +51,39 @@ def examine(
     not take the output.
     """
     found = []
-    for witness in WITNESSES:
-        if witness.name in wanted or AUTO in wanted:
+    for reference in REFERENCES:
+        if reference.name in wanted or AUTO in wanted:
             with stage(Phase.WITNESSES, 1), tempfile.TemporaryDirectory(prefix="ggferry-witness-") as folder:
                 case = Case(source, output, folder, workers(jobs))
-                testimony = _heard(witness, case, witness.name not in wanted)
-            found += [testimony] if testimony else []
+                check = _heard(reference, case, reference.name not in wanted)
+            found += [check] if check else []
     return tuple(found)
 
 
-def _heard(witness: Witness, case: Case, auto: bool) -> Testimony | None:
+def _heard(reference: ReferenceImplementation, case: Case, auto: bool) -> CrossCheck | None:
     """Return the testimony, or why there is none; None where nobody expected one."""
-    refusal = witness.refuse(case)
+    refusal = reference.unsupported(case)
     if refusal is not None:
-        return None if auto and refusal.quiet else Testimony(witness.name, side=witness.side, why=refusal.why)
+        return None if auto and refusal.quiet else CrossCheck(reference.name, side=reference.side, why=refusal.why)
     try:
-        testimony, apart = witness.hear(case)
+        check, apart = reference.run(case)
     except OSError as error:  # no process could be started, or its files could not be written
-        return Testimony(witness.name, side=witness.side, why=f"it cannot be asked: {error.strerror}")
-    if testimony.refused and not auto:
+        return CrossCheck(reference.name, side=reference.side, why=f"it cannot be asked: {error.strerror}")
+    if check.refused and not auto:
         raise VerificationError(
-            f"{witness.name} does not take the output", path=case.output.checkpoint.path, found=testimony.why,
+            f"{reference.name} does not take the output", path=case.output.checkpoint.path, found=check.why,
             expected="that it runs such a model", hint="--witness auto warns instead",
         )  # fmt: skip
     if apart is None:
-        return testimony
-    said = replace(testimony, worst=apart.worst, limit=apart.limit, place=apart.place)
+        return check
+    said = replace(check, worst=apart.worst, limit=apart.limit, place=apart.place)
     if apart.allowed:
         return said
-    if known := (*case.source.otherwise(witness.name, apart.tokens), *witness.otherwise(case)):
+    if known := (*case.source.known_differences(reference.name, apart.tokens), *reference.known_differences(case)):
         return replace(said, why=f"it computes otherwise, as is known: {known[0]} (differs by {short(apart.worst)})")
-    side = case.source if witness.side == "source" else case.output
+    side = case.source if reference.side == "source" else case.output
     raise VerificationError(
-        f"{witness.name} {testimony.version} computes other {testimony.what} from the {witness.side} than we do",
+        f"{reference.name} {check.version} computes other {check.what} from the {reference.side} than we do",
         path=side.checkpoint.path, found=f"relative RMS {apart.worst:.3g} at {apart.place}",
         expected=f"at most {apart.limit:.3g}",
     )  # fmt: skip

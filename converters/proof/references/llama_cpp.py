@@ -21,15 +21,15 @@ from ggferry.converters.proof.references.case import (
     GIB,
     Case,
     Difference,
+    ReferenceImplementation,
     Refusal,
-    Witness,
     decided,
     difference,
     not_enough_memory,
 )
 from ggferry.converters.proof.references.child_process import ask, available_memory, prompts_of
-from ggferry.converters.proof.references.cross_check import Testimony
-from ggferry.converters.proof.runtime_notes import computed_otherwise, loads
+from ggferry.converters.proof.references.cross_check import CrossCheck
+from ggferry.converters.proof.runtime_notes import computed_differently, loads
 from ggferry.converters.schema.recipe import recipe_of
 from ggferry.formats.gguf.values import Value
 from ggferry.support.lazy_import import lazy
@@ -62,7 +62,7 @@ _MOST_WORK = 4e11
 """Multiplications that a text longer than the window may cost: seconds."""
 
 
-def refuse(case: Case) -> Refusal | None:
+def unsupported(case: Case) -> Refusal | None:
     """Return why it cannot testify; None when it can."""
     graph = case.output
     if find_spec("xllamacpp") is None:
@@ -76,13 +76,13 @@ def refuse(case: Case) -> Refusal | None:
     return not_enough_memory(GIB + 8 * CONTEXT * graph.sizes["n_vocab"], available_memory())
 
 
-def hear(case: Case) -> tuple[Testimony, Difference | None]:
+def run(case: Case) -> tuple[CrossCheck, Difference | None]:
     """Return its testimony on the output's log-probabilities, and how far they are from ours.
 
     Of a model of embeddings, or a classifier, it is heard on what it makes of a text.
     """
     if _embeds(case.output):
-        return _hear_embedding(case)
+        return _run_embedding(case)
     graph, texts = case.output, _prompts(case)
     job = {
         "model": link_model(graph, case.folder), "n_vocab": graph.sizes["n_vocab"], "letter": _letter(graph),
@@ -90,21 +90,21 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     }  # fmt: skip
     answer = ask("llama_cpp_logits", job, case.folder, graph.checkpoint.nbytes)
     missed = _missed(graph, texts)
-    testimony = Testimony(NAME, answer.version, "logits", SIDE, why=answer.why, missed=missed, refused=answer.refused)
+    check = CrossCheck(NAME, answer.version, "logits", SIDE, why=answer.why, missed=missed, refused=answer.refused)
     if answer.why is not None:
-        return testimony, None
+        return check, None
     choices = [Choices() for _ in texts]
     rows = run_prompts([Passes(Weights(graph, case.threads), choices=choices)], texts)[0]
     kept, ours, theirs, close = decided(texts, rows, answer.rows, choices)
-    testimony = replace(testimony, missed=(*missed, *close))
+    check = replace(check, missed=(*missed, *close))
     if not kept:
-        return replace(testimony, why=close[0]), None
+        return replace(check, why=close[0]), None
     ours, theirs = [_centered(_probable(logits)) for logits in ours], [*map(_centered, theirs)]
     found = difference(kept, ours, theirs, [limit_of(graph)] * len(kept))
-    return replace(testimony, count=found.count), found
+    return replace(check, count=found.count), found
 
 
-def _hear_embedding(case: Case) -> tuple[Testimony, Difference | None]:
+def _run_embedding(case: Case) -> tuple[CrossCheck, Difference | None]:
     graph = case.output
     text = Prompt("start", spread(graph.sizes["n_vocab"]), Places())
     states = run_prompts([Passes(Weights(graph, case.threads))], [text])[0][0]
@@ -118,14 +118,14 @@ def _hear_embedding(case: Case) -> tuple[Testimony, Difference | None]:
     }  # fmt: skip
     answer = ask("llama_cpp_embeddings", job, case.folder, graph.checkpoint.nbytes)
     what = "scores" if kind == "RANK" else "embeddings"
-    testimony = Testimony(NAME, answer.version, what, SIDE, why=answer.why)
+    check = CrossCheck(NAME, answer.version, what, SIDE, why=answer.why)
     if answer.why is not None:
-        return testimony, None
+        return check, None
     theirs = np.asarray(answer.rows[0], np.float64)
     if vector is not None and kind != "RANK":
         theirs = theirs / (np.linalg.norm(theirs) or 1.0)
     found = difference([replace(text, places=Places(rows=(0,)))], [ours[None]], [theirs], [limit_of(graph)])
-    return replace(testimony, count=found.count), found
+    return replace(check, count=found.count), found
 
 
 def _embeds(graph: ModelGraph) -> bool:
@@ -164,7 +164,7 @@ def _prompts(case: Case) -> list[Prompt]:
     if "rope_factors_long.weight" in graph.by_name and CONTEXT <= original <= _LONGEST:
         found.append(Prompt("long", text, Places(context=CONTEXT * (original // CONTEXT + 1), rows=_ROWS)))
     count = _beyond_window(graph)
-    if count > PROMPT_LENGTH and not case.source.otherwise(NAME, count):
+    if count > PROMPT_LENGTH and not case.source.known_differences(NAME, count):
         context = CONTEXT * (count // CONTEXT + 1)
         found.append(Prompt("window", spread(n_vocab, count), Places(context=context, rows=(count - 2, count - 1))))
     return found
@@ -217,11 +217,11 @@ def _centered(rows: Any) -> Any:
 
 
 def _otherwise(case: Case) -> tuple[str, ...]:
-    return computed_otherwise(*_file(case.output))
+    return computed_differently(*_file(case.output))
 
 
 def _file(graph: ModelGraph) -> tuple[str, Mapping[str, Value], Iterable[str]]:
     return graph.architecture.name, graph.checkpoint.metadata, graph.checkpoint.tensors
 
 
-WITNESS = Witness(NAME, SIDE, refuse, hear, _otherwise)
+WITNESS = ReferenceImplementation(NAME, SIDE, unsupported, run, _otherwise)

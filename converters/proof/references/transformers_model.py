@@ -29,14 +29,14 @@ from ggferry.converters.proof.references.case import (
     GIB,
     Case,
     Difference,
+    ReferenceImplementation,
     Refusal,
-    Witness,
     decided,
     difference,
     not_enough_memory,
 )
 from ggferry.converters.proof.references.child_process import Answer, ask, available_memory, prompts_of
-from ggferry.converters.proof.references.cross_check import Testimony
+from ggferry.converters.proof.references.cross_check import CrossCheck
 from ggferry.converters.schema.recipe import recipe_of
 from ggferry.formats.checkpoint_folder.modules import DENSE
 from ggferry.formats.errors import VerificationError
@@ -69,7 +69,7 @@ _CONTEXTS = ("model_max_length", "max_sequence_length")
 _BLOCK = re.compile(r"^.*?\.\d+(?=\.)")
 
 
-def refuse(case: Case) -> Refusal | None:
+def unsupported(case: Case) -> Refusal | None:
     """Return why it cannot testify; None when it can."""
     checkpoint = case.source.checkpoint
     files = [file for file in checkpoint.files if os.path.isfile(file.path)]
@@ -84,7 +84,7 @@ def refuse(case: Case) -> Refusal | None:
     return not_enough_memory(memory(case.source)[0], available_memory())
 
 
-def hear(case: Case) -> tuple[Testimony, Difference | None]:
+def run(case: Case) -> tuple[CrossCheck, Difference | None]:
     """Return its testimony on the source's logits or states, and how far they are from ours.
 
     Raises VerificationError where it reads another window or another length of the context.
@@ -92,9 +92,9 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     graph, texts = case.source, _prompts(case.source)
     window = _window(graph)
     answer = _ask(case, texts, NARROW if window or _may_have_window(graph) else 0)
-    testimony = Testimony(NAME, answer.version, _what(graph), SIDE, why=answer.why)
+    check = CrossCheck(NAME, answer.version, _what(graph), SIDE, why=answer.why)
     if answer.why is not None:
-        return testimony, None
+        return check, None
     _check_context(graph, answer)
     if window and answer.facts.get("window") is not None:
         graph = _narrowed(graph, window, answer)
@@ -111,11 +111,11 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
         heard = [replace(text, places=Places(rows=(0,))) for text in heard]
     rows, spoken = _unmasked(rows, [spoken_rows[number] for number in said])
     kept, ours, theirs, close = decided(heard, rows, spoken, choices)
-    testimony = replace(testimony, missed=(*missed, *close))
+    check = replace(check, missed=(*missed, *close))
     if not kept:
-        return replace(testimony, why=close[0]), None
+        return replace(check, why=close[0]), None
     found = difference(kept, ours, theirs, [limit_of(graph, text) for text in kept])
-    return replace(testimony, count=found.count), found
+    return replace(check, count=found.count), found
 
 
 def _answers(graph: ModelGraph, rows: Any) -> Any:
@@ -181,8 +181,8 @@ def _prompts(graph: ModelGraph) -> list[Prompt]:
     # LLaMA 4's queries grow with the number of tokens so far, which gaps between positions do not change
     counted = recipe_of(graph.architecture.recipe, graph.dialect.conventions).temperature == "unrotated"
     counted = counted or "reach" in sizes  # and MiniMax M3 cuts blocks of tokens by their number
-    turned = (learned or sizes.get("n_rot")) and not sizes.get("max_alibi") and not counted
-    if _kind(graph) == "logits" and can_place(graph) and turned and original >= 2 * _FAR:
+    rotated = (learned or sizes.get("n_rot")) and not sizes.get("max_alibi") and not counted
+    if _kind(graph) == "logits" and can_place(graph) and rotated and original >= 2 * _FAR:
         first = original - (_FAR if learned or listed else 2)
         at = tuple(range(first, first + _FAR))
         texts.insert(1, Prompt("far", spread(sizes["n_vocab"], _FAR, 16), Places(at)))
@@ -208,7 +208,7 @@ def _window(graph: ModelGraph) -> int:
 def _may_have_window(graph: ModelGraph) -> bool:
     """Return whether config.json states a window that we do not use: transformers must then show that it uses none."""
     config, context = graph.checkpoint.metadata, graph.sizes.get("n_ctx") or 0
-    nested = config.get(graph.dialect.within or "")
+    nested = config.get(graph.dialect.config_section or "")
     stated = (nested if isinstance(nested, dict) else config).get("sliding_window")
     return isinstance(stated, int) and 0 < stated < context and _kind(graph) == "logits"
 
@@ -296,4 +296,4 @@ def memory(graph: ModelGraph) -> tuple[int, str]:
     return GIB + outside + held + 2 * max(blocks.values(), default=0), stored
 
 
-WITNESS = Witness(NAME, SIDE, refuse, hear)
+WITNESS = ReferenceImplementation(NAME, SIDE, unsupported, run)

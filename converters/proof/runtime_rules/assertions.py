@@ -98,8 +98,8 @@ def _twice_as_wide(file: File) -> str:
 
 
 def _latent_heads(file: File) -> str:
-    width, turned = int(file.number("attention.key_length_mla")), int(file.number("rope.dimension_count"))
-    return f"{turned} of {width} columns of a key turn: it asserts that one does not" if 0 < width <= turned else ""
+    width, rotated = int(file.number("attention.key_length_mla")), int(file.number("rope.dimension_count"))
+    return f"{rotated} of {width} columns of a key turn: it asserts that one does not" if 0 < width <= rotated else ""
 
 
 def _equal_window_heads(file: File) -> str:
@@ -127,9 +127,9 @@ def _chooses(file: File) -> str:
     """The indexers of Hunyuan 4: a key turns in part, and the first block has one of its own."""
     if not file.number("attention.indexer.top_k"):
         return ""
-    width, turned = int(file.number("attention.indexer.key_length")), int(file.number("rope.dimension_count"))
-    if width <= turned:
-        return f"{turned} of {width} columns of an indexer's key turn: it asserts that one does not"
+    width, rotated = int(file.number("attention.indexer.key_length")), int(file.number("rope.dimension_count"))
+    if width <= rotated:
+        return f"{rotated} of {width} columns of an indexer's key turn: it asserts that one does not"
     own = file.value("attention.indexer.types")
     first = own[0] if isinstance(own, tuple) and own else True
     return "" if first else "block 0 has no indexer of its own: it asserts that it has"
@@ -170,9 +170,9 @@ def _head_width(file: File) -> int:
 
 
 def _whole_heads(file: File) -> str:
-    turned, width = int(file.number("rope.dimension_count")), _head_width(file)
-    apart = turned and width and turned != width and not file.number("rope.dimension_count_swa")
-    return f"{turned} of {width} columns of a head turn: it asserts that all do" if apart else ""
+    rotated, width = int(file.number("rope.dimension_count")), _head_width(file)
+    apart = rotated and width and rotated != width and not file.number("rope.dimension_count_swa")
+    return f"{rotated} of {width} columns of a head turn: it asserts that all do" if apart else ""
 
 
 def _equal_heads(file: File) -> str:

@@ -40,7 +40,7 @@ NORMAL = 1
 MOST = 256  # templates
 
 
-def check_stated(
+def check_declared(
     source: Checkpoint, again: Checkpoint, options: VocabOptions, overrides: Mapping[str, Any] | None = None,
     apart: Collection[str] = (), asked: str = "",
 ) -> dict[str, int]:  # fmt: skip
@@ -87,7 +87,7 @@ class _Held:
     def templates(self, files: Mapping[str, str], asked: str) -> int:
         """Check every chat template, and which of them became the default."""
         expected = {}
-        for name, text in stated_templates(files).items():
+        for name, text in declared_templates(files).items():
             safe = "".join(sign if sign.isascii() and (sign.isalnum() or sign in "_-") else "_" for sign in name)
             expected[TEMPLATE if name == "default" else f"{TEMPLATE}.{safe}"] = text
         if asked and not {"{query}", "{document}"} <= set(_PLACES.findall(expected.get(RERANK, ""))):
@@ -178,7 +178,7 @@ OTHERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.
 """Vocabularies that have special tokens of their own, whatever the configurations say."""
 
 
-def stated_templates(files: Mapping[str, str]) -> dict[str, str]:
+def declared_templates(files: Mapping[str, str]) -> dict[str, str]:
     """Return every chat template by name, 'default' among them.
 
     A template's own file wins over chat_template.json, and that over tokenizer_config.json, as in transformers

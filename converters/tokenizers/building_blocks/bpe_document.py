@@ -43,7 +43,7 @@ def read_vocabulary(vocabulary: Any, path: str) -> dict[str, int]:
         if type(token) is not int or not 0 <= token < min(MAX_VOCAB, 2 * len(vocabulary) + SPREAD):
             raise OutOfRangeError(f"id of token {text!r}", path=path, found=token)
         if by_id.setdefault(token, text) != text:
-            raise DuplicateError("two tokens with one id", path=path, found=f"{by_id[token]!r} and {text!r}: {token}")
+            raise DuplicateError("duplicate token id", path=path, found=f"{by_id[token]!r} and {text!r}: {token}")
         if len(text) > MAX_TOKEN_BYTES:
             raise OutOfRangeError("a token longer than any", path=path, found=len(text), expected=MAX_TOKEN_BYTES)
     return vocabulary

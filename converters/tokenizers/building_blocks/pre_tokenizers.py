@@ -232,7 +232,7 @@ def cut(pattern: Any, text: str) -> list[tuple[str, bool]]:
                 parts.append((text[start:stop], True))
             end = stop
     except TimeoutError:
-        raise UnsupportedError("a pre-tokenizer pattern takes for ever", found=pattern.pattern) from None
+        raise UnsupportedError("pre-tokenizer regex timed out", found=pattern.pattern) from None
     if end < len(text):
         parts.append((text[end:], False))
     return parts

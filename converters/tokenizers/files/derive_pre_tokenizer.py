@@ -20,7 +20,7 @@ from ggferry.converters.tokenizers.building_blocks.steps import BYTES, patterns
 from ggferry.converters.tokenizers.compare import TokenizerCheck
 from ggferry.converters.tokenizers.encoders.bpe import BpeEncoder
 from ggferry.converters.tokenizers.libraries.ask import Answer, ask
-from ggferry.converters.tokenizers.libraries.cross_check import Witness, weigh
+from ggferry.converters.tokenizers.libraries.cross_check import ReferenceTokenizer, weigh
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.errors import InconsistentError, UnsupportedError
@@ -66,7 +66,7 @@ def chain_of(found: Sequence[str | None]) -> tuple[str, ...] | None:
     return None if None in chain else tuple(canonical(pattern or "") for pattern in chain)
 
 
-def derive(document: BpeDocument, witness: Witness, tokenizer: Tokenizer) -> Tokenizer:
+def derive(document: BpeDocument, reference: ReferenceTokenizer, tokenizer: Tokenizer) -> Tokenizer:
     """Return `tokenizer` with its `pre`, proved on texts that the library encodes too.
 
     Raises UnsupportedError naming the nearest known pre-tokenizers when none has this chain, InconsistentError when the
@@ -74,11 +74,11 @@ def derive(document: BpeDocument, witness: Witness, tokenizer: Tokenizer) -> Tok
     """
     steps = patterns(document.pre_tokenizer, document.path)
     names = _candidates(chain_of(steps), document.ignore_merges)
-    answer = ask(witness.library, witness.data, TEXTS, path=witness.path, normalize=True)
+    answer = ask(reference.library, reference.data, TEXTS, path=reference.path, normalize=True)
     check: TokenizerCheck | None = None
     for name in names:
         named = replace(tokenizer, pre=name)
-        check = _prove(witness, answer, named)
+        check = _prove(reference, answer, named)
         if check.passed:
             origins = {**tokenizer.origins, "pre": "tokenizer.json's pre_tokenizer, proved by tokenizing"}
             return replace(named, origins=origins)
@@ -92,19 +92,19 @@ def derive(document: BpeDocument, witness: Witness, tokenizer: Tokenizer) -> Tok
         "no known pre-tokenizer does what this tokenizer.json does",
         path=document.path,
         found=" · ".join(pattern or "a step without a pattern" for pattern in steps) or "none",
-        expected=f"nearest: {_nearest(witness, answer, tokenizer)}",
+        expected=f"nearest: {_nearest(reference, answer, tokenizer)}",
         hint="--pre NAME forces one, --no-vocab writes the tensors alone",
     )
 
 
-def _prove(witness: Witness, answer: Answer, tokenizer: Tokenizer) -> TokenizerCheck:
-    return weigh(witness, tokenizer, BpeEncoder(tokenizer), TEXTS, answer).check
+def _prove(reference: ReferenceTokenizer, answer: Answer, tokenizer: Tokenizer) -> TokenizerCheck:
+    return weigh(reference, tokenizer, BpeEncoder(tokenizer), TEXTS, answer).check
 
 
-def _nearest(witness: Witness, answer: Answer, tokenizer: Tokenizer, count: int = 3) -> str:
+def _nearest(reference: ReferenceTokenizer, answer: Answer, tokenizer: Tokenizer, count: int = 3) -> str:
     """Return the known names that agree on most texts, with how many."""
     known = [pre.names[0] for pre in PRES if pre.byte_level]
-    scores = [(_prove(witness, answer, replace(tokenizer, pre=name)).equal, name) for name in known]
+    scores = [(_prove(reference, answer, replace(tokenizer, pre=name)).equal, name) for name in known]
     best = sorted(scores, key=lambda item: -item[0])[:count]
     return ", ".join(f"{name} ({equal} of {len(TEXTS)} texts equal)" for equal, name in best)
 

@@ -10,13 +10,13 @@ from ggferry.converters.tokenizers.files.repairs import distinct
 from ggferry.converters.tokenizers.files.sidecar_settings import (
     Sidecars,
     Source,
-    Wanted,
+    TokenizerInputs,
     added_tokens,
     with_flags,
     with_roles,
     with_templates,
 )
-from ggferry.converters.tokenizers.libraries.cross_check import SENTENCEPIECE, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import SENTENCEPIECE, ReferenceTokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint_folder.sidecars import MISTRAL, tokenizer_names
 from ggferry.formats.errors import MissingError
@@ -62,7 +62,7 @@ def load(
     Raises MissingError when no file holds the vocabulary, otherwise as each loader says.
     """
     sidecars = Sidecars.of(where)
-    wanted = Wanted(sidecars, added_tokens(sidecars), rows, pre)
+    wanted = TokenizerInputs(sidecars, added_tokens(sidecars), rows, pre)
     tokenizer = _source(wanted).load(wanted)
     tokenizer = _by_class(tokenizer, sidecars)
     tokenizer = with_templates(with_flags(with_roles(tokenizer, sidecars), sidecars), sidecars)
@@ -73,17 +73,17 @@ def load(
     return tokenizer if rows is None else tokenizer.padded(rows, trim=trim, path=sidecars.place)
 
 
-def witness(where: str | Mapping[str, str], pre: str | None = None) -> tuple[Witness | None, Sidecars]:
+def reference(where: str | Mapping[str, str], pre: str | None = None) -> tuple[ReferenceTokenizer | None, Sidecars]:
     """Return the library and file that the tokenizer of `load` was made with (None where none), and all files."""
     sidecars = Sidecars.of(where)
-    wanted = Wanted(sidecars, added_tokens(sidecars), pre=pre)
-    found = _source(wanted).witness(wanted)
+    wanted = TokenizerInputs(sidecars, added_tokens(sidecars), pre=pre)
+    found = _source(wanted).reference(wanted)
     if found is not None and found.library == SENTENCEPIECE and _puts_no_space(sidecars):
         found = replace(found, data=found.data + WITHOUT_SPACE)
     return found, sidecars
 
 
-def _source(wanted: Wanted) -> Source:
+def _source(wanted: TokenizerInputs) -> Source:
     """Return the first source whose files are there."""
     sources: tuple[Source, ...] = scan("ggferry.converters.tokenizers.files", "SOURCE")
     for source in sorted(sources, key=lambda source: source.order):

@@ -10,9 +10,9 @@ from ggferry.converters.tokenizers.building_blocks.byte_level import merges_by_r
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
 from ggferry.converters.tokenizers.building_blocks.steps import placed
 from ggferry.converters.tokenizers.files.repairs import with_added
-from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
+from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, TokenizerInputs
 from ggferry.converters.tokenizers.files.tiktoken import in_rank_order, read_ranks
-from ggferry.converters.tokenizers.libraries.cross_check import QWEN, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import QWEN, ReferenceTokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.files.local_files import read_bytes
 
@@ -48,19 +48,19 @@ def load_qwen(path: str, pre: str | None = None) -> Tokenizer:
     )
 
 
-def load(wanted: Wanted) -> Tokenizer:
+def load(wanted: TokenizerInputs) -> Tokenizer:
     """Read the qwen.tiktoken beside a checkpoint."""
     return with_added(load_qwen(wanted.sidecars.files[NAME], wanted.pre), wanted.added)
 
 
-def witness(wanted: Wanted) -> Witness:
+def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
     """Return tiktoken by QWen's pattern, which merges by rank and knows no list of merges."""
     path = wanted.sidecars.files[NAME]
-    return Witness(QWEN, read_bytes(path), path, wanted.added, wanted.pre is not None)
+    return ReferenceTokenizer(QWEN, read_bytes(path), path, wanted.added, wanted.pre is not None)
 
 
 def _probe(sidecars: Sidecars) -> bool:
     return sidecars.path(NAME) is not None
 
 
-SOURCE = Source(NAME, 36, NAME, _probe, load, witness)
+SOURCE = Source(NAME, 36, NAME, _probe, load, reference)

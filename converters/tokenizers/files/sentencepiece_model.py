@@ -12,8 +12,8 @@ from ggferry.converters.tokenizers.building_blocks.sentencepiece_proto import Se
 from ggferry.converters.tokenizers.encoders import sentencepiece_bpe as spm
 from ggferry.converters.tokenizers.encoders import unigram
 from ggferry.converters.tokenizers.files.repairs import with_added
-from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
-from ggferry.converters.tokenizers.libraries.cross_check import FAIRSEQ, SENTENCEPIECE, Witness
+from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, TokenizerInputs
+from ggferry.converters.tokenizers.libraries.cross_check import FAIRSEQ, SENTENCEPIECE, ReferenceTokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.checkpoint_folder.sidecars import MISTRAL
 from ggferry.formats.errors import UnsupportedError
@@ -40,7 +40,7 @@ def _as_fairseq(sidecars: Sidecars) -> bool:
     return named or sidecars.text("config.json", "model_type") in MODELS
 
 
-def load(wanted: Wanted) -> Tokenizer:
+def load(wanted: TokenizerInputs) -> Tokenizer:
     """Return the tokenizer of the model file.
 
     Raises UnsupportedError for an XLM-RoBERTa whose file fairseq would not number, otherwise as
@@ -75,13 +75,18 @@ def _renumbered(found: Tokenizer, source: SentencePieceModel, path: str) -> Toke
     )
 
 
-def witness(wanted: Wanted) -> Witness:
+def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
     """Return SentencePiece itself; an XLM-RoBERTa's numbers are brought into fairseq's order beside it."""
     path = _path(wanted.sidecars)
     library = FAIRSEQ if _as_fairseq(wanted.sidecars) else SENTENCEPIECE
-    return Witness(library, read_bytes(path or ""), path, wanted.added)
+    return ReferenceTokenizer(library, read_bytes(path or ""), path, wanted.added)
 
 
 SOURCE = Source(
-    "sentencepiece", 20, "tokenizer.model or spiece.model", lambda sidecars: _path(sidecars) is not None, load, witness
+    "sentencepiece",
+    20,
+    "tokenizer.model or spiece.model",
+    lambda sidecars: _path(sidecars) is not None,
+    load,
+    reference,
 )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, read_added, read_all_added
-from ggferry.converters.tokenizers.libraries.cross_check import Witness
+from ggferry.converters.tokenizers.libraries.cross_check import ReferenceTokenizer
 from ggferry.converters.tokenizers.tokenizer import SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.formats.checkpoint_folder.sidecars import tokenizer_names
 from ggferry.formats.errors import NotFoundError
@@ -29,7 +29,7 @@ TURN_ENDS: Mapping[str, str] = {"<|eot_id|>": "eot", "<|eom_id|>": "eom", "<|im_
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TokenizerInputs:
     """What a source is asked for.
 
     Attributes:
@@ -62,8 +62,8 @@ class Source:
     order: int
     files: str
     probe: Callable[[Sidecars], bool]
-    load: Callable[[Wanted], Tokenizer]
-    witness: Callable[[Wanted], Witness | None] = lambda _: None
+    load: Callable[[TokenizerInputs], Tokenizer]
+    reference: Callable[[TokenizerInputs], ReferenceTokenizer | None] = lambda _: None
 
 
 class Sidecars:

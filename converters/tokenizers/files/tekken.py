@@ -17,8 +17,8 @@ from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import PRES, f
 from ggferry.converters.tokenizers.building_blocks.steps import placed
 from ggferry.converters.tokenizers.files.derive_pre_tokenizer import canonical
 from ggferry.converters.tokenizers.files.repairs import with_added
-from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
-from ggferry.converters.tokenizers.libraries.cross_check import TEKKEN, Witness
+from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, TokenizerInputs
+from ggferry.converters.tokenizers.libraries.cross_check import TEKKEN, ReferenceTokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.errors import CorruptError, InconsistentError, OutOfRangeError, UnsupportedError
 from ggferry.formats.json_files import kinds as json_kinds
@@ -139,19 +139,21 @@ def _pre(config: Mapping[str, Any], path: str | None) -> str:
     )
 
 
-def load(wanted: Wanted) -> Tokenizer:
+def load(wanted: TokenizerInputs) -> Tokenizer:
     """Read the tekken.json beside a checkpoint."""
     path = wanted.sidecars.files[NAME]
     return with_added(load_tekken(wanted.sidecars.object(NAME), path, wanted.pre), wanted.added)
 
 
-def witness(wanted: Wanted) -> Witness:
+def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
     """Return tiktoken by the file's own pattern, as mistral-common uses it."""
-    return Witness(TEKKEN, wanted.sidecars.raw(NAME), wanted.sidecars.files[NAME], wanted.added, wanted.pre is not None)
+    return ReferenceTokenizer(
+        TEKKEN, wanted.sidecars.raw(NAME), wanted.sidecars.files[NAME], wanted.added, wanted.pre is not None
+    )
 
 
 def _probe(sidecars: Sidecars) -> bool:
     return sidecars.path(NAME) is not None
 
 
-SOURCE = Source("tekken.json", 35, NAME, _probe, load, witness)
+SOURCE = Source("tekken.json", 35, NAME, _probe, load, reference)

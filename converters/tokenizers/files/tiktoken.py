@@ -9,8 +9,8 @@ from ggferry.converters.tokenizers.building_blocks.byte_level import merges_by_r
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
 from ggferry.converters.tokenizers.building_blocks.steps import placed
 from ggferry.converters.tokenizers.files.repairs import with_added
-from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
-from ggferry.converters.tokenizers.libraries.cross_check import TIKTOKEN, Witness
+from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, TokenizerInputs
+from ggferry.converters.tokenizers.libraries.cross_check import TIKTOKEN, ReferenceTokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.errors import CorruptError, DuplicateError, InconsistentError, UnsupportedError
 from ggferry.formats.files.local_files import read_bytes
@@ -119,7 +119,7 @@ def _probe(sidecars: Sidecars) -> bool:
     return path is not None and is_tiktoken(read_bytes(path)[:4096])
 
 
-def load(wanted: Wanted) -> Tokenizer:
+def load(wanted: TokenizerInputs) -> Tokenizer:
     """Read Meta's folder of a LLaMA 3: tokenizer.model, and params.json to distinguish 3.0 from later versions."""
     params = wanted.sidecars.object("params.json"), "use_scaled_rope", wanted.sidecars.path("params.json")
     later = json_kinds.flag(*params, True)
@@ -128,10 +128,10 @@ def load(wanted: Wanted) -> Tokenizer:
     )
 
 
-def witness(wanted: Wanted) -> Witness:
+def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
     """Return tiktoken, which merges by rank and knows no list of merges."""
     path = wanted.sidecars.files["tokenizer.model"]
-    return Witness(TIKTOKEN, read_bytes(path), path, wanted.added)
+    return ReferenceTokenizer(TIKTOKEN, read_bytes(path), path, wanted.added)
 
 
-SOURCE = Source("tiktoken", 10, "tokenizer.model of LLaMA 3", _probe, load, witness)
+SOURCE = Source("tiktoken", 10, "tokenizer.model of LLaMA 3", _probe, load, reference)

@@ -17,9 +17,15 @@ from ggferry.converters.tokenizers.building_blocks.steps import flattened, kind_
 from ggferry.converters.tokenizers.encoders.wordpiece import phantom
 from ggferry.converters.tokenizers.files.derive_pre_tokenizer import UNICODE_FORMS, derive
 from ggferry.converters.tokenizers.files.repairs import with_added
-from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted, framing, special_text
+from ggferry.converters.tokenizers.files.sidecar_settings import (
+    Sidecars,
+    Source,
+    TokenizerInputs,
+    framing,
+    special_text,
+)
 from ggferry.converters.tokenizers.libraries.ask import ask
-from ggferry.converters.tokenizers.libraries.cross_check import TOKENIZERS, Witness, hear, weigh
+from ggferry.converters.tokenizers.libraries.cross_check import TOKENIZERS, ReferenceTokenizer, cross_check, weigh
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, byte_of, encoder, unique
 from ggferry.formats.errors import CorruptError, InconsistentError, OutOfRangeError, UnsupportedError
@@ -34,7 +40,7 @@ _KNOWN: Recent[Tokenizer] = Recent(128 << 20)
 """(Digest of tokenizer.json, added tokens, --pre) → the proved tokenizer that was made of it."""
 
 
-def load(wanted: Wanted) -> Tokenizer:
+def load(wanted: TokenizerInputs) -> Tokenizer:
     """Return the tokenizer of tokenizer.json with all added tokens, before special roles, flags and padding.
 
     Raises CorruptError for a file that contradicts itself, UnsupportedError for a kind without a GGUF form.
@@ -49,21 +55,21 @@ def load(wanted: Wanted) -> Tokenizer:
         key = sidecars.digest(ORIGIN), added, pre
         found = _KNOWN.get(key)
         if found is None:
-            found = _bpe(replace(read_document(document, path), added=added), _witness(wanted), pre)
+            found = _bpe(replace(read_document(document, path), added=added), _reference(wanted), pre)
             if key[0] is not None:
                 _KNOWN.put(key, found, held(found.texts()))
         return found
     if kind == "Unigram":
-        return _sayable(with_added(_unigram(document, path), added), _witness(wanted))
+        return _sayable(with_added(_unigram(document, path), added), _reference(wanted))
     if kind == "WordPiece":
         made = word_piece(read_vocabulary(model.get("vocab"), path), sidecars, added, path)
-        return _sayable(made, _witness(wanted))
+        return _sayable(made, _reference(wanted))
     raise UnsupportedError(
         "a tokenizer.json of this type has no GGUF form", path=path, found=kind, expected="BPE, Unigram, WordPiece"
     )
 
 
-def _witness(wanted: Wanted) -> Witness:
+def _reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
     """Return tokenizers with the file as it is; tokens that only sidecar files list are added, as in transformers."""
     sidecars, path = wanted.sidecars, wanted.sidecars.path(ORIGIN)
     document = sidecars.object(ORIGIN)
@@ -71,30 +77,30 @@ def _witness(wanted: Wanted) -> Witness:
     known = {entry.get("content") for entry in listed}
     more = [as_entry(one) for one in wanted.added if one.content not in known]
     data = json.dumps({**document, "added_tokens": [*listed, *more]}).encode() if more else sidecars.raw(ORIGIN)
-    return Witness(TOKENIZERS, data, path, wanted.added, forced=wanted.pre is not None)
+    return ReferenceTokenizer(TOKENIZERS, data, path, wanted.added, forced=wanted.pre is not None)
 
 
-def _sayable(tokenizer: Tokenizer, witness: Witness) -> Tokenizer:
+def _sayable(tokenizer: Tokenizer, reference: ReferenceTokenizer) -> Tokenizer:
     """Return `tokenizer`, if its encoder gives the library's ids.
 
     Raises UnsupportedError naming the first text for which it does not, and which no kind of vocabulary could express.
     """
-    found = hear(witness, tokenizer, encoder(tokenizer))
+    found = cross_check(reference, tokenizer, encoder(tokenizer))
     if found.check.first is not None:
         first = found.check.first
         raise UnsupportedError(
             f"this tokenizer.json does what a {tokenizer.model!r} vocabulary in GGUF cannot say: other ids for "
-            f"{first.text!r}", path=witness.path, found=list(first.b), expected=list(first.a), hint=NO_VOCAB,
+            f"{first.text!r}", path=reference.path, found=list(first.b), expected=list(first.a), hint=NO_VOCAB,
         )  # fmt: skip
     notes = [f"{why}: a runtime gives other ids than {found.by}; no GGUF key says so" for why in found.excused]
     return tokenizer.noted(*notes)
 
 
-def _bpe(document: BpeDocument, witness: Witness, pre: str | None) -> Tokenizer:
+def _bpe(document: BpeDocument, reference: ReferenceTokenizer, pre: str | None) -> Tokenizer:
     if _is_byte_level(document):
-        return _byte_level(document, witness, pre)
+        return _byte_level(document, reference, pre)
     if document.byte_fallback:
-        return _byte_fallback(document, witness)
+        return _byte_fallback(document, reference)
     raise UnsupportedError("a BPE that is neither byte-level nor has a byte fallback", path=document.path)
 
 
@@ -132,7 +138,7 @@ def _is_byte_level(document: BpeDocument) -> bool:
     return not document.byte_fallback and all(letter in document.vocabulary for letter in letters())
 
 
-def _byte_level(document: BpeDocument, witness: Witness, pre: str | None) -> Tokenizer:
+def _byte_level(document: BpeDocument, reference: ReferenceTokenizer, pre: str | None) -> Tokenizer:
     texts, types, gaps = in_order(document.vocabulary)
     tokenizer = Tokenizer(
         model="gpt2",
@@ -161,7 +167,7 @@ def _byte_level(document: BpeDocument, witness: Witness, pre: str | None) -> Tok
     if pre is not None:
         find_pre(pre)
         return replace(tokenizer, pre=pre, origins={**tokenizer.origins, "pre": "--pre"})
-    return derive(document, witness, tokenizer)
+    return derive(document, reference, tokenizer)
 
 
 def _adds_space(document: BpeDocument) -> bool:
@@ -175,7 +181,7 @@ def _adds_space(document: BpeDocument) -> bool:
     return False
 
 
-def _byte_fallback(document: BpeDocument, witness: Witness) -> Tokenizer:
+def _byte_fallback(document: BpeDocument, reference: ReferenceTokenizer) -> Tokenizer:
     """Make a tokenizer of Llama 2's kind: SentencePiece BPE written as ranked merges.
 
     Scores follow from the ranks and are then proved.
@@ -189,7 +195,7 @@ def _byte_fallback(document: BpeDocument, witness: Witness) -> Tokenizer:
     normal = [kind == TokenType.NORMAL and text not in special for text, kind in zip(tokens, kinds, strict=True)]
     scores = _scores(document, [text for text, is_normal in zip(tokens, normal, strict=True) if is_normal])
     texts = (*TEXTS, "a")
-    answer = ask(witness.library, witness.data, texts, path=witness.path, normalize=True)
+    answer = ask(reference.library, reference.data, texts, path=reference.path, normalize=True)
     tokenizer = Tokenizer(
         model="llama",
         pre="default",
@@ -207,7 +213,7 @@ def _byte_fallback(document: BpeDocument, witness: Witness) -> Tokenizer:
         | dict.fromkeys(("tokens", "types", "add_space_prefix"), ORIGIN),
     )
     tokenizer = with_added(tokenizer, document.added)
-    found = weigh(witness, tokenizer, encoder(tokenizer), texts, answer)
+    found = weigh(reference, tokenizer, encoder(tokenizer), texts, answer)
     if found.check.first is not None:
         first, steps = found.check.first, _other_steps(document)
         raise InconsistentError(
@@ -314,7 +320,7 @@ def _charsmap(node: Any, path: str) -> tuple[bytes | None, bool]:
         elif kind == "Replace" and step.get("pattern") in ({"Regex": " {2,}"}, {"Regex": "\\s{2,}"}):
             tidy = True
         elif kind != "Strip":
-            raise _unsayable("normalizer", str(kind), "unigram", path)
+            raise _unrepresentable("normalizer", str(kind), "unigram", path)
     return data or None, tidy
 
 
@@ -333,11 +339,11 @@ def _metaspace(node: Any, path: str) -> tuple[bool, bool]:
             before = "always" if json_kinds.flag(step, "add_prefix_space", path, True) else "never"
             prefix = json_kinds.text(step, "prepend_scheme", path, before) != "never"
         else:
-            raise _unsayable("pre-tokenizer", kind, "unigram", path)
+            raise _unrepresentable("pre-tokenizer", kind, "unigram", path)
     return prefix, tidy
 
 
-def _unsayable(what: str, found: str, kind: str, path: str) -> UnsupportedError:
+def _unrepresentable(what: str, found: str, kind: str, path: str) -> UnsupportedError:
     return UnsupportedError(f"a {kind} {what} without a GGUF form", path=path, found=found, hint=NO_VOCAB)
 
 
@@ -387,16 +393,16 @@ def _check_bert(document: json_kinds.Object, config: json_kinds.Object, path: st
     """
     bert = json_kinds.members(document, "normalizer", path)
     if document and bert.get("type") != "BertNormalizer":
-        raise _unsayable("normalizer", str(bert.get("type")), "WordPiece", path)
+        raise _unrepresentable("normalizer", str(bert.get("type")), "WordPiece", path)
     for name in ("handle_chinese_chars", "clean_text"):
         if json_kinds.flag(bert, name, path, True) is False:
-            raise _unsayable("normalizer", f"{name}: false", "WordPiece", path)
+            raise _unrepresentable("normalizer", f"{name}: false", "WordPiece", path)
     for name in ("tokenize_chinese_chars", "do_basic_tokenize"):
         if not document and json_kinds.flag(config, name, beside, True) is False:
-            raise _unsayable("normalizer", f"{name}: false", "WordPiece", beside or path)
+            raise _unrepresentable("normalizer", f"{name}: false", "WordPiece", beside or path)
     steps = names(document.get("pre_tokenizer"), "pre_tokenizer", path)
     if document and steps != ("BertPreTokenizer",):
-        raise _unsayable("pre-tokenizer", ", ".join(steps) or "none", "WordPiece", path)
+        raise _unrepresentable("pre-tokenizer", ", ".join(steps) or "none", "WordPiece", path)
 
 
-SOURCE = Source("tokenizer.json", 30, ORIGIN, lambda sidecars: sidecars.path(ORIGIN) is not None, load, _witness)
+SOURCE = Source("tokenizer.json", 30, ORIGIN, lambda sidecars: sidecars.path(ORIGIN) is not None, load, _reference)

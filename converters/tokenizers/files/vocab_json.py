@@ -10,8 +10,8 @@ from typing import Any
 from ggferry.converters.tokenizers.building_blocks.added_tokens import as_entry
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
 from ggferry.converters.tokenizers.files import tokenizer_json as hf_json
-from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
-from ggferry.converters.tokenizers.libraries.cross_check import TOKENIZERS, Witness
+from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, TokenizerInputs
+from ggferry.converters.tokenizers.libraries.cross_check import TOKENIZERS, ReferenceTokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.files.local_files import read_text
@@ -24,7 +24,7 @@ SLOW_BPE: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def load(wanted: Wanted) -> Tokenizer:
+def load(wanted: TokenizerInputs) -> Tokenizer:
     """Return the tokenizer of vocab.json and merges.txt.
 
     They are a tokenizer.json in two files whose pre-tokenizer only the class knows.
@@ -36,7 +36,7 @@ def load(wanted: Wanted) -> Tokenizer:
     return replace(tokenizer, origins={**tokenizer.origins, "pre": origin})
 
 
-def _pre(wanted: Wanted) -> tuple[str, str]:
+def _pre(wanted: TokenizerInputs) -> tuple[str, str]:
     """Return the pre-tokenizer's name and what states it. Raises UnsupportedError where nothing does."""
     name = wanted.sidecars.text("tokenizer_config.json", "tokenizer_class").removesuffix("Fast")
     known = wanted.pre or SLOW_BPE.get(name)
@@ -59,7 +59,7 @@ def _document(sidecars: Sidecars) -> dict[str, Any]:
     }
 
 
-def witness(wanted: Wanted) -> Witness:
+def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
     """Return tokenizers, with the class's pattern: GPT-2's is the library's own, others are spelled out."""
     document, (known, _) = _document(wanted.sidecars), _pre(wanted)
     if known != "gpt-2":
@@ -71,11 +71,13 @@ def witness(wanted: Wanted) -> Witness:
         document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*steps, last]}
     document["added_tokens"] = [as_entry(one) for one in wanted.added]
     path = wanted.sidecars.path("vocab.json")
-    return Witness(TOKENIZERS, json.dumps(document).encode(), path, wanted.added, forced=wanted.pre is not None)
+    return ReferenceTokenizer(
+        TOKENIZERS, json.dumps(document).encode(), path, wanted.added, forced=wanted.pre is not None
+    )
 
 
 def _probe(sidecars: Sidecars) -> bool:
     return sidecars.path("vocab.json") is not None and sidecars.path("merges.txt") is not None
 
 
-SOURCE = Source("vocab.json", 40, "vocab.json with merges.txt", _probe, load, witness)
+SOURCE = Source("vocab.json", 40, "vocab.json with merges.txt", _probe, load, reference)

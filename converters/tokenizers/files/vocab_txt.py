@@ -6,9 +6,9 @@ import json
 from itertools import pairwise
 
 from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, as_entry
-from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted, special_text
+from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, TokenizerInputs, special_text
 from ggferry.converters.tokenizers.files.tokenizer_json import word_piece
-from ggferry.converters.tokenizers.libraries.cross_check import TOKENIZERS, Witness
+from ggferry.converters.tokenizers.libraries.cross_check import TOKENIZERS, ReferenceTokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.files.local_files import read_text
@@ -16,7 +16,7 @@ from ggferry.formats.json_files import kinds as json_kinds
 from ggferry.formats.limits import MAX_VOCAB
 
 
-def load(wanted: Wanted) -> Tokenizer:
+def load(wanted: TokenizerInputs) -> Tokenizer:
     """Return the tokenizer of vocab.txt: one WordPiece token a line, whose number is its id."""
     path = wanted.sidecars.files["vocab.txt"]
     words = _words(path)
@@ -36,7 +36,7 @@ def _words(path: str) -> list[str]:
     return words
 
 
-def witness(wanted: Wanted) -> Witness:
+def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
     """Return tokenizers, with the steps that transformers' BertTokenizer takes for such files."""
     sidecars = wanted.sidecars
     config, path = sidecars.object("tokenizer_config.json"), sidecars.path("tokenizer_config.json")
@@ -57,11 +57,11 @@ def witness(wanted: Wanted) -> Witness:
         "added_tokens": [as_entry(Added(ids[word], word, special=True)) for word in sorted(named, key=ids.__getitem__)],
         "normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": model,
     }  # fmt: skip
-    return Witness(TOKENIZERS, json.dumps(document).encode(), sidecars.files["vocab.txt"], wanted.added)
+    return ReferenceTokenizer(TOKENIZERS, json.dumps(document).encode(), sidecars.files["vocab.txt"], wanted.added)
 
 
 def _probe(sidecars: Sidecars) -> bool:
     return sidecars.path("vocab.txt") is not None
 
 
-SOURCE = Source("vocab.txt", 50, "vocab.txt", _probe, load, witness)
+SOURCE = Source("vocab.txt", 50, "vocab.txt", _probe, load, reference)

@@ -82,7 +82,7 @@ def from_raw_bpe(
     first: dict[bytes, int] = {}
     for i, token in enumerate(tokens):
         first.setdefault(token, i)
-    merges = _stated_merges(raw, path)
+    merges = _declared_merges(raw, path)
     unexplained: list[bytes] = []
     if not merges:
         merges, unexplained = rebuild_merges(first.items())
@@ -132,7 +132,7 @@ def from_raw_bpe(
     )
 
 
-def _stated_merges(raw: RawVocab, path: str | None) -> list[tuple[bytes, bytes]]:
+def _declared_merges(raw: RawVocab, path: str | None) -> list[tuple[bytes, bytes]]:
     """Return the merges that the file holds, as bytes: GGCC has the text of merges.txt, which spells bytes as letters.
 
     Raises InconsistentError for a merge that makes none of the tokens.

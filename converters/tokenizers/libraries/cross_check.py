@@ -31,7 +31,7 @@ MAX_ADDED = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class ReferenceTokenizer:
     """The library that can say what a source's tokenizer does.
 
     Attributes:
@@ -73,8 +73,13 @@ class Agreement:
         return self.check.texts + sum(self.excused.values())
 
 
-def hear(
-    witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[str] = TEXTS, *, vocabulary: bool = False
+def cross_check(
+    reference: ReferenceTokenizer,
+    made: Tokenizer,
+    output: Encoder,
+    texts: Sequence[str] = TEXTS,
+    *,
+    vocabulary: bool = False,
 ) -> Agreement:
     """Encode `texts` by the library and by the encoder of the output, and compare.
 
@@ -88,14 +93,16 @@ def hear(
     Raises UnsupportedError where the library does not read the file.
     """
     answer = ask(
-        witness.library, witness.data, texts, path=witness.path, normalize=True, vocabulary=vocabulary
+        reference.library, reference.data, texts, path=reference.path, normalize=True, vocabulary=vocabulary
     )  # fmt: skip
-    return weigh(witness, made, output, texts, answer)
+    return weigh(reference, made, output, texts, answer)
 
 
-def weigh(witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[str], answer: Answer) -> Agreement:
+def weigh(
+    reference: ReferenceTokenizer, made: Tokenizer, output: Encoder, texts: Sequence[str], answer: Answer
+) -> Agreement:
     """Compare as `hear` does, with an answer of the library that is there already."""
-    rules = Rules(_side(witness), made, _space_in_front(texts, answer))
+    rules = Rules(_side(reference), made, _space_in_front(texts, answer))
     found: list[list[int]] = []
     apart: dict[int, tuple[str, str, list[int]]] = {}
     reached: set[int] = set()
@@ -116,10 +123,10 @@ def weigh(witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[st
     return Agreement(answer.library, check, dict(Counter(excused.values())), len(reached), answer.facts)
 
 
-def _side(witness: Witness) -> Side:
-    heeding = tuple(one.content for one in witness.added if one.lstrip or one.rstrip or one.single_word)
-    added = tuple(one.content for one in witness.added if one.content)
-    return Side(witness.library, witness.data, witness.path, heeding, added)
+def _side(reference: ReferenceTokenizer) -> Side:
+    heeding = tuple(one.content for one in reference.added if one.lstrip or one.rstrip or one.single_word)
+    added = tuple(one.content for one in reference.added if one.content)
+    return Side(reference.library, reference.data, reference.path, heeding, added)
 
 
 def _space_in_front(texts: Sequence[str], answer: Answer) -> bool:

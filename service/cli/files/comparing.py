@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ggferry.formats.files.local_files import Named
-from ggferry.service.cli.options import HeadedCommand, offers, print_json, reached, tell
+from ggferry.service.cli.options import HeadedCommand, access_of, offers, print_json, tell
 
 commands = typer.Typer(rich_markup_mode=None)
 MODEL = "A model of any container and any dialect; a path or a URL."
@@ -34,11 +34,11 @@ def compare(
     from ggferry.service.cli.progress_bar import progress
     from ggferry.service.library.comparing import quality_of
     from ggferry.service.records.quality_html import quality_page
-    from ggferry.support.allocator import settle
+    from ggferry.support.allocator import tune_malloc
 
-    settle()
+    tune_malloc()
     quiet = given["as_json"]
-    with reached(first, given) as a, reached(second, given) as b, computing_on(given["device"]):
+    with access_of(first, given) as a, access_of(second, given) as b, computing_on(given["device"]):
         stage = b.staged(a.staged(lambda title, total: progress(title, total, wanted=not quiet)))
         found = quality_of(a, b, text, context=ctx, chunks=chunks, jobs=given["jobs"], stage=stage)
     if html is not None:

@@ -8,7 +8,7 @@ import typer
 
 from ggferry.formats.errors import UsageError
 from ggferry.formats.files.local_files import Named
-from ggferry.service.cli.options import HeadedCommand, offers, print_json, reached, tell
+from ggferry.service.cli.options import HeadedCommand, access_of, offers, print_json, tell
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -35,7 +35,7 @@ def doctor(
 
     found = []
     for file in files:
-        with reached(file, given, tensors=False) as path:
+        with access_of(file, given, tensors=False) as path:
             found.append(examine(path))
     codes = {each.exit_code for each in found} - {0}
     if given["as_json"]:
@@ -63,7 +63,7 @@ def _repair(files: list[str], out: str | None, given: dict[str, Any]) -> int:
     if len(files) != 1 or out is None:
         raise UsageError("--repair takes one file and -o OUT", found=f"{len(files)} files, -o {out}")
     quiet = given["as_json"]
-    with reached(files[0], given) as path:
+    with access_of(files[0], given) as path:
         stage = path.staged(lambda title, total: progress(title, total, wanted=not quiet))
         swapped = repair(path, out, force=given["force"], stage=stage)
         path.check_unchanged()

@@ -56,25 +56,26 @@ def edit(
     **given: Any,
 ) -> None:  # fmt: skip
     """Change keys and names of tensors: no tensor data moves where the header has room for it."""
-    from ggferry.converters.rewrite.changes import Asked
+    from ggferry.converters.rewrite.changes import EditRequest
     from ggferry.converters.rewrite.editing import edit as run
     from ggferry.service.cli.progress_bar import progress
 
     if recover:
         _recover(file, given["as_json"])
         return
-    asked = Asked(
+    asked = EditRequest(
         set_ or (), set_file or (), remove or (), chat_template, special_token or (), rename_tensor or (),
         allow_unknown_keys,
     )  # fmt: skip
-    if asked == Asked(unknown_keys=allow_unknown_keys):
+    if asked == EditRequest(unknown_keys=allow_unknown_keys):
         raise UsageError("nothing to do", hint="--set, --remove, --set-file, --chat-template, …")
     if given["dry_run"]:
         _show(file, asked, allow_broken, given["as_json"])
         return
     if in_place == (outfile is not None):
         raise UsageError(
-            "where to?", hint="--in-place or --outfile FILE, one of them; --dry-run shows what would happen"
+            "choose an output: --in-place or --outfile FILE",
+            hint="--in-place or --outfile FILE, one of them; --dry-run shows what would happen",
         )
     quiet = given["as_json"]
     done = run(
@@ -98,9 +99,9 @@ def edit(
 
 def _show(file: str, asked: Any, broken: bool, quiet: bool) -> None:
     from ggferry.converters.rewrite.editing import plan_edit
-    from ggferry.converters.rewrite.parts import close, take_apart
+    from ggferry.converters.rewrite.parts import close, parse_parts
 
-    parts = take_apart(file)
+    parts = parse_parts(file)
     try:
         made = plan_edit(parts, asked, broken=broken)
     finally:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ggferry.formats.errors import RefusedError
 from ggferry.formats.files.named_texts import text_of
 from ggferry.formats.files.opened_files import Opened, recorded
-from ggferry.service.cli.options import print_json, reached, say, tell
+from ggferry.service.cli.options import access_of, print_json, say, tell
 
 if TYPE_CHECKING:
     from ggferry.converters.forward.importance_matrix import Recorder
-    from ggferry.service.sources.local_source import AtHand
+    from ggferry.service.sources.local_source import LocalSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Measurement:
     resume: bool
 
 
-def measured(path: AtHand, asked: Measurement, given: dict[str, Any]) -> tuple[int, int]:
+def measured(path: LocalSource, asked: Measurement, given: dict[str, Any]) -> tuple[int, int]:
     """Write the matrix; return how many weights it has, and how many chunks are in it."""
-    from ggferry.converters.forward.imatrix_resume import SUFFIX, Unfinished
+    from ggferry.converters.forward.imatrix_resume import SUFFIX, PartialMatrix
     from ggferry.converters.forward.imatrix_resume import measured as what
     from ggferry.converters.forward.importance_matrix import Recorder, chunks_of, measure, write_imatrix
     from ggferry.converters.forward.weights import prepare
@@ -49,9 +49,9 @@ def measured(path: AtHand, asked: Measurement, given: dict[str, Any]) -> tuple[i
     from ggferry.converters.understand import graph_of
     from ggferry.formats.files.partial_files import check_target
     from ggferry.service.cli.progress_bar import progress as shown
-    from ggferry.support.allocator import settle
+    from ggferry.support.allocator import tune_malloc
 
-    settle(large=True)
+    tune_malloc(large=True)
     with recorded() as opened:
         graph = graph_of(path, arch=given["arch"])
         prepare(graph)
@@ -62,7 +62,7 @@ def measured(path: AtHand, asked: Measurement, given: dict[str, Any]) -> tuple[i
         parts, recorder = parts[: asked.most], Recorder(graph)
         names = _add(recorder, asked) + [os.path.basename(text) for text in asked.texts]
     check_target(asked.out, overwrite=given["force"], sources=opened.identities)
-    kept = Unfinished(asked.out + SUFFIX, what(graph.checkpoint, parts, asked.earlier))
+    kept = PartialMatrix(asked.out + SUFFIX, what(graph.checkpoint, parts, asked.earlier))
     done = kept.begin(recorder, asked.resume, given["force"])
     if asked.resume:
         say(f"note     {done} of {len(parts)} chunks were done")
@@ -81,7 +81,7 @@ def measured(path: AtHand, asked: Measurement, given: dict[str, Any]) -> tuple[i
     return count, chunks
 
 
-def _check(opened: Opened, path: AtHand) -> None:
+def _check(opened: Opened, path: LocalSource) -> None:
     opened.check_unchanged()
     path.check_unchanged()
 
@@ -116,7 +116,7 @@ def statistics(file: str, given: dict[str, Any]) -> None:
     from ggferry.formats.imatrix import read_imatrix
     from ggferry.formats.json_files.kinds import strict
 
-    with reached(file, given) as path, read_imatrix(path) as matrix:
+    with access_of(file, given) as path, read_imatrix(path) as matrix:
         found = describe(matrix)
         if given["as_json"]:
             print_json(strict({"path": file, **asdict(found)}))

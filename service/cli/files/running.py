@@ -11,7 +11,7 @@ from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.named_texts import lines_of
 from ggferry.formats.files.opened_files import recorded
 from ggferry.service.cli.files.texts import Texts, computed, dtype_of
-from ggferry.service.cli.options import HeadedCommand, offers, print_json, reached, say, tell
+from ggferry.service.cli.options import HeadedCommand, access_of, offers, print_json, say, tell
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -78,7 +78,7 @@ def forward(
         _features(file, out, dtype, {**sensed, "spectrum": mel}, given)
         return
     ids = _ids(tokens or "")
-    with reached(file, given) as path:
+    with access_of(file, given) as path:
         request = request_of(path, given)
         with recorded() as opened:
             graph = graph_of(path, request.hparams, request.arch, rerank=request.rerank)
@@ -111,7 +111,7 @@ def _features(file: str, out: str, dtype: str, sensed: dict[str, str | None], gi
     from ggferry.formats.files.partial_files import check_target, write_file
 
     arrays = {name: _load_array(path) for name, path in sensed.items() if path and name in (PIXELS, SPECTRUM)}
-    with reached(file, given) as path:
+    with access_of(file, given) as path:
         request = request_of(path, given)
         with recorded() as opened:
             checkpoint = open_source_of(request)
@@ -165,7 +165,7 @@ def imatrix(
     ] = False,
     **given: Any,
 ) -> None:
-    """Measure which columns of the weights matter for a text: llama.cpp's importance matrix."""
+    """Compute llama.cpp's importance matrix from a text."""
     from ggferry.converters.forward.device import computing_on
     from ggferry.service.cli.files.importance import Measurement, measured, statistics
 
@@ -175,7 +175,7 @@ def imatrix(
     if not text and not in_file:
         raise UsageError("nothing to measure", hint="--text FILE, or --in-file MATRIX to add matrices up")
     asked = Measurement(tuple(text or ()), out, chunk_size, chunks, process_output, tuple(in_file or ()), resume)
-    with reached(file, given) as path, computing_on(given["device"]):
+    with access_of(file, given) as path, computing_on(given["device"]):
         count, number = measured(path, asked, given)
     if given["as_json"]:
         print_json({"path": out, "entries": count, "chunks": number, "chunk_size": chunk_size})
@@ -202,7 +202,7 @@ def tokenize(
     if not texts:
         raise UsageError("nothing to encode", hint="--text TEXT or --file FILE")
     asked = {name: value for name, value in given.items() if name != "follow_redirects"}
-    with reached(file, given, tensors=False) as path, open_model(path, **asked) as model:
+    with access_of(file, given, tensors=False) as path, open_model(path, **asked) as model:
         for line in texts:
             print_json(model.tokenize(line, bos=False if no_bos else None, special=special))
 

@@ -11,7 +11,7 @@ from ggferry.converters.conversion.options import options_of
 from ggferry.formats.errors import UsageError, VerificationError
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.sources import known_by
-from ggferry.service.cli.options import HeadedCommand, offers, print_json, reached, say, tell
+from ggferry.service.cli.options import HeadedCommand, access_of, offers, print_json, say, tell
 
 if TYPE_CHECKING:
     from ggferry.support.progress import Stage
@@ -46,7 +46,7 @@ def hash_(
     from ggferry.converters.analysis.differences.hashes import DEFAULT, digests
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 
-    with reached(file, given) as path:
+    with access_of(file, given) as path:
         checkpoint = open_checkpoint(path)
         total = sum(ref.nbytes for ref in checkpoint.tensors.values())
         if check is not None:
@@ -115,7 +115,7 @@ def diff(
     from ggferry.converters.analysis.differences.diff_by_role import difference_of
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 
-    with reached(first, given) as left, reached(second, given) as right:
+    with access_of(first, given) as left, access_of(second, given) as right:
         a, b = open_checkpoint(left), open_checkpoint(right)
         total = sum(ref.nbytes for side in (a, b) for ref in side.tensors.values())
         stage = right.staged(left.staged(_stage(given)))
@@ -186,7 +186,7 @@ def judge(file: str, given: dict[str, Any]) -> None:
             raise UsageError(f"{option.flag}: of a file alone nothing is compared", hint="verify SOURCE OUTPUT")
     if given["level"] not in ("full", "fast"):
         raise UsageError("--level", found=given["level"], expected="fast, full")
-    with reached(file, given) as path:
+    with access_of(file, given) as path:
         report = examine(path, data=given["level"] == "full", stage=path.staged(_stage(given)))
         path.check_unchanged()
     if given["as_json"]:

@@ -9,7 +9,7 @@ from typing import Any
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.files.named_texts import lines_of
 from ggferry.formats.files.opened_files import recorded
-from ggferry.service.cli.options import print_json, reached, say, tell
+from ggferry.service.cli.options import access_of, print_json, say, tell
 
 NPY_DTYPES = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
 
@@ -68,7 +68,7 @@ def computed(file: str, asked: Texts, given: Mapping[str, Any]) -> None:
     asked.check()
     dtype = dtype_of(asked.npy_dtype)
     documents = list(lines_of(asked.documents)) if asked.documents is not None else []
-    with reached(file, given) as path:
+    with access_of(file, given) as path:
         request = request_of(path, given)
         with recorded() as opened:
             graph = graph_of(path, request.hparams, request.arch, rerank=request.rerank)

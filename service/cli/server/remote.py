@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ggferry.service.client.client import Client
 
 commands = typer.Typer(rich_markup_mode=None)
-remote = typer.Typer(help="Use a server that ggferry serve started.", no_args_is_help=True, rich_markup_mode=None)
+remote = typer.Typer(help="Client for a ggferry server.", no_args_is_help=True, rich_markup_mode=None)
 commands.add_typer(remote, name="remote")
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]

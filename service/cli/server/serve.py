@@ -207,10 +207,10 @@ def list_webhooks(context: typer.Context, as_json: Json = False) -> None:
 def test_webhook(context: typer.Context, wanted: Hook) -> None:
     """Send a notice of no job to a receiver, once."""
     from ggferry.service.server.work import notices
-    from ggferry.service.storage.urls import Access, grant
+    from ggferry.service.storage.urls import Access, configure_access
 
     settings: Settings = context.obj
-    grant(Access(private=settings.private, patience=0))
+    configure_access(Access(private=settings.private, retry_timeout=0))
     notices.test(_store(context), wanted)
     say("taken")
 

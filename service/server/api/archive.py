@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from ggferry.service.server import functions
-from ggferry.service.server.api.common import PROBLEMS, JobId, Of, Reader, Text
+from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep, Text
 from ggferry.service.server.store import models
 
 router = APIRouter(tags=["archive"], responses=PROBLEMS)
@@ -45,7 +45,7 @@ class Tokenizing(BaseModel):
 
 @router.get("/models", response_model=ModelList)
 def list_models(
-    service: Of, caller: Reader,
+    service: ServiceDep, caller: Reader,
     q: Annotated[str, Query(max_length=400, description="Words that the source's path holds")] = "",
     state: Names = [], container: Names = [], architecture: Names = [],  # noqa: B006
     plan: Annotated[str | None, Query(pattern="^[0-9a-f]{16}$")] = None,
@@ -64,64 +64,64 @@ def list_models(
 
 
 @router.get("/models/facets")
-def facets(service: Of, caller: Reader) -> dict[str, dict[str, int]]:
+def facets(service: ServiceDep, caller: Reader) -> dict[str, dict[str, int]]:
     """Count models by state, container and architecture."""
     return functions.facets(service)
 
 
 @router.get("/folders")
-def folders(service: Of, caller: Reader, below: Folder = "") -> list[dict[str, Any]]:
+def folders(service: ServiceDep, caller: Reader, below: Folder = "") -> list[dict[str, Any]]:
     """List one level of the archive's tree: folders with their models and bytes."""
     return [asdict(each) for each in functions.folders(service, below)]
 
 
 @router.get("/totals")
-def totals(service: Of, caller: Reader) -> dict[str, Any]:
+def totals(service: ServiceDep, caller: Reader) -> dict[str, Any]:
     """Give the archive in numbers."""
     return functions.totals(service)
 
 
 @router.get("/roots")
-def roots(service: Of, caller: Reader) -> list[str]:
+def roots(service: ServiceDep, caller: Reader) -> list[str]:
     """List what this server may read."""
     return functions.roots(service)
 
 
 @router.get("/browse")
 def browse(
-    service: Of, caller: Reader, path: Annotated[str, Query(min_length=1, max_length=4096)]
+    service: ServiceDep, caller: Reader, path: Annotated[str, Query(min_length=1, max_length=4096)]
 ) -> list[dict[str, Any]]:
     """List a folder below a root."""
     return functions.browse(service, path)
 
 
 @router.post("/inspect")
-def inspect(service: Of, caller: Reader, asked: Inspecting) -> dict[str, Any]:
+def inspect(service: ServiceDep, caller: Reader, asked: Inspecting) -> dict[str, Any]:
     """Show what a file holds, without reading its tensor data."""
     return functions.inspect(service, caller, asked.source, asked.arch)
 
 
 @router.get("/models/{job}/inspection")
-def inspection(service: Of, caller: Reader, job: JobId) -> dict[str, Any]:
+def inspection(service: ServiceDep, caller: Reader, job: JobId) -> dict[str, Any]:
     """Show what a model of the archive holds."""
     return functions.inspection(service, job)
 
 
 @router.get("/models/{job}/conversion")
-def conversion(service: Of, caller: Reader, job: JobId) -> dict[str, Any]:
+def conversion(service: ServiceDep, caller: Reader, job: JobId) -> dict[str, Any]:
     """Show what a conversion would do to every tensor and key of a model."""
     return functions.conversion_plan(service, job)
 
 
 @router.post("/models/{job}/tokens")
-def tokens(service: Of, caller: Reader, job: JobId, asked: Tokenizing) -> list[dict[str, Any]]:
+def tokens(service: ServiceDep, caller: Reader, job: JobId, asked: Tokenizing) -> list[dict[str, Any]]:
     """Encode a text by a model's own vocabulary."""
     return functions.tokenize(service, job, asked.text, asked.special)
 
 
 @router.get("/report")
 def report(
-    service: Of, caller: Reader, plan: Annotated[str | None, Query(pattern="^[0-9a-f]{16}$")] = None
+    service: ServiceDep, caller: Reader, plan: Annotated[str | None, Query(pattern="^[0-9a-f]{16}$")] = None
 ) -> dict[str, Any]:
     """Give the report of a plan's jobs, or of all, as `ggferry ledger export` writes it."""
     return functions.report(service, plan)

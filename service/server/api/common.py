@@ -68,7 +68,7 @@ def caller_with(scope: str) -> Any:
     return Depends(check)
 
 
-Of = Annotated[Service, Depends(service_of)]
+ServiceDep = Annotated[Service, Depends(service_of)]
 Reader = Annotated[Caller, caller_with(READ)]
 Submitter = Annotated[Caller, caller_with(SUBMIT)]
 Admin = Annotated[Caller, caller_with(ADMIN)]

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
-from ggferry.service.server.api.common import PROBLEMS, JobId, Of, Reader
+from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.state import Service
 from ggferry.service.server.work.outputs import OutputFile
@@ -30,7 +30,7 @@ Name = Annotated[str, Path(max_length=255, pattern=r"^[^/\x00]+$", description="
                206: {"description": "The range", "content": {"application/octet-stream": {}}},
                304: {"description": "The ETag is that of If-None-Match"}},
 )  # fmt: skip
-def download(request: Request, service: Of, caller: Reader, job: JobId, name: Name) -> Response:
+def download(request: Request, service: ServiceDep, caller: Reader, job: JobId, name: Name) -> Response:
     """Give a file of a done job. One Range is served; If-Range and If-None-Match compare the ETag."""
     fd, file = service.outputs.open(job, name)
     try:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
-from ggferry.service.server.api.common import PROBLEMS, JobId, Of, Reader
+from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.store import models
 
@@ -23,13 +23,15 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/events", response_class=StreamingResponse, responses=STREAM)
-async def events(service: Of, caller: Reader, last: Last = None, since: Since = None) -> StreamingResponse:
+async def events(service: ServiceDep, caller: Reader, last: Last = None, since: Since = None) -> StreamingResponse:
     """Tell what happens to all jobs. With Last-Event-ID nothing is missed, also after a restart of the server."""
     return _stream(service, _seen(last, since), None)
 
 
 @router.get("/jobs/{job}/events", response_class=StreamingResponse, responses=STREAM)
-def events_of(service: Of, caller: Reader, job: JobId, last: Last = None, since: Since = None) -> StreamingResponse:
+def events_of(
+    service: ServiceDep, caller: Reader, job: JobId, last: Last = None, since: Since = None
+) -> StreamingResponse:
     """Tell what happens to a job, from its beginning unless Last-Event-ID says otherwise."""
     models.one(service.store, job)
     seen = _seen(last, since)
@@ -44,6 +46,6 @@ def _seen(last: str | None, since: int | None) -> int | None:
     return int(last)
 
 
-def _stream(service: Of, seen: int | None, job: str | None) -> StreamingResponse:
+def _stream(service: ServiceDep, seen: int | None, job: str | None) -> StreamingResponse:
     headers = {"X-Accel-Buffering": "no"}
     return StreamingResponse(service.hub.listen(seen, job), media_type="text/event-stream", headers=headers)

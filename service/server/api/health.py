@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from ggferry.formats.errors import GgferryError
-from ggferry.service.server.api.common import PROBLEMS, Of, Reader
+from ggferry.service.server.api.common import PROBLEMS, Reader, ServiceDep
 from ggferry.service.server.guard.problems import problem
 
 router = APIRouter(tags=["operations"], responses=PROBLEMS)
@@ -18,7 +18,7 @@ def health() -> dict[str, str]:
 
 
 @router.get("/ready", response_model=dict[str, str])
-def ready(service: Of) -> Response | dict[str, str]:
+def ready(service: ServiceDep) -> Response | dict[str, str]:
     """Say whether requests and jobs are taken: the ledger answers, and the server is not ending."""
     if service.draining.is_set():
         return problem(503, "draining", "the server is about to end")
@@ -30,6 +30,6 @@ def ready(service: Of) -> Response | dict[str, str]:
 
 
 @router.get("/metrics", response_class=Response)
-def metrics(service: Of, caller: Reader) -> Response:
+def metrics(service: ServiceDep, caller: Reader) -> Response:
     """Give figures in Prometheus' text format."""
     return Response(service.observer.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ggferry.service.server import functions
 from ggferry.service.server.api.answers import once
-from ggferry.service.server.api.common import PROBLEMS, VERSION, JobId, Of, PlanId, Reader, Submitter, Text
+from ggferry.service.server.api.common import PROBLEMS, VERSION, JobId, PlanId, Reader, ServiceDep, Submitter, Text
 
 router = APIRouter(tags=["jobs"], responses=PROBLEMS)
 Key = Annotated[
@@ -58,7 +58,7 @@ class Editing(BaseModel):
 
 
 @router.post("/plans", status_code=201, responses={202: {"description": "It is still being made"}})
-def make_plan(request: Request, service: Of, caller: Submitter, asked: Planning, key: Key = None) -> Response:
+def make_plan(request: Request, service: ServiceDep, caller: Submitter, asked: Planning, key: Key = None) -> Response:
     """Plan what is at a source: headers are read, no tensor data. `state` says how far the plan is."""
 
     def work() -> Response:
@@ -70,14 +70,14 @@ def make_plan(request: Request, service: Of, caller: Submitter, asked: Planning,
 
 
 @router.get("/plans/{plan}")
-def show_plan(service: Of, caller: Reader, plan: PlanId) -> dict[str, Any]:
+def show_plan(service: ServiceDep, caller: Reader, plan: PlanId) -> dict[str, Any]:
     """Show a plan in numbers."""
     return functions.show_plan(service, plan)
 
 
 @router.get("/plans/{plan}/lines")
 def plan_lines(
-    service: Of, caller: Reader, plan: PlanId, cursor: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
+    service: ServiceDep, caller: Reader, plan: PlanId, cursor: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> dict[str, Any]:  # fmt: skip
     """Show a plan's lines, a page at a time."""
@@ -86,14 +86,14 @@ def plan_lines(
 
 
 @router.get("/plans/{plan}/file", response_class=PlainTextResponse)
-def plan_file(service: Of, caller: Reader, plan: PlanId) -> Response:
+def plan_file(service: ServiceDep, caller: Reader, plan: PlanId) -> Response:
     """Give a plan's file: `ggferry apply FILE --ledger URL` shares its work with this server."""
     name = {"Content-Disposition": f'attachment; filename="{plan}.jsonl"'}
     return Response(service.planner.body(plan), media_type="application/jsonl", headers=name)
 
 
 @router.post("/jobs", status_code=202)
-def submit(request: Request, service: Of, caller: Submitter, asked: Submission, key: Key = None) -> Response:
+def submit(request: Request, service: ServiceDep, caller: Submitter, asked: Submission, key: Key = None) -> Response:
     """Convert the models of a plan. What is done already is not done again."""
     return once(
         service, caller, request, key, asked,
@@ -102,25 +102,27 @@ def submit(request: Request, service: Of, caller: Submitter, asked: Submission, 
 
 
 @router.get("/jobs/{job}")
-def show(service: Of, caller: Reader, job: JobId) -> dict[str, Any]:
+def show(service: ServiceDep, caller: Reader, job: JobId) -> dict[str, Any]:
     """Show a model's job: its plan's line, state, error, attempts and progress."""
     return functions.model(service, job)
 
 
 @router.post("/jobs/{job}/cancel")
-def cancel(service: Of, caller: Submitter, job: JobId) -> dict[str, Any]:
+def cancel(service: ServiceDep, caller: Submitter, job: JobId) -> dict[str, Any]:
     """End a job that has not ended; nothing of it is published."""
     return functions.cancel(service, caller, job)
 
 
 @router.post("/jobs/{job}/retry")
-def retry(service: Of, caller: Submitter, job: JobId) -> dict[str, Any]:
+def retry(service: ServiceDep, caller: Submitter, job: JobId) -> dict[str, Any]:
     """Queue a job again that failed or was cancelled."""
     return functions.retry(service, caller, job)
 
 
 @router.post("/jobs/{job}/edit", status_code=201)
-def edit(request: Request, service: Of, caller: Submitter, job: JobId, asked: Editing, key: Key = None) -> Response:
+def edit(
+    request: Request, service: ServiceDep, caller: Submitter, job: JobId, asked: Editing, key: Key = None
+) -> Response:
     """Change keys of a done job's file: a new file with a receipt of its own, listed as a model; the old one stays."""
 
     def work() -> Response:
@@ -132,7 +134,7 @@ def edit(request: Request, service: Of, caller: Submitter, job: JobId, asked: Ed
 
 @router.get("/jobs/{job}/receipt")
 def receipt(
-    service: Of, caller: Reader, job: JobId,
+    service: ServiceDep, caller: Reader, job: JobId,
     file: Annotated[str | None, Query(max_length=255, description="A file of the output that is meant")] = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Give the receipt of a done job; its output files also have their sha256.
@@ -143,6 +145,6 @@ def receipt(
 
 
 @router.get("/jobs/{job}/files")
-def files(service: Of, caller: Reader, job: JobId) -> list[functions.Output]:
+def files(service: ServiceDep, caller: Reader, job: JobId) -> list[functions.Output]:
     """List the files that a done job made."""
     return functions.outputs(service, job)

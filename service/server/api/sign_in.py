@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from ggferry.service.server.api.common import Of, form_of
+from ggferry.service.server.api.common import ServiceDep, form_of
 from ggferry.service.server.guard import callers
 from ggferry.service.server.guard.middleware import with_session
 
@@ -15,7 +15,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.post("/login")
-async def sign_in(request: Request, service: Of) -> Response:
+async def sign_in(request: Request, service: ServiceDep) -> Response:
     """Begin a session with a token that a person typed."""
     form = await form_of(request)
     session = await asyncio.to_thread(service.doorkeeper.begin_session, form.get("token", "").strip())
@@ -25,7 +25,7 @@ async def sign_in(request: Request, service: Of) -> Response:
 
 
 @router.post("/logout")
-def sign_out(request: Request, service: Of) -> Response:
+def sign_out(request: Request, service: ServiceDep) -> Response:
     """End the session whose cookie the request brings."""
     service.doorkeeper.end_session(request.state.caller.token.id)
     answer = RedirectResponse("/login", 303)

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from ggferry.service.server.api.answers import once
-from ggferry.service.server.api.common import PROBLEMS, VERSION, Of, Submitter, UploadId
+from ggferry.service.server.api.common import PROBLEMS, VERSION, ServiceDep, Submitter, UploadId
 from ggferry.service.server.api.jobs import Key
 from ggferry.service.server.guard.bodies import pieces
 from ggferry.service.server.guard.problems import HttpError, of_disk
@@ -49,7 +49,7 @@ class Announcement(BaseModel):
 
 
 @router.post("/uploads", status_code=201)
-def begin(request: Request, service: Of, caller: Submitter, asked: Announcement, key: Key = None) -> Response:
+def begin(request: Request, service: ServiceDep, caller: Submitter, asked: Announcement, key: Key = None) -> Response:
     """Begin an upload. Then PUT each file, whole or in pieces."""
 
     def work() -> Response:
@@ -61,19 +61,19 @@ def begin(request: Request, service: Of, caller: Submitter, asked: Announcement,
 
 
 @router.get("/uploads")
-def every(service: Of, caller: Submitter) -> list[dict[str, Any]]:
+def every(service: ServiceDep, caller: Submitter) -> list[dict[str, Any]]:
     """List the caller's uploads, the newest first."""
     return service.uploads.every(caller.token.owner)
 
 
 @router.get("/uploads/{upload}")
-def show(service: Of, caller: Submitter, upload: UploadId) -> dict[str, Any]:
+def show(service: ServiceDep, caller: Submitter, upload: UploadId) -> dict[str, Any]:
     """Show an upload: its state, and of each file the offset from which to send on."""
     return service.uploads.show(upload, caller.token.owner)
 
 
 @router.delete("/uploads/{upload}", status_code=204)
-def remove(service: Of, caller: Submitter, upload: UploadId) -> None:
+def remove(service: ServiceDep, caller: Submitter, upload: UploadId) -> None:
     """Remove an upload that no job needs."""
     service.uploads.remove(upload, caller.token.owner)
 
@@ -84,7 +84,7 @@ def remove(service: Of, caller: Submitter, upload: UploadId) -> None:
     responses={200: {"description": "It is on the disk up to `offset`"}, 409: {"description": "Another is next"}},
 )  # fmt: skip
 async def receive(
-    request: Request, service: Of, caller: Submitter, upload: UploadId, number: Number,
+    request: Request, service: ServiceDep, caller: Submitter, upload: UploadId, number: Number,
     content_range: Range = None,
 ) -> Response:  # fmt: skip
     """Take a piece of a file: the bytes of Content-Range, which begin where the last piece ended.

@@ -144,7 +144,7 @@ def _proof(receipt: Mapping[str, Any], tensors: Sequence[TensorRow]) -> Proof:
             f"furthest apart in {deltas['worst']}",
         )
         found.append(Agreement(who, "products", deltas["relative_rms"], deltas["limit"], said))
-    found += [_witness(each) for each in receipt["testimonies"]]
+    found += [_reference(each) for each in receipt["testimonies"]]
     return Proof(
         receipt["verified"], tuple(found), logits.get("top1_agreement"), int(tokens.get("texts") or 0),
         int(tokens.get("equal") or 0), tokens.get("vocabulary"),
@@ -173,7 +173,7 @@ def _own(logits: Mapping[str, Any]) -> list[Agreement]:
     ]
 
 
-def _witness(each: Mapping[str, Any]) -> Agreement:
+def _reference(each: Mapping[str, Any]) -> Agreement:
     who = f"{each['witness']} {each['version']}".strip()
     said = f"{each['count']:,} {each['what']}, against the {each['side']}"
     if each.get("place"):

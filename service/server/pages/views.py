@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from ggferry.service.server.pages import wording
 
 if TYPE_CHECKING:
-    from ggferry.converters.conversion.summary import Rating
+    from ggferry.converters.conversion.summary import OutputSummary
 
 PER_PAGE = 50
 SORTS = ("name", "state", "container", "architecture", "before", "after", "changed")
@@ -476,7 +476,7 @@ class ModelPage:
     notes: tuple[str, ...] = ()
     proof: Proof | None = None
     files: tuple[OutputFile, ...] = ()
-    ratings: tuple[Rating, ...] = ()
+    ratings: tuple[OutputSummary, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     runtimes: tuple[str, ...] = ()
     has_vocabulary: bool = False

@@ -26,8 +26,8 @@ CANCELLED = {"class": "Cancelled", "message": "cancelled by a user", "hint": "re
 class Store(Ledger):
     """The ledger at a place, as `Ledger`, and the server's tables in it (`t`)."""
 
-    def __init__(self, place: str, *, patience: float = 10.0) -> None:
-        super().__init__(place, patience=patience)
+    def __init__(self, place: str, *, retry_timeout: float = 10.0) -> None:
+        super().__init__(place, retry_timeout=retry_timeout)
 
     t: SimpleNamespace
 

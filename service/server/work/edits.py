@@ -16,7 +16,7 @@ from ggferry.service.records.plan_file import digest_of
 from ggferry.service.records.receipts import receipt_of, receipts_of
 from ggferry.service.server.store import models
 from ggferry.service.server.store.database import Store
-from ggferry.service.server.work.inspectors import Lookers
+from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.storage.stores import is_remote
 from ggferry.support.lazy_import import lazy
 
@@ -29,7 +29,7 @@ FOLDER = "edits"
 SLOWEST = 20 << 20  # bytes a second that no healthy edit falls below
 
 
-def edit(store: Store, lookers: Lookers, folder: str, job: str, changes: Mapping[str, Any]) -> str:
+def edit(store: Store, inspectors: InspectorPool, folder: str, job: str, changes: Mapping[str, Any]) -> str:
     """Change keys of a done job's file as `ggferry edit` does, and return the id under which the new file is listed.
 
     `changes` may name the `file` of the output that is meant, and must where the job has several. The same changes of
@@ -54,7 +54,7 @@ def edit(store: Store, lookers: Lookers, folder: str, job: str, changes: Mapping
         "options": {**changes, "out": out, "force": True},
     }  # fmt: skip
     try:
-        done = lookers.ask(command, seconds=60 + size / SLOWEST)
+        done = inspectors.ask(command, seconds=60 + size / SLOWEST)
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise

@@ -27,7 +27,7 @@ Item = tuple[Mapping[str, Any], float, "Future[Any]"]
 _NOTHING: Item = ({}, 0.0, Future())
 
 
-class Lookers:
+class InspectorPool:
     """Threads with a worker each, which begins when it is first needed."""
 
     def __init__(self, count: int, limits: Limits, timeout: float = TIMEOUT) -> None:

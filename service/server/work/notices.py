@@ -83,7 +83,7 @@ def sign(secret: str, message: str, seconds: int, body: str) -> str:
 
 
 def send(url: str, secret: str, message: str, body: str) -> None:
-    """Send a notice. Raises AccessError, NotFoundError or PassingError unless the receiver took it."""
+    """Send a notice. Raises AccessError, NotFoundError or TransientError unless the receiver took it."""
     seconds = int(time.time())
     headers = {
         "Content-Type": "application/json", "webhook-id": message, "webhook-timestamp": str(seconds),

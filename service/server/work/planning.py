@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.conversion.options import PLAN_FILES
 from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, of_os
-from ggferry.service.plan.make_plan import Wanted
+from ggferry.service.plan.make_plan import PlanRequest
 from ggferry.service.plan.make_plan import plan as make
 from ggferry.service.records.owners import is_dead, owner_name
 from ggferry.service.records.plan_file import Entry, Head, digest_of, parse_plan, to_line
@@ -20,10 +20,10 @@ from ggferry.service.records.report import summary
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models
 from ggferry.service.server.store.database import Store
-from ggferry.service.server.work.inspectors import Lookers
+from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.server.work.sources import Place
 from ggferry.service.storage.stores import is_remote, join
-from ggferry.service.storage.urls import PATIENCE, Access, read_secrets, secrets_of, write_secrets
+from ggferry.service.storage.urls import RETRY_TIMEOUT, Access, read_secrets, secrets_of, write_secrets
 from ggferry.service.workers.analyze import request_of
 from ggferry.support.lazy_import import lazy
 
@@ -39,15 +39,15 @@ AT_ONCE = 2
 class Planner:
     """Makes plans in threads; the headers are read in worker processes."""
 
-    def __init__(self, store: Store, settings: Settings, lookers: Lookers) -> None:
-        self.store, self.settings, self.lookers, self.owner = store, settings, lookers, owner_name()
+    def __init__(self, store: Store, settings: Settings, inspectors: InspectorPool) -> None:
+        self.store, self.settings, self.inspectors, self.owner = store, settings, inspectors, owner_name()
         self._pool = ThreadPoolExecutor(AT_ONCE, "ggferry-plan")
         self._work: dict[str, Future[None]] = {}
         self._lock = threading.Lock()
 
     def access(self) -> Access:
         """Return how this server reaches files."""
-        return Access(patience=PATIENCE, private=self.settings.private)
+        return Access(retry_timeout=RETRY_TIMEOUT, private=self.settings.private)
 
     def begin(self, shown: str, place: Place, options: Mapping[str, Any], token: str) -> str:
         """Begin to plan what is at a place, and return the plan's id: the same for the same place and options.
@@ -89,7 +89,7 @@ class Planner:
     def _make(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> None:
         values: dict[str, Any]
         try:
-            head, entries = make(self._wanted(plan, place, recipe), worker=self.lookers)
+            head, entries = make(self._wanted(plan, place, recipe), worker=self.inspectors)
             self._keep_secrets(entries)
             body = "\n".join([to_line(head), *map(to_line, entries)]) + "\n"
             models.index(self.store, plan, models.entries_of(head, entries))
@@ -112,12 +112,12 @@ class Planner:
             with self._lock:
                 write_secrets(secrets_file(self.settings), {**read_secrets(secrets_file(self.settings)), **found})
 
-    def _wanted(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> Wanted:
+    def _wanted(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> PlanRequest:
         more = {key: value for key, value in recipe.items() if key not in ("outtype", "verify")}
         limits = self.settings.limits
-        return Wanted(
+        return PlanRequest(
             (place.path,), join(self.settings.outputs, plan), str(recipe.get("outtype", "keep")),
-            str(recipe.get("verify", "full")), more, False, self.settings.lookers, limits, self.access(),
+            str(recipe.get("verify", "full")), more, False, self.settings.inspectors, limits, self.access(),
             None if is_remote(place.path) and not place.trees else place.trees,
         )  # fmt: skip
 

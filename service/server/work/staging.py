@@ -11,7 +11,7 @@ from ggferry.service.storage.broker import revive
 from ggferry.service.storage.mirror import Mirror
 from ggferry.service.storage.scratch import Scratch
 from ggferry.service.storage.stores import is_remote, local_path
-from ggferry.service.storage.urls import Access, grant
+from ggferry.service.storage.urls import Access, configure_access
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def staged(source: str, access: Access) -> Iterator[tuple[str, Mapping[str, Any]
     if not is_remote(source):
         yield source, {}, lambda answer: answer
         return
-    grant(access)
+    configure_access(access)
     scratch = Scratch()
     mirror = Mirror(scratch.path)
     try:

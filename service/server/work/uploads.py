@@ -23,14 +23,14 @@ from ggferry.formats.errors import BusyError, ChecksumError, GgferryError, NotFo
 from ggferry.formats.files.local_files import open_file
 from ggferry.formats.files.partial_files import sync_folder
 from ggferry.formats.files.partial_names import NAME_MAX
-from ggferry.service.plan.make_plan import Wanted
+from ggferry.service.plan.make_plan import PlanRequest
 from ggferry.service.plan.make_plan import plan as make
 from ggferry.service.records.plan_file import ARCHIVE, BAD, CONVERT, DUPLICATE, SKIP, Entry
 from ggferry.service.records.report import summary
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.tokens import Token
-from ggferry.service.server.work.inspectors import Lookers
+from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.storage.urls import Access
 from ggferry.support.lazy_import import lazy
 
@@ -49,8 +49,8 @@ SPARE = 256 << 20  # bytes of a disk that are left free
 class Uploads:
     """The uploads of a server."""
 
-    def __init__(self, store: Store, settings: Settings, lookers: Lookers) -> None:
-        self.store, self.settings, self.lookers = store, settings, lookers
+    def __init__(self, store: Store, settings: Settings, inspectors: InspectorPool) -> None:
+        self.store, self.settings, self.inspectors = store, settings, inspectors
         self._pool = ThreadPoolExecutor(INSPECTIONS, "ggferry-inspect")
         self._lock = threading.Lock()
 
@@ -70,7 +70,7 @@ class Uploads:
             )
         table, key = self.store.t.uploads, os.urandom(12).hex()
         with self._lock:
-            self.check_room(token, total)
+            self.check_free_space(token, total)
             is_open = (table.c.token == token.owner) & table.c.state.in_((RECEIVING, INSPECTING))
             count = self.store.first(sa.select(sa.func.count().label("n")).where(is_open))
             if count is not None and count["n"] >= MOST_OPEN:
@@ -101,7 +101,7 @@ class Uploads:
             sync_folder(os.path.join(place, ""))
         sync_folder(os.path.join(self.settings.quarantine, ""))
 
-    def check_room(self, token: Token, more: int) -> None:
+    def check_free_space(self, token: Token, more: int) -> None:
         """Raise RefusedError where a token's quota or the disk has no room for `more` bytes."""
         quota = self.settings.quota if token.quota is None else token.quota
         used = self.used(token.owner)
@@ -295,11 +295,11 @@ class Uploads:
                     raise ChecksumError(words, path=each["name"], found=came, expected=each["sha256"])
 
     def _planned(self, folder: str) -> list[Entry]:
-        wanted = Wanted(
+        wanted = PlanRequest(
             (folder,), os.path.join(self.settings.outputs, "none"), verify="fast", digest=False,
             limits=self.settings.limits, access=Access(private=self.settings.private), trees=(folder,),
         )  # fmt: skip
-        return make(wanted, worker=self.lookers)[1]
+        return make(wanted, worker=self.inspectors)[1]
 
 
 class OffsetError(RefusedError):

@@ -59,7 +59,7 @@ def connect(place: tuple[str, int], timeout: Any = None, source: Any = None) -> 
     found = [each[4] for each in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)]
     allowed = [each for each in found if is_public(str(each[0]))]
     if not allowed:
-        raise AccessError("an address of a private network is not asked", found=host, hint=HINT)
+        raise AccessError("refusing to connect to a private network address", found=host, hint=HINT)
     failed: OSError | None = None
     for each in dict.fromkeys(allowed):
         try:

@@ -13,9 +13,9 @@ from typing import Any
 from ggferry.formats.errors import ChangedError, TransportError, UnsupportedError
 from ggferry.formats.files.sources import LocalFile
 from ggferry.service.storage import checksums
-from ggferry.service.storage.checksums import Stated
+from ggferry.service.storage.checksums import DeclaredChecksum
 from ggferry.service.storage.places import Found, failure, reach
-from ggferry.service.storage.retry import patiently
+from ggferry.service.storage.retry import retry
 
 VERSIONS = (
     "ETag", "etag", "blob_id", "md5", "checksum", "Last-Modified", "LastModified", "last_modified", "mtime", "updated",
@@ -33,7 +33,7 @@ def _ask(url: str, call: Callable[[], Any]) -> Any:
         except Exception as error:
             raise failure(error, url) from None
 
-    return patiently(once)
+    return retry(once)
 
 
 def _of(url: str, info: Any) -> Found:
@@ -75,7 +75,7 @@ def fetch(found: Found, start: int, end: int) -> bytes:
             raise TransportError("the store sent less than it promised", path=found.path, offset=start + len(data))
         return data
 
-    return patiently(checked)
+    return retry(checked)
 
 
 def _kept() -> dict[tuple[str, str], Any]:
@@ -112,7 +112,7 @@ def remove(url: str, version: str = "") -> None:
     _ask(url, lambda: system.rm_file(name))
 
 
-def stated(found: Found) -> Stated | None:
+def stated(found: Found) -> DeclaredChecksum | None:
     """Return the SHA-256 of the Hub's large files, the MD5 of Google's."""
     system, name = reach(found.path)
     info = _ask(found.path, lambda: system.info(name))

@@ -24,9 +24,9 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.files.sources import LocalFile
 from ggferry.service.storage import checksums
-from ggferry.service.storage.checksums import Stated
+from ggferry.service.storage.checksums import DeclaredChecksum
 from ggferry.service.storage.places import Found, failure, file_system, unreadable
-from ggferry.service.storage.retry import patiently
+from ggferry.service.storage.retry import retry
 
 GRACE, SLOWEST = 120.0, 32 << 10  # a request may take GRACE seconds and what its bytes take at SLOWEST bytes a second
 PART, PARTS = 16 << 20, 4000  # bytes of a part, and how many: S3 allows 10 000, so larger files get larger ones
@@ -98,7 +98,7 @@ def _head(url: str, **more: Any) -> Any:
     bucket, key = split(url)
     if not key:
         raise NotFoundError("a bucket is no file", path=url)
-    return patiently(lambda: _call("head_object", url, Bucket=bucket, Key=key, **more))
+    return retry(lambda: _call("head_object", url, Bucket=bucket, Key=key, **more))
 
 
 def listing(root: str) -> Iterator[Found]:
@@ -128,7 +128,7 @@ def _listed(url: str, record: Mapping[str, Any]) -> Found:
 def _objects(url: str, bucket: str, prefix: str) -> Iterator[Any]:
     more: dict[str, Any] = {}
     while True:
-        page = patiently(lambda: _call("list_objects_v2", url, Bucket=bucket, Prefix=prefix, **more))
+        page = retry(lambda: _call("list_objects_v2", url, Bucket=bucket, Prefix=prefix, **more))
         yield from page.get("Contents", ())
         if not page.get("IsTruncated"):
             return
@@ -136,11 +136,11 @@ def _objects(url: str, bucket: str, prefix: str) -> Iterator[Any]:
 
 
 def fetch(found: Found, start: int, end: int) -> bytes:
-    return patiently(lambda: _get(found, start, end, {"Range": f"bytes={start}-{end - 1}"}))
+    return retry(lambda: _get(found, start, end, {"Range": f"bytes={start}-{end - 1}"}))
 
 
 def whole(found: Found) -> bytes:
-    return patiently(lambda: _get(found, 0, found.bytes, {}))
+    return retry(lambda: _get(found, 0, found.bytes, {}))
 
 
 def _get(found: Found, start: int, end: int, range_: Mapping[str, Any]) -> bytes:
@@ -170,7 +170,7 @@ def _get(found: Found, start: int, end: int, range_: Mapping[str, Any]) -> bytes
         raise _changed(found, f"version {answer['ETag']}")
     given = str(answer.get("ContentRange", f"bytes {start}-{end - 1}/{found.bytes}"))
     if range_ and given != f"bytes {start}-{end - 1}/{found.bytes}":
-        raise TransportError("another range came than was asked for", path=found.path, offset=start, found=given)
+        raise TransportError("server returned the wrong byte range", path=found.path, offset=start, found=given)
     if len(data) != end - start:
         raise TransportError(
             "the store sent less than it promised", path=found.path, offset=start, found=f"{len(data)} bytes",
@@ -191,14 +191,14 @@ def remove(url: str, version: str = "") -> None:
     bucket, key = split(url)
     match: dict[str, Any] = {"IfMatch": version} if version else {}
     try:
-        patiently(lambda: _call("delete_object", url, Bucket=bucket, Key=key, **match))
+        retry(lambda: _call("delete_object", url, Bucket=bucket, Key=key, **match))
     except ExistsError:
         raise ChangedError("changed; it was not deleted", path=url, expected=version) from None
     except UnknownRequest:
-        patiently(lambda: _call("delete_object", url, Bucket=bucket, Key=key))
+        retry(lambda: _call("delete_object", url, Bucket=bucket, Key=key))
 
 
-def stated(found: Found) -> Stated | None:
+def stated(found: Found) -> DeclaredChecksum | None:
     """Return a checksum of the whole object.
 
     It is the one stored with it, or an ETag that is an MD5: of the object, or of its parts' MD5s, where all parts but
@@ -219,7 +219,7 @@ def stated(found: Found) -> Stated | None:
     return checksums.surest(known)
 
 
-def _of_etag(found: Found, etag: str) -> Stated | None:
+def _of_etag(found: Found, etag: str) -> DeclaredChecksum | None:
     digest = etag.strip('"')
     match = _MULTIPART.fullmatch(etag)
     if match is None:
@@ -231,7 +231,7 @@ def _of_etag(found: Found, etag: str) -> Stated | None:
     except GgferryError:
         return None
     even = first > 0 and (count - 1) * first + last == found.bytes and last <= first
-    return Stated("S3 (ETag)", "MD5", bytes.fromhex(digest.partition("-")[0]), first) if even else None
+    return DeclaredChecksum("S3 (ETag)", "MD5", bytes.fromhex(digest.partition("-")[0]), first) if even else None
 
 
 # --- what a destination is asked (`publish.Destination`) -----------------------------------------------------------
@@ -267,11 +267,11 @@ def conditional(probe: str) -> bool:
 def _refuses(probe: str, bucket: str, key: str) -> bool:
     try:
         for _ in range(2):
-            patiently(lambda: _call("put_object", probe, Bucket=bucket, Key=key, Body=b"", IfNoneMatch="*"))
+            retry(lambda: _call("put_object", probe, Bucket=bucket, Key=key, Body=b"", IfNoneMatch="*"))
     except ExistsError:
         return True
     except UnknownRequest:
-        patiently(lambda: _call("put_object", probe, Bucket=bucket, Key=key, Body=b""))
+        retry(lambda: _call("put_object", probe, Bucket=bucket, Key=key, Body=b""))
     finally:
         remove(probe)
     return False
@@ -279,7 +279,7 @@ def _refuses(probe: str, bucket: str, key: str) -> bool:
 
 def begin_copy(url: str) -> Copying:
     bucket, key = split(url)
-    answer = patiently(lambda: _call("create_multipart_upload", url, Bucket=bucket, Key=key))
+    answer = retry(lambda: _call("create_multipart_upload", url, Bucket=bucket, Key=key))
     return Copying(url, str(answer["UploadId"]))
 
 
@@ -294,7 +294,7 @@ def upload(local: str, url: str, progress: Callable[[int], None]) -> str:
             for offset in range(0, size, part_of(size)) or (0,):
                 data = source.read(offset, min(part_of(size), size - offset))
                 number = len(parts) + 1
-                answer = patiently(
+                answer = retry(
                     lambda: _call(
                         "upload_part", url, size=len(data), Bucket=bucket, Key=key, PartNumber=number,  # noqa: B023
                         UploadId=begun.upload, Body=data,  # noqa: B023
@@ -330,7 +330,7 @@ def copy(version: str, partial: str, copying: Copying, size: int, create: bool) 
         for offset in range(0, size, part_of(size)):
             last = min(offset + part_of(size), size) - 1
             number = len(parts) + 1
-            answer = patiently(
+            answer = retry(
                 lambda: _call(
                     "upload_part_copy", copying.url, size=last - offset, Bucket=bucket, Key=key,  # noqa: B023
                     UploadId=copying.upload, PartNumber=number, CopySource=source, CopySourceIfMatch=version,  # noqa: B023
@@ -341,7 +341,7 @@ def copy(version: str, partial: str, copying: Copying, size: int, create: bool) 
     except ExistsError:
         raise TransportError("what was read back is gone, or another by now", path=partial, expected=version) from None
     except UnknownRequest:
-        answer = patiently(
+        answer = retry(
             lambda: _call(
                 "copy_object", copying.url, size=size, Bucket=bucket, Key=key, CopySource=source,
                 CopySourceIfMatch=version, **condition,
@@ -353,7 +353,7 @@ def copy(version: str, partial: str, copying: Copying, size: int, create: bool) 
 
 def _complete(begun: Copying, parts: list[dict[str, Any]], size: int, condition: Mapping[str, Any]) -> str:
     bucket, key = split(begun.url)
-    answer = patiently(
+    answer = retry(
         lambda: _call(
             "complete_multipart_upload", begun.url, size=size, Bucket=bucket, Key=key, UploadId=begun.upload,
             MultipartUpload={"Parts": parts}, **condition,
@@ -374,9 +374,9 @@ def put(data: bytes, url: str, version: str | None) -> None:
     bucket, key = split(url)
     condition: dict[str, Any] = {"IfMatch": version} if version is not None else {"IfNoneMatch": "*"}
     try:
-        patiently(lambda: _call("put_object", url, size=len(data), Bucket=bucket, Key=key, Body=data, **condition))
+        retry(lambda: _call("put_object", url, size=len(data), Bucket=bucket, Key=key, Body=data, **condition))
     except UnknownRequest:
-        patiently(lambda: _call("put_object", url, size=len(data), Bucket=bucket, Key=key, Body=data))
+        retry(lambda: _call("put_object", url, size=len(data), Bucket=bucket, Key=key, Body=data))
 
 
 def named_like(url: str) -> Iterator[tuple[str, str | None]]:
@@ -387,7 +387,7 @@ def named_like(url: str) -> Iterator[tuple[str, str | None]]:
         yield f"{scheme}://{bucket}/{each['Key']}", None
     more: dict[str, Any] = {}
     while True:
-        page = patiently(lambda: _call("list_multipart_uploads", url, Bucket=bucket, Prefix=key, **more))  # noqa: B023
+        page = retry(lambda: _call("list_multipart_uploads", url, Bucket=bucket, Prefix=key, **more))  # noqa: B023
         for each in page.get("Uploads", ()):
             yield f"{scheme}://{bucket}/{each['Key']}", str(each["UploadId"])
         if not page.get("IsTruncated"):

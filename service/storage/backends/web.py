@@ -33,10 +33,10 @@ from ggferry.formats.errors import (
 )
 from ggferry.service.storage import checksums
 from ggferry.service.storage.backends import addresses
-from ggferry.service.storage.checksums import Stated
+from ggferry.service.storage.checksums import DeclaredChecksum
 from ggferry.service.storage.places import Found, by_status, failure
-from ggferry.service.storage.retry import patiently
-from ggferry.service.storage.urls import granted, shown
+from ggferry.service.storage.retry import retry
+from ggferry.service.storage.urls import granted, redact
 from ggferry.service.storage.urls import whole as whole_url
 
 CONNECT, SILENCE = 15.0, 30.0  # seconds: until a connection stands, and without a byte on it
@@ -48,7 +48,7 @@ NO_LENGTH = "the server does not say how long it is"
 _ENCODED = re.compile(r"identity|", re.IGNORECASE)
 _RANGE = re.compile(r"bytes (?P<start>\d+)-(?P<last>\d+)/(?P<total>\d+|\*)")
 _EMPTY = re.compile(r"bytes \*/0")
-_STATED: tuple[tuple[str, str, Callable[[str, str, str], Stated | None]], ...] = (
+_STATED: tuple[tuple[str, str, Callable[[str, str, str], DeclaredChecksum | None]], ...] = (
     ("x-amz-checksum-sha256", "SHA-256", checksums.from_base64), ("x-checksum-sha256", "SHA-256", checksums.from_hex),
     ("x-amz-checksum-sha1", "SHA-1", checksums.from_base64), ("x-checksum-sha1", "SHA-1", checksums.from_hex),
     ("x-ms-blob-content-md5", "MD5", checksums.from_base64), ("content-md5", "MD5", checksums.from_base64),
@@ -98,12 +98,12 @@ def look(url: str) -> Facts:
         with request("GET", url, {"Range": "bytes=0-0"}) as answer:
             return _facts(url, answer)
 
-    return patiently(ask)
+    return retry(ask)
 
 
 def fetch(found: Found, start: int, end: int) -> bytes:
     """Return a range of the file that was found. Raises ChangedError when it is another file by now."""
-    data = patiently(lambda: _range(found, start, end))
+    data = retry(lambda: _range(found, start, end))
     if data is None:
         _changed(found)
         raise UnsupportedError(NO_RANGES, path=found.path)
@@ -122,20 +122,20 @@ def whole(found: Found) -> bytes:
                 raise _other(found, now)
             return read(answer, found.bytes, found.path)
 
-    return patiently(ask)
+    return retry(ask)
 
 
 def remove(url: str, version: str = "") -> None:
     raise AccessError("a web server's file cannot be deleted from here", path=url)
 
 
-def stated(found: Found) -> Stated | None:
+def stated(found: Found) -> DeclaredChecksum | None:
     """Return the checksum of the whole file, where the headers state one.
 
     It takes a HEAD request; a presigned address refuses that, and then no checksum is known.
     """
 
-    def ask() -> Stated | None:
+    def ask() -> DeclaredChecksum | None:
         with request("HEAD", found.path, {}) as answer:
             if answer.status != 200:
                 return None
@@ -143,7 +143,7 @@ def stated(found: Found) -> Stated | None:
             return _checksum(answer.headers) if (now.bytes, now.version) == (found.bytes, found.version) else None
 
     try:
-        return patiently(ask)
+        return retry(ask)
     except GgferryError:
         return None
 
@@ -204,7 +204,7 @@ def _range(found: Found, start: int, end: int) -> bytes | None:
             _changed(found)
         if match is None or int(match["start"]) != start or int(match["last"]) != end - 1:
             raise TransportError(
-                "another range came than was asked for", path=found.path, offset=start, found=given,
+                "server returned the wrong byte range", path=found.path, offset=start, found=given,
                 expected=f"bytes {start}-{end - 1}/{found.bytes}",
             )  # fmt: skip
         if not _ENCODED.fullmatch(answer.headers.get("Content-Encoding", "")):
@@ -241,7 +241,7 @@ def read(answer: http.client.HTTPResponse, size: int, path: str) -> bytes:
     return bytes(data)
 
 
-def _checksum(headers: http.client.HTTPMessage) -> Stated | None:
+def _checksum(headers: http.client.HTTPMessage) -> DeclaredChecksum | None:
     """Return the strongest checksum that is stated for the whole file."""
     found = []
     for name, algorithm, parse in _STATED:
@@ -268,7 +268,7 @@ def request(method: str, url: str, headers: Mapping[str, str]) -> Iterator[http.
     """Send a request and yield the answer, following redirects as far as allowed.
 
     An answer that is not read to its end costs the connection. Errors of the network become AccessError, NotFoundError
-    or PassingError.
+    or TransientError.
     """
     target, home = whole_url(url), origin(whole_url(url))
     for _ in range(REDIRECTS + 1):
@@ -322,9 +322,9 @@ def origin(url: str) -> tuple[str, str, int]:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise UsageError(f"not a URL: {error}", path=shown(url)) from None
+        raise UsageError(f"not a URL: {error}", path=redact(url)) from None
     if not host:
-        raise UsageError("a URL without a server", path=shown(url))
+        raise UsageError("a URL without a server", path=redact(url))
     return parts.scheme, host, port or {"https": 443}.get(parts.scheme, 80)
 
 

@@ -13,7 +13,7 @@ from ggferry.formats.errors import GgferryError, OutsideLinkError, TransportErro
 from ggferry.service.storage import urls
 from ggferry.service.storage.backends import web
 from ggferry.service.storage.places import Found, by_status, unreadable
-from ggferry.service.storage.retry import patiently
+from ggferry.service.storage.retry import retry
 
 PAGES, DEPTH = 5000, 32  # of one root
 PAGE_CAP = 16 << 20  # bytes of one page
@@ -88,7 +88,7 @@ class _Pages:
             text = _text(page.url)
             mark = str(blake3(text).hexdigest())
             if mark in page.above:
-                raise UnsupportedError("a page that leads to itself", path=page.url)
+                raise UnsupportedError("link loop in listing", path=page.url)
             page.above |= {mark}
             return list(self._named(page.url, text))
         except GgferryError as error:
@@ -110,13 +110,13 @@ class _Pages:
             if parts.scheme not in urls.WEB or parts.path == urlsplit(here).path:
                 continue
             if not inside or not parts.path.startswith(below) or parts.path == below:
-                error = OutsideLinkError("a link that leads out of the page", path=urls.shown(target))
-                self.troubles.append(unreadable(urls.shown(target), error))
+                error = OutsideLinkError("a link that leads out of the page", path=urls.redact(target))
+                self.troubles.append(unreadable(urls.redact(target), error))
                 continue
             user = urlsplit(here).netloc.rpartition("@")[0]
             if user and "@" not in parts.netloc:
                 parts = parts._replace(netloc=f"{user}@{parts.netloc}")
-            yield urls.conceal(parts._replace(fragment="").geturl()), parts.path.endswith("/")
+            yield urls.redact_in(parts._replace(fragment="").geturl()), parts.path.endswith("/")
 
 
 def _folder(url: str) -> str:
@@ -144,7 +144,7 @@ def _text(url: str) -> bytes:
                 raise TransportError("the page ended early", path=url)  # and with it what it links to
             return text
 
-    return patiently(ask)
+    return retry(ask)
 
 
 def _hrefs(text: bytes) -> list[str]:

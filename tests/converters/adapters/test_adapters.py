@@ -500,9 +500,9 @@ def test_mutations_are_caught(tmp_path: Path, base: Path) -> None:
     other = base.parent / "other.json"
     other.write_text(json.dumps(BASE | {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16}))
     (base / "config.json").write_text(json.dumps(BASE | {"num_attention_heads": 12, "num_key_value_heads": 6}))
-    turned = understand_adapter(checkpoint, str(base))
+    rotated = understand_adapter(checkpoint, str(base))
     with pytest.raises(VerificationError, match="attn_"):
-        check_deltas(turned, understand_adapter(open_checkpoint(str(tmp_path / "x.gguf"))))
+        check_deltas(rotated, understand_adapter(open_checkpoint(str(tmp_path / "x.gguf"))))
 
 
 def test_a_weight_that_gguf_takes_apart_is_refused_by_name(fixtures: Path, tmp_path: Path) -> None:

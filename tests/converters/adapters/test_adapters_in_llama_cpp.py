@@ -141,21 +141,21 @@ def test_ggla_as_the_runtime_of_2023_applied_it(ggla: Path, base: Path, tmp_path
     expected = np.load(ggla / "f32.logits_e09_on_ggjt1-0.1.25_f32.npy").astype(np.float64)
     source = ggla / "f32-ggml-adapter-model.bin"
     plain = carried(source, tmp_path / "plain.gguf")
-    turned = carried(source, tmp_path / "turned.gguf", base=str(base), ggla_permute=True)
+    rotated = carried(source, tmp_path / "turned.gguf", base=str(base), ggla_permute=True)
     assert relative(logits(merged(base, plain, tmp_path / "plain.bin")), expected) < 1e-3
-    assert 0.05 < relative(logits(merged(base, turned, tmp_path / "turned.bin")), expected) < 0.5
+    assert 0.05 < relative(logits(merged(base, rotated, tmp_path / "turned.bin")), expected) < 0.5
     assert relative(logits(base), expected) > 0.05, "the adapter is no small thing"
 
 
 def test_ggla_permuted_is_the_adapter_as_it_was_trained(ggla: Path, base: Path, tmp_path: Path) -> None:
     """The ggla file laid out as training meant it = its PEFT source, converted for the same base."""
-    turned = carried(ggla / "f32-ggml-adapter-model.bin", tmp_path / "t.gguf", base=str(base), ggla_permute=True)
+    rotated = carried(ggla / "f32-ggml-adapter-model.bin", tmp_path / "t.gguf", base=str(base), ggla_permute=True)
     folder = tmp_path / "peft"
     folder.mkdir()
     shutil.copy(ggla / "f32-adapter_model.bin", folder / "adapter_model.bin")
     shutil.copy(ggla / "f32-adapter_config.json", folder / "adapter_config.json")
     trained = carried(folder, tmp_path / "p.gguf", base=str(base))
-    a, b = open_checkpoint(str(turned)), open_checkpoint(str(trained))
+    a, b = open_checkpoint(str(rotated)), open_checkpoint(str(trained))
     assert a.tensors.keys() == b.tensors.keys() and len(a.tensors) == 24
     for name, ref in a.tensors.items():
         other = b.tensors[name]
@@ -200,9 +200,9 @@ def test_todays_llama_cpp_applies_the_ggla_adapter_as_that_of_2023(ggla: Path, b
     expected = np.load(ggla / "f32.logits_e09_on_ggjt1-0.1.25_f32.npy").astype(np.float64)
     model = carried(base, tmp_path / "base.gguf")
     plain = carried(ggla / "f32-ggml-adapter-model.bin", tmp_path / "plain.gguf")
-    turned = carried(ggla / "f32-ggml-adapter-model.bin", tmp_path / "turned.gguf", base=str(base), ggla_permute=True)
+    rotated = carried(ggla / "f32-ggml-adapter-model.bin", tmp_path / "turned.gguf", base=str(base), ggla_permute=True)
     ends = (4, 7, 11, 16)  # llama.cpp tells nothing where the likeliest token is no whole character, as behind 6
-    cases = [(model, adapter, TOKENS[:end]) for adapter in (plain, turned) for end in ends]
+    cases = [(model, adapter, TOKENS[:end]) for adapter in (plain, rotated) for end in ends]
     found = llama_cpp(*cases)
 
     def of_2023(end: int) -> dict[int, float]:

@@ -170,7 +170,7 @@ def test_nomic_by_its_published_equations(tmp_path: Path) -> None:
         x = x - x.mean(-1, keepdims=True)
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
-    def turned(x: np.ndarray) -> np.ndarray:  # (n, heads, 16)
+    def rotated(x: np.ndarray) -> np.ndarray:  # (n, heads, 16)
         angles = np.arange(len(x))[:, None] * 1000.0 ** (-np.arange(8) / 8)
         spin = np.exp(1j * angles)[:, None] * (x[..., :8] + 1j * x[..., 8:])
         return np.concatenate((spin.real, spin.imag), -1)
@@ -178,7 +178,7 @@ def test_nomic_by_its_published_equations(tmp_path: Path) -> None:
     x = norm(w["token_embd.weight"][IDS] + w["token_types.weight"][0], "token_embd_norm")
     for n in range(3):
         q, k, v = ((x @ part.T).reshape(-1, 3, 16) for part in np.split(w[f"blk.{n}.attn_qkv.weight"], 3))
-        scores = np.einsum("ihd,jhd->hij", turned(q), turned(k)) / 4
+        scores = np.einsum("ihd,jhd->hij", rotated(q), rotated(k)) / 4
         odds = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = np.einsum("hij,jhd->ihd", odds / odds.sum(-1, keepdims=True), v).reshape(-1, 48)
         x = norm(x + mixed @ w[f"blk.{n}.attn_output.weight"].T, f"blk.{n}.attn_output_norm")

@@ -145,11 +145,11 @@ def test_both_generations_of_neox_configurations(tmp_path: Path) -> None:
     assert keys(edit(tmp_path, rotary_pct=None))["rope.dimension_count"] == 2
 
 
-@pytest.mark.parametrize(("name", "turned"), [("phi2", 4), ("stablelm", 2), ("gptneox", 2)])
-def test_the_part_of_a_head_that_turns_where_nothing_says_so(name: str, turned: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "rotated"), [("phi2", 4), ("stablelm", 2), ("gptneox", 2)])
+def test_the_part_of_a_head_that_turns_where_nothing_says_so(name: str, rotated: int, tmp_path: Path) -> None:
     """transformers' default, a half or a quarter: not the whole head."""
     make(name, tmp_path)
-    assert keys(edit(tmp_path, rope_parameters=None))["rope.dimension_count"] == turned
+    assert keys(edit(tmp_path, rope_parameters=None))["rope.dimension_count"] == rotated
 
 
 # --- MPT ----------------------------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ def regrouped(groups: int, back: bool = False) -> Callable[[dict[str, np.ndarray
     return mutate
 
 
-def turned(tensors: dict[str, np.ndarray]) -> None:
+def rotated(tensors: dict[str, np.ndarray]) -> None:
     """Conv1D's only square matrix, taken as it is."""
     for n in range(3):
         tensors[f"blk.{n}.attn_output.weight"] = tensors[f"blk.{n}.attn_output.weight"].T.copy()
@@ -438,7 +438,7 @@ def emptied(name: str) -> Callable[[dict[str, np.ndarray]], None]:
 @pytest.mark.parametrize(
     ("name", "mutate"),
     [
-        ("gpt2", turned), ("gpt2", emptied("position_embd.weight")), ("starcoder heads", regrouped(6, back=True)),
+        ("gpt2", rotated), ("gpt2", emptied("position_embd.weight")), ("starcoder heads", regrouped(6, back=True)),
         ("gptneox", regrouped(6, back=True)), ("bloom", regrouped(6, back=True)), ("bloom", regrouped(3)),
         ("bloom", emptied("token_embd_norm.bias")), ("falcon 40b", regrouped(3, back=True)),
         ("falcon 40b", regrouped(2)), ("falcon 40b", swapped("attn_norm", "attn_norm_2")), ("mpt", regrouped(6)),

@@ -84,7 +84,7 @@ def by_definition(w: dict[str, torch.Tensor]) -> np.ndarray:
     d = WIDTH // HEADS
     angles = torch.arange(len(IDS))[:, None, None] * 900.0 ** (-torch.arange(0, d, 2) / d)
 
-    def turned(x: torch.Tensor) -> torch.Tensor:
+    def rotated(x: torch.Tensor) -> torch.Tensor:
         a, b = x.view(len(IDS), HEADS, d).chunk(2, -1)
         return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
 
@@ -93,7 +93,7 @@ def by_definition(w: dict[str, torch.Tensor]) -> np.ndarray:
     for n in range(BLOCKS):
         at = f"encoder.layers.{n}"
         q, k, v = linear(x, f"{at}.attn.Wqkv").chunk(3, -1)
-        seen = torch.einsum("qhd,khd->hqk", turned(q), turned(k)) / d**0.5
+        seen = torch.einsum("qhd,khd->hqk", rotated(q), rotated(k)) / d**0.5
         mixed = torch.einsum("hqk,khd->qhd", seen.softmax(-1), v.view(len(IDS), HEADS, d)).flatten(1)
         x = norm(x + linear(mixed, f"{at}.attn.out_proj"), f"{at}.norm1")
         if n % 2:

@@ -228,11 +228,11 @@ def rugpt(config: Config, tensors: Tensors) -> Tensors:
     config |= stated
     found = {}
     for name, tensor in tensors.items():
-        turned = tensor.T if tensor.ndim == 2 and ".h." in name else tensor
-        for part, piece in zip(QKV, np.split(turned, 3), strict=True) if "c_attn" in name else ():
+        rotated = tensor.T if tensor.ndim == 2 and ".h." in name else tensor
+        for part, piece in zip(QKV, np.split(rotated, 3), strict=True) if "c_attn" in name else ():
             found[name.replace("attn.c_attn", f"self_attn.{part}")] = piece
         if "c_attn" not in name:
-            found[name] = turned
+            found[name] = rotated
     return renamed(
         found, transformer__h="model.layers", transformer__wte="model.embed_tokens",
         transformer__wpe="model.embed_positions", transformer__ln_f="model.norm", ln_1="input_layernorm",

@@ -73,7 +73,7 @@ def test_exaone(kind: str, tmp_path: Path) -> None:
     assert "exaone.attention.layer_norm_rms_epsilon" in open_gguf(str(check(tmp_path, logits))).metadata
 
 
-def turned_experts(config: Config, tensors: Tensors) -> Tensors:
+def rotated_experts(config: Config, tensors: Tensors) -> Tensors:
     """Qwen3-VL-MoE as Qwen published it: experts hold a column an output."""
     return {name: x.swapaxes(1, 2) if ".mlp.experts." in name else x for name, x in tensors.items()}
 
@@ -82,7 +82,7 @@ def turned_experts(config: Config, tensors: Tensors) -> Tensors:
 def test_experts_lie_as_their_shapes_say(width: int, tmp_path: Path) -> None:
     """Also where gate and up together are as wide as the model (24), and where each is (48)."""
     saved = make("qwen3vlmoe", tmp_path / "saved", moe_intermediate_size=width)
-    logits = published("qwen3vlmoe", tmp_path / "published", turned_experts, moe_intermediate_size=width)
+    logits = published("qwen3vlmoe", tmp_path / "published", rotated_experts, moe_intermediate_size=width)
     assert np.array_equal(saved, logits)
     one, other = (check(tmp_path / kind, logits) for kind in ("saved", "published"))
     tensors = [

@@ -58,7 +58,7 @@ def as_hf(tensors: Tensors, folder: Path, config: dict[str, Any], turn: Callable
 
     folder.mkdir()
     names = {name: turn(name) for name in tensors}
-    kept = {new: tensors[old].T.copy() if turned else tensors[old] for old, (new, turned) in names.items() if new}
+    kept = {new: tensors[old].T.copy() if rotated else tensors[old] for old, (new, rotated) in names.items() if new}
     save_file(kept, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder

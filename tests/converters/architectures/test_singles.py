@@ -50,8 +50,8 @@ def test_transformers_says_nothing_of_a_chameleons_pictures(tmp_path: Path) -> N
         str(tmp_path / "hf"), str(tmp_path / "x.gguf"), level="full", witness=("transformers",),
         vocab=VocabOptions(none=True),
     )  # fmt: skip
-    (testimony,) = convert(request)[0].receipt["testimonies"]
-    assert testimony["witness"] == "transformers" and testimony.get("why") is None
+    (check,) = convert(request)[0].receipt["testimonies"]
+    assert check["witness"] == "transformers" and check.get("why") is None
 
 
 def test_minimax_01_as_it_is_published(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_only_and_none(folder: Path, tmp_path: Path) -> None:
 
 
 def test_types_of_the_text_model_share_one_second_file(folder: Path, tmp_path: Path) -> None:
-    out = ggferry.ladder(folder, tmp_path / "m-{outtype}.gguf", outtype="q8_0,f16", verify="fast", no_vocab=True)
+    out = ggferry.convert_many(folder, tmp_path / "m-{outtype}.gguf", outtype="q8_0,f16", verify="fast", no_vocab=True)
     assert sorted(path.name for path in tmp_path.glob("*.gguf")) == ["m-f16.gguf", "m-q8_0.gguf", "mmproj-m-f16.gguf"]
     assert {one.mmproj.output for one in out if one.mmproj} == {str(tmp_path / "mmproj-m-f16.gguf")}
     assert len(receipt(tmp_path / "mmproj-m-f16.gguf")["text"]) == 2

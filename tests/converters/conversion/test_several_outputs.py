@@ -25,7 +25,7 @@ MATRIX = str(FIXTURES / "quantize" / "k256.imatrix.gguf")
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_bytes_and_receipts_are_those_of_single_runs(jobs: int, tmp_path: Path) -> None:
-    made = ggferry.ladder(SOURCE, tmp_path / "m-{outtype}.gguf", outtype=TYPES, verify="fast", jobs=jobs)
+    made = ggferry.convert_many(SOURCE, tmp_path / "m-{outtype}.gguf", outtype=TYPES, verify="fast", jobs=jobs)
     assert [Path(done.output).name for done in made] == [f"m-{name}.gguf" for name in TYPES.split(",")]
     for done, name in zip(made, TYPES.split(","), strict=True):
         (tmp_path / "alone").mkdir(exist_ok=True)
@@ -48,7 +48,7 @@ def test_logits_are_those_of_single_runs_with_one_pass_of_the_source(
     sides: list[logits.Passes] = []
     run = logits.run_prompts
     monkeypatch.setattr(logits, "run_prompts", lambda some, texts: (sides.extend(some), run(some, texts))[1])
-    made = ggferry.ladder(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="keep,q4_0,q8_0")
+    made = ggferry.convert_many(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="keep,q4_0,q8_0")
     assert len(sides) == 1 + 3 + 1  # the source; each output; the source's values as both rounded ones lay them out
     for one, name in zip(made, ("keep", "q4_0", "q8_0"), strict=True):
         alone = ggferry.convert(SOURCE, tmp_path / f"alone-{name}.gguf", outtype=name)
@@ -65,7 +65,7 @@ def test_a_chunk_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return decode(checkpoint, node, start, stop)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rows, "laid_out_values", counted)
-    ggferry.ladder(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="q4_0,q8_0,q5_1", verify="none")
+    ggferry.convert_many(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="q4_0,q8_0,q5_1", verify="none")
     own = [name for name in seen if name[0].startswith("blk.0.ffn")]
     assert own and len(own) == len(set(own))
 
@@ -87,7 +87,7 @@ def test_the_source_is_understood_and_its_vocabulary_asked_once(
     for name in ("understand", "load_tokenizer", "read_imatrix"):
         count(planning, name)
     count(vocabulary, "hear")
-    ggferry.ladder(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="q4_0,q8_0,f16", verify="fast", imatrix=MATRIX)
+    ggferry.convert_many(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="q4_0,q8_0,f16", verify="fast", imatrix=MATRIX)
     assert called.count("understand") == called.count("load_tokenizer") == 1 + 3  # the source, and every output
     assert called.count("hear") == called.count("read_imatrix") == 1
 
@@ -121,12 +121,12 @@ def test_the_command_writes_them_and_ends_with_a_table(
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(outtype: str, out: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        ggferry.ladder(SOURCE, tmp_path / out, outtype=outtype)
+        ggferry.convert_many(SOURCE, tmp_path / out, outtype=outtype)
     assert not list(tmp_path.iterdir())
 
 
 def test_into_a_folder_each_has_the_name_of_its_type(tmp_path: Path) -> None:
-    made = ggferry.ladder(SOURCE, tmp_path, outtype="q8_0,f16", verify="none")
+    made = ggferry.convert_many(SOURCE, tmp_path, outtype="q8_0,f16", verify="none")
     assert len({done.output for done in made}) == 2
     assert all(Path(done.output).parent == tmp_path for done in made)
 
@@ -146,15 +146,15 @@ def test_none_gets_its_name_where_one_fails(tmp_path: Path) -> None:
     save_file(tensors, file)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(BadValueError):
-        ggferry.ladder(source, tmp_path / "m-{outtype}.gguf", outtype="q8_0,f16")
+        ggferry.convert_many(source, tmp_path / "m-{outtype}.gguf", outtype="q8_0,f16")
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_compiled_or_not_the_receipt_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are loaded when there is much to do; nobody can tell from the result."""
-    before = ggferry.ladder(SOURCE, tmp_path / "a-{outtype}.gguf", outtype="q4_k_m,q8_0,f16", verify="fast")
+    before = ggferry.convert_many(SOURCE, tmp_path / "a-{outtype}.gguf", outtype="q4_k_m,q8_0,f16", verify="fast")
     monkeypatch.setattr(Compiled, "after", lambda self, elements: self.load())
-    after = ggferry.ladder(SOURCE, tmp_path / "b-{outtype}.gguf", outtype="q4_k_m,q8_0,f16", verify="fast")
+    after = ggferry.convert_many(SOURCE, tmp_path / "b-{outtype}.gguf", outtype="q4_k_m,q8_0,f16", verify="fast")
     for a, b in zip(before, after, strict=True):
         assert Path(a.output).read_bytes() == Path(b.output).read_bytes()
         assert a.receipt["tensors"] == b.receipt["tensors"]

@@ -260,14 +260,14 @@ INDEX = {"index_n_heads": 5, "index_head_dim": 14, "index_topk": 4}
 
 
 @pytest.mark.parametrize(
-    ("config", "attention", "rope", "turned"),
+    ("config", "attention", "rope", "rotated"),
     [
         (DeepseekV32Config, DeepseekV32Attention, DeepseekV32RotaryEmbedding, "halves"),
         (GlmMoeDsaConfig, GlmMoeDsaAttention, GlmMoeDsaRotaryEmbedding, "pairs"),
     ],
     ids=["deepseek 3.2", "glm 5"],
 )
-def test_attention_to_what_an_indexer_chooses(config: Any, attention: Any, rope: Any, turned: str) -> None:
+def test_attention_to_what_an_indexer_chooses(config: Any, attention: Any, rope: Any, rotated: str) -> None:
     made = config(**LATENT, **INDEX, num_hidden_layers=2)
     module = shaken(attention(made, 0))
     turn = rope(made)(INPUT, torch.arange(COUNT)[None])
@@ -277,4 +277,4 @@ def test_attention_to_what_an_indexer_chooses(config: Any, attention: Any, rope:
     names = {f"indexer__{ours}": f"indexer.{theirs}" for ours, theirs in pairs.items()}
     held = split(told(module, **LATENT_NAMES, **LOW_QUERIES, **names))
     sizes = {**LATENT_SIZES, "index_heads": 5, "index_top_k": 4}
-    agree(found[0][0], held, sizes, attention="latent", indexer_rope=turned)
+    agree(found[0][0], held, sizes, attention="latent", indexer_rope=rotated)

@@ -18,9 +18,9 @@ from ggferry.formats.errors import CorruptError, GgferryError, UnsupportedError,
 from helpers.audio_encoders import TEXT, WHISPER, saved
 from helpers.multimodal import LIMIT, written
 from helpers.third_party_fixtures import ROOT
-from helpers.tiny_audio_encoders import ASR, EARS
+from helpers.tiny_audio_encoders import ASR, AUDIO_ENCODERS
 from helpers.tiny_models import relative
-from helpers.vision_encoders import EYES, _features, _flat
+from helpers.vision_encoders import VISION_ENCODERS, _features, _flat
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COLORS = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
@@ -79,9 +79,9 @@ def test_rows_of_a_picture_are_those_of_transformers_processor_and_model(
     import transformers
     from PIL import Image
 
-    eye = EYES[name]
+    eye = VISION_ENCODERS[name]
     if name == "pixtral":
-        eye = EYES["lightonocr"]  # without the token at the end of rows, which only runtimes put there
+        eye = VISION_ENCODERS["lightonocr"]  # without the token at the end of rows, which only runtimes put there
     model, (kind, settings, way) = eye.tiny(), CASES[name]
     folder = eye.saved(tmp_path / "t", model)
     (folder / "preprocessor_config.json").write_text(json.dumps({**eye.preprocessor, **COLORS, **settings}))
@@ -95,7 +95,7 @@ def test_rows_of_a_picture_are_those_of_transformers_processor_and_model(
 @pytest.mark.parametrize("name", ["mlp", "qwen2vl_merger", "paddleocr"])
 def test_a_file_knows_what_its_checkpoint_does(name: str, picture: Path, tmp_path: Path) -> None:
     """Of a second file alone: the sizes are the family's where the file has no key for them."""
-    eye = EYES[name]
+    eye = VISION_ENCODERS[name]
     folder = eye.saved(tmp_path / "t", eye.tiny())
     second = written(folder, tmp_path / "a.gguf", mmproj="only")
     with ggferry.open_model(second.path) as file, ggferry.open_model(folder) as whole:
@@ -109,7 +109,7 @@ def test_every_rule_is_of_a_projector_that_is_read() -> None:
 
 
 def test_a_family_whose_pictures_are_prepared_otherwise_takes_pixels(picture: Path, tmp_path: Path) -> None:
-    eye = EYES["llama4"]
+    eye = VISION_ENCODERS["llama4"]
     folder = eye.saved(tmp_path / "t", eye.tiny())
     given = np.random.default_rng(3).standard_normal((3, 48, 48)).astype(np.float32)
     with ggferry.open_model(folder) as model:
@@ -119,7 +119,7 @@ def test_a_family_whose_pictures_are_prepared_otherwise_takes_pixels(picture: Pa
 
 
 def test_what_is_given_must_fit(tmp_path: Path) -> None:
-    eye = EYES["qwen2vl_merger"]
+    eye = VISION_ENCODERS["qwen2vl_merger"]
     folder = eye.saved(tmp_path / "t", eye.tiny())
     noise = tmp_path / "noise.png"
     noise.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(64)))
@@ -139,7 +139,7 @@ def test_what_is_given_must_fit(tmp_path: Path) -> None:
 def test_without_pillow_one_line_says_what_to_do(
     picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    eye = EYES["qwen2vl_merger"]
+    eye = VISION_ENCODERS["qwen2vl_merger"]
     folder = eye.saved(tmp_path / "t", eye.tiny())
     monkeypatch.setitem(sys.modules, "PIL", None)
     with ggferry.open_model(folder) as model, pytest.raises(UnsupportedError, match=r"ggferry\[pictures\]"):
@@ -215,13 +215,13 @@ def test_a_recording_of_another_kind_stays_as_long_as_it_is(tmp_path: Path) -> N
 
 
 def test_a_spectrum_longer_than_the_positions_is_refused(tmp_path: Path) -> None:
-    EARS["voxtral"](tmp_path / "t")
+    AUDIO_ENCODERS["voxtral"](tmp_path / "t")
     with ggferry.open_model(tmp_path / "t") as model, pytest.raises(UsageError, match="longer than"):
         model.features(spectrum=np.zeros((16, 300)))
 
 
 def test_recordings_that_are_none_are_refused(tmp_path: Path) -> None:
-    EARS["voxtral"](tmp_path / "t")
+    AUDIO_ENCODERS["voxtral"](tmp_path / "t")
     recorded(tmp_path / "slow.wav", 0.5, rate=8000)
     recorded(tmp_path / "short.wav", 0.0)
     (tmp_path / "noise.wav").write_bytes(b"RIFF\x10\0\0\0WAVEfmt " + bytes(40))
@@ -236,7 +236,7 @@ def test_recordings_that_are_none_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_the_rows(picture: Path, tmp_path: Path) -> None:
-    eye = EYES["internvl"]
+    eye = VISION_ENCODERS["internvl"]
     second = written(eye.saved(tmp_path / "t", eye.tiny()), tmp_path / "a.gguf", mmproj="only")
     given = np.random.default_rng(3).standard_normal((3, 48, 48)).astype(np.float32)
     np.save(tmp_path / "x.npy", given)

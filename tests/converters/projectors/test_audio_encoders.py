@@ -21,7 +21,7 @@ from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError, V
 from helpers import llama_clip
 from helpers.audio_encoders import LIMIT, check, ear_of, written
 from helpers.sampling import one_in
-from helpers.tiny_audio_encoders import EARS, PUBLISHED, ULTRAVOX, granite_model, whisper
+from helpers.tiny_audio_encoders import AUDIO_ENCODERS, PUBLISHED, ULTRAVOX, granite_model, whisper
 from helpers.tiny_models import relative, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_rows_are_those_of_the_published_formula(name: str, tmp_path: Path) -> None:
-    given, features = EARS[name](tmp_path / "hf")
+    given, features = AUDIO_ENCODERS[name](tmp_path / "hf")
     check(tmp_path / "hf", tmp_path, given, features)
 
 
-@pytest.mark.parametrize("name", one_in(3, [name for name in EARS if name not in PUBLISHED]))
+@pytest.mark.parametrize("name", one_in(3, [name for name in AUDIO_ENCODERS if name not in PUBLISHED]))
 def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
-    given, features = EARS[name](tmp_path / "hf")
+    given, features = AUDIO_ENCODERS[name](tmp_path / "hf")
     made = check(tmp_path / "hf", tmp_path, given, features)
     assert made.architecture.projector == PROJECTORS.get(name, name)
 
@@ -52,10 +52,10 @@ OTHERWISE = {"voxtral": "averages every two states", "meralion": "norms the stat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EARS if name not in OTHERWISE])
+@pytest.mark.parametrize("name", [name for name in AUDIO_ENCODERS if name not in OTHERWISE])
 def test_llama_cpp_makes_the_same_rows(name: str, tmp_path: Path) -> None:
     """Within what ggml's tables in half precision (GELU), and kernels rounded to it, cost."""
-    given, _ = EARS[name](tmp_path / "hf")
+    given, _ = AUDIO_ENCODERS[name](tmp_path / "hf")
     made = written(tmp_path / "hf", tmp_path)
     found = llama_clip.embedded(made.checkpoint.path, **given)
     assert relative(forward(made, (), inputs=given), found) <= 2e-3
@@ -63,14 +63,14 @@ def test_llama_cpp_makes_the_same_rows(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_what_llama_cpp_does_otherwise_is_said(name: str, tmp_path: Path) -> None:
-    EARS[name](tmp_path)
+    AUDIO_ENCODERS[name](tmp_path)
     assert any(OTHERWISE[name] in note for note in ear_of(tmp_path).notes)
 
 
 @pytest.mark.parametrize(("name", "runs"), [("qwen3_omni_ear", []), ("qwen2_5o_ear", ["llama.cpp"])])
 def test_halves_of_different_width_are_run_by_nobody(name: str, runs: list[str], tmp_path: Path) -> None:
     """Deepstack widens the rows of pictures, and mtmd_context wants those of both halves equally wide."""
-    EARS[name](tmp_path / "hf")
+    AUDIO_ENCODERS[name](tmp_path / "hf")
     receipt = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mmproj="only"))[0].receipt
     assert receipt["runtimes"]["run_it"] == runs
     assert any("halves differ in width" in note for note in receipt["notes"]) is (not runs)
@@ -79,14 +79,14 @@ def test_halves_of_different_width_are_run_by_nobody(name: str, runs: list[str],
 @pytest.mark.slow
 def test_llama_cpp_makes_half_as_many_rows_for_voxtral(tmp_path: Path) -> None:
     """Where this fails, llama.cpp has learned better, and the remark is to go."""
-    given, _ = EARS["voxtral"](tmp_path / "hf")
+    given, _ = AUDIO_ENCODERS["voxtral"](tmp_path / "hf")
     made = written(tmp_path / "hf", tmp_path)
     assert len(llama_clip.embedded(made.checkpoint.path, **given)) * 2 == len(forward(made, (), inputs=given))
 
 
 @pytest.mark.slow
 def test_llama_cpp_norms_meralions_states_late(tmp_path: Path) -> None:
-    given, _ = EARS["meralion"](tmp_path / "hf")
+    given, _ = AUDIO_ENCODERS["meralion"](tmp_path / "hf")
     made = written(tmp_path / "hf", tmp_path)
     assert relative(forward(made, (), inputs=given), llama_clip.embedded(made.checkpoint.path, **given)) > 2e-3
 
@@ -95,7 +95,7 @@ def test_qwen3_asr_under_qwens_own_names(tmp_path: Path) -> None:
     """They keep all under `thinker`, and the projector within the tower."""
     from safetensors.numpy import load_file, save_file
 
-    given, features = EARS["qwen3a"](tmp_path / "hf")
+    given, features = AUDIO_ENCODERS["qwen3a"](tmp_path / "hf")
     path, projector = tmp_path / "hf" / "model.safetensors", "multi_modal_projector.linear_"
     tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}
     save_file({f"thinker.{name.replace(projector, 'audio_tower.proj')}": x for name, x in tensors.items()}, path)
@@ -126,7 +126,7 @@ def test_batch_norms_are_folded(tmp_path: Path) -> None:
 def test_factors_of_queries_are_made_positive(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
-    EARS["gemma4a"](tmp_path)
+    AUDIO_ENCODERS["gemma4a"](tmp_path)
     raw = load_file(tmp_path / "model.safetensors")["model.audio_tower.layers.0.self_attn.per_dim_scale"]
     found = whole(ear_of(tmp_path))["a.blk.0.per_dim_scale.weight"]
     assert np.abs(found - np.log1p(np.exp(raw.astype(np.float64)))).max() <= 1e-6
@@ -151,8 +151,8 @@ def test_an_older_ultravox_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_text_model_of_ultravox_and_the_adapter_of_granite_speech_are_named(tmp_path: Path) -> None:
-    EARS["ultravox"](tmp_path / "u")
-    EARS["granite_speech"](tmp_path / "g")
+    AUDIO_ENCODERS["ultravox"](tmp_path / "u")
+    AUDIO_ENCODERS["granite_speech"](tmp_path / "g")
     for folder, words in (("u", "meta-llama/Llama-3.2-1B-Instruct"), ("g", "adapter_config.json")):
         assert any(words in note for note in ear_of(tmp_path / folder).notes)
 
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_only_hears_becomes_one_file(tmp_path: Path) -> None:
     """Ultravox's text model is a checkpoint of its own; of what holds one that is not read, the hint is given."""
     from safetensors.numpy import load_file, save_file
 
-    EARS["ultravox"](tmp_path / "hf")
+    AUDIO_ENCODERS["ultravox"](tmp_path / "hf")
     result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf")))[0]
     assert Path(result.path).name == "mmproj-x.gguf" and not (tmp_path / "x.gguf").exists()
     assert any("no text model is written" in note for note in result.receipt["notes"])
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_only_hears_becomes_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["GlmAsrForConditionalGeneration", "Gemma3nForConditionalGeneration"])
 def test_a_projector_that_is_not_read_is_refused_with_its_reason(name: str, tmp_path: Path) -> None:
-    EARS["ultravox"](tmp_path / "hf")
+    AUDIO_ENCODERS["ultravox"](tmp_path / "hf")
     (tmp_path / "hf" / "config.json").write_text(json.dumps({"architectures": [name]}))
     with pytest.raises(UsageError, match=f"of {name}: .*llama.cpp"):
         convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mmproj="only"))
@@ -213,7 +213,7 @@ MISTAKES = {
 def test_tensors_that_are_exchanged_are_noticed_by_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, features = EARS[name](tmp_path)
+    given, features = AUDIO_ENCODERS[name](tmp_path)
     projector = PROJECTORS.get(name, name)
     table = {role.name: role for role in projectors()[projector].roles}
     planted(projector, monkeypatch, exchanged(table, *MISTAKES[name]))
@@ -235,7 +235,7 @@ def test_layouts_that_are_wrong_are_noticed_by_the_proof(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source's side of a proof uses no layout."""
-    EARS[name](tmp_path / "hf")
+    AUDIO_ENCODERS[name](tmp_path / "hf")
     role_name, layout = LAYOUTS[name]
 
     def change(role: Role) -> Role:

@@ -19,7 +19,7 @@ from ggferry.converters.understand import graph_of
 from helpers.multimodal import LIMIT, check, picture, written
 from helpers.tiny_audio_encoders import _unified
 from helpers.tiny_models import TOKENS, make, relative
-from helpers.vision_encoders import EYES
+from helpers.vision_encoders import VISION_ENCODERS
 
 FEW = [token % 300 for token in TOKENS]
 Tensors = dict[str, np.ndarray]
@@ -84,7 +84,7 @@ def logits(model: Any) -> np.ndarray:
 def test_internvl_as_its_publisher_keeps_it(layer: int, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    eye = replace(EYES["internvl"], top={**EYES["internvl"].top, "vision_feature_layer": layer,
+    eye = replace(VISION_ENCODERS["internvl"], top={**VISION_ENCODERS["internvl"].top, "vision_feature_layer": layer,
                                          "tie_word_embeddings": False})  # fmt: skip
     model = eye.tiny()
     folder = publishers(eye.saved(tmp_path / "t", model))
@@ -140,7 +140,7 @@ def test_the_text_half_of_an_internvl_is_any_of_these(
 
 def test_cohere_2_vision_becomes_two_files(tmp_path: Path) -> None:
     """transformers' class of the whole leaves its logits as they are."""
-    eye = EYES["cohere2v"]
+    eye = VISION_ENCODERS["cohere2v"]
     model = eye.tiny()
     folder = eye.saved(tmp_path / "t", model)
     check(folder, tmp_path / "a.gguf", model, eye.features, {"picture": picture(*eye.size)})

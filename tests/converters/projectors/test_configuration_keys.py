@@ -25,9 +25,9 @@ from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.formats.errors import GgferryError, VerificationError
 from helpers import tiny_audio_encoders
 from helpers.multimodal import TEXT, picture, rows_of, written
-from helpers.tiny_audio_encoders import EARS
+from helpers.tiny_audio_encoders import AUDIO_ENCODERS
 from helpers.tiny_models import relative
-from helpers.vision_encoders import EYES
+from helpers.vision_encoders import VISION_ENCODERS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -61,7 +61,7 @@ def members(config: dict[str, Any], before: str = "") -> Iterator[str]:
 def covered(path: str, spec: Architecture, dialect: Dialect) -> bool:
     places = {place for param in spec.hparams for place in param.fields.get(dialect.source, "").split("|")}
     inner = next((path[len(name) + 1 :] for name in dialect.nested if path.startswith(f"{name}.")), path)
-    said = [(entry.keys, path) for entry in dialect.harmless] + [(entry.keys, inner) for entry in GENERAL]
+    said = [(entry.keys, path) for entry in dialect.ignored_keys] + [(entry.keys, inner) for entry in GENERAL]
     return path in places or any(_matcher(keys).fullmatch(name) for keys, name in said)
 
 
@@ -72,7 +72,7 @@ def test_every_key_of_a_class_is_read_or_declared_harmless(name: str, spec: Arch
     config = kind(**optional).to_dict()
     if dialect.types:
         part = transformers.AutoConfig.for_model(dialect.types[0]).to_dict()
-        config[dialect.within] = part
+        config[dialect.config_section] = part
     beginnings = (*(f"{part}." for part in dialect.nested), *OF_THE_HALF)
     paths = [path for path in members(config) if path.startswith(beginnings)]
     assert any("." in path for path in paths)
@@ -92,7 +92,7 @@ def module_of(name: str) -> str:
     return "transformers." + next(module for module, names in transformers._import_structure.items() if name in names)
 
 
-def stated_by(name: str) -> set[str]:
+def declared_by(name: str) -> set[str]:
     """The keys of a processor: class attributes of its source, as some ask for torchvision before they can be made."""
     found = importlib.util.find_spec(module_of(name))
     assert found and found.origin
@@ -113,7 +113,7 @@ def stated_by(name: str) -> set[str]:
 @pytest.mark.parametrize(("name", "spec", "dialect"), SPOKEN)
 def test_every_key_of_a_processor_is_read_or_declared_harmless(name: str, spec: Architecture, dialect: Dialect) -> None:
     kinds = [*dict.fromkeys(processors(getattr(transformers, name).config_class))]
-    keys = {key for kind in kinds for key in stated_by(kind)}
+    keys = {key for kind in kinds for key in declared_by(kind)}
     assert [key for key in sorted(keys) if not covered(f"preprocessor.{key}", spec, dialect)] == []
 
 
@@ -121,7 +121,7 @@ def test_every_key_of_a_processor_is_read_or_declared_harmless(name: str, spec: 
 def test_a_tables_default_is_its_classes(name: str, spec: Architecture, dialect: Dialect) -> None:
     config: dict[str, Any] = {"architectures": [name]}
     if dialect.types:
-        config[dialect.within] = {"model_type": dialect.types[0]}
+        config[dialect.config_section] = {"model_type": dialect.types[0]}
     compared = {}
     for param in spec.hparams:
         for default in (one for one in param.defaults if one.dialect in ("hf", dialect.name) and not one.when):
@@ -173,7 +173,7 @@ def outcome(name: str, where: str, key: str, value: Any, folder: Path) -> str:
     """What becomes of one changed key: 'refused', 'same', 'said' or why it is wrong; '' for no model."""
     import torch
 
-    eye = EYES[name]
+    eye = VISION_ENCODERS[name]
     parts = {"vision": copy.deepcopy(eye.vision), "top": copy.deepcopy(eye.top), "text": {**TEXT, **eye.text}}
     parts[where][key] = value
     try:
@@ -209,9 +209,9 @@ def outcome(name: str, where: str, key: str, value: Any, folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(EYES) - {"qwen3.5", "glm_ocr"}))
+@pytest.mark.parametrize("name", sorted(set(VISION_ENCODERS) - {"qwen3.5", "glm_ocr"}))
 def test_no_key_changes_a_model_without_a_word(name: str, tmp_path: Path) -> None:
-    eye = EYES[name]
+    eye = VISION_ENCODERS[name]
     base = getattr(transformers, eye.config)(text_config={**TEXT, **eye.text}, vision_config=eye.vision, **eye.top)
     stated = {"vision": {**base.vision_config.to_dict(), **eye.vision}, "top": base.to_dict()}
     found = {}
@@ -245,7 +245,7 @@ def sound_outcome(name: str, folder: Path) -> str:
     import torch
 
     try:
-        given, features = EARS[name](folder)
+        given, features = AUDIO_ENCODERS[name](folder)
         with torch.no_grad():
             expected = features().squeeze(0).numpy()
     except Exception:  # transformers has no such model

@@ -18,14 +18,14 @@ from helpers import llama_clip
 from helpers.multimodal import MEAN, STD, check, picture, rows_of, written
 from helpers.sampling import one_in
 from helpers.tiny_models import relative
-from helpers.vision_encoders import EYES, Eye
+from helpers.vision_encoders import VISION_ENCODERS, VisionEncoder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def varied(name: str, top: Mapping[str, Any] | None = None, text: Mapping[str, Any] | None = None) -> Eye:
+def varied(name: str, top: Mapping[str, Any] | None = None, text: Mapping[str, Any] | None = None) -> VisionEncoder:
     """An eye whose whole configuration, or whose text half's, says something else."""
-    eye = EYES[name]
+    eye = VISION_ENCODERS[name]
     return replace(eye, top={**eye.top, **(top or {})}, text={**eye.text, **(text or {})})
 
 
@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_gguf_cannot_say_is_refused_by_name(case: str, tmp_path: Path) -> None:
     name, changes, told = REFUSED[case]
-    folder = edited(EYES[name].saved(tmp_path / "t", EYES[name].tiny()), changes)
+    folder = edited(VISION_ENCODERS[name].saved(tmp_path / "t", VISION_ENCODERS[name].tiny()), changes)
     with pytest.raises(GgferryError, match=told):
         written(folder, tmp_path / "a.gguf", mmproj="only")
     assert not [*tmp_path.glob("a*")]
@@ -140,7 +140,7 @@ DEFAULTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", one_in(3, DEFAULTS))
 def test_what_a_configuration_leaves_out_is_its_classes_default(name: str, tmp_path: Path) -> None:
     family, vision, silent = DEFAULTS[name]
-    eye = EYES[family]
+    eye = VISION_ENCODERS[family]
     model = eye.tiny(**vision)
     folder = edited(eye.saved(tmp_path / "t", model), dict.fromkeys(silent))
     import transformers
@@ -168,7 +168,7 @@ def test_pixels_are_the_processors(case: str, tmp_path: Path) -> None:
     """Mean and deviation in the file make of a pixel what the processor makes of it, as runtimes compute it."""
     import transformers
 
-    eye = EYES["mlp"]
+    eye = VISION_ENCODERS["mlp"]
     settings = {"image_mean": MEAN, "image_std": STD, **PREPROCESSORS[case]}
     folder = edited(eye.saved(tmp_path / "t", eye.tiny()), settings, "preprocessor_config.json")
     keys = open_gguf(written(folder, tmp_path / "a.gguf", mmproj="only").path).metadata
@@ -184,7 +184,7 @@ def test_pixels_are_the_processors(case: str, tmp_path: Path) -> None:
 
 
 def test_pictures_smaller_than_the_table_of_positions_are_said_to_differ(tmp_path: Path) -> None:
-    eye = EYES["paddleocr"]
+    eye = VISION_ENCODERS["paddleocr"]
     second = written(eye.saved(tmp_path / "t", eye.tiny()), tmp_path / "a.gguf", mmproj="only")
     apart = {}
     for rows, columns in ((4, 6), (8, 6), (8, 8), (10, 12)):
@@ -197,7 +197,7 @@ def test_pictures_smaller_than_the_table_of_positions_are_said_to_differ(tmp_pat
 
 @pytest.mark.parametrize(("whole", "pattern"), [([0, 1, 2, 3], 0), ([], 5), ([3, 1, 7], 2), ([3], 4)])
 def test_windows_of_all_or_no_blocks_are_llama_cpps(whole: list[int], pattern: int, tmp_path: Path) -> None:
-    eye = EYES["qwen2.5vl_merger"]
+    eye = VISION_ENCODERS["qwen2.5vl_merger"]
     model, given = eye.tiny(fullatt_block_indexes=whole), {"picture": picture(*eye.size)}
     second = check(eye.saved(tmp_path / "t", model), tmp_path / "a.gguf", model, eye.features, given, mmproj="only")
     assert open_gguf(second.path).metadata["clip.vision.n_wa_pattern"].data == pattern
@@ -205,7 +205,7 @@ def test_windows_of_all_or_no_blocks_are_llama_cpps(whole: list[int], pattern: i
 
 
 def test_a_tokenizer_without_the_tokens_around_a_picture_is_said(tmp_path: Path) -> None:
-    eye = EYES["idefics3"]
+    eye = VISION_ENCODERS["idefics3"]
     without = written(eye.saved(tmp_path / "t", eye.tiny()), tmp_path / "a.gguf", mmproj="only")
     assert without.receipt["runtimes"]["none"]
     assert any("Invalid token" in line for line in without.receipt["notes"])

@@ -10,9 +10,9 @@ import pytest
 from ggferry.formats.readers.gguf import open_gguf
 from helpers.multimodal import written
 from helpers.third_party_fixtures import ROOT
-from helpers.vision_encoders import EYES
+from helpers.vision_encoders import VISION_ENCODERS
 
-PROCESSED = sorted(set(EYES) - {"glm_ocr", "llama4", "lfm2", "cohere2v", "kimik25", "hunyuanvl"})
+PROCESSED = sorted(set(VISION_ENCODERS) - {"glm_ocr", "llama4", "lfm2", "cohere2v", "kimik25", "hunyuanvl"})
 """Families whose processor transformers has without torchvision, and finds by the configuration alone."""
 
 
@@ -23,7 +23,7 @@ def test_colors_are_the_processors(name: str, tmp_path: Path) -> None:
     import transformers
     from PIL import Image
 
-    folder = EYES[name].saved(tmp_path / "tiny", EYES[name].tiny())
+    folder = VISION_ENCODERS[name].saved(tmp_path / "tiny", VISION_ENCODERS[name].tiny())
     keys = open_gguf(written(folder, tmp_path / "a.gguf", mmproj="only").path).metadata
     picture = Image.open(ROOT / "docs" / "page-model.png").convert("RGB").crop((40, 40, 376, 376))
     processor = transformers.AutoImageProcessor.from_pretrained(folder)

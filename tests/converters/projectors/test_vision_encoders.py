@@ -15,7 +15,7 @@ from helpers import llama_clip
 from helpers.multimodal import LIMIT, check, picture, rows_of, written
 from helpers.sampling import one_in
 from helpers.tiny_models import relative
-from helpers.vision_encoders import EYES
+from helpers.vision_encoders import VISION_ENCODERS
 
 IN_LLAMA_CPP = 5e-3
 """How far llama.cpp may be from our float32 of the same file: its GELU is read from a table of half floats."""
@@ -28,9 +28,9 @@ OTHERWISE = {
 """Towers that llama.cpp b11549 computes otherwise, each held by a test of its own below."""
 
 
-@pytest.mark.parametrize("name", one_in(3, EYES))
+@pytest.mark.parametrize("name", one_in(3, VISION_ENCODERS))
 def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
-    eye = EYES[name]
+    eye = VISION_ENCODERS[name]
     model = eye.tiny()
     folder = eye.saved(tmp_path / "tiny", model)
     given = picture(*eye.size)
@@ -41,7 +41,7 @@ def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
 
 
 def test_llama_cpp_hands_llama_4_on_column_by_column(tmp_path: Path) -> None:
-    eye = EYES["llama4"]
+    eye = VISION_ENCODERS["llama4"]
     given = picture(*eye.size)
     second = written(eye.saved(tmp_path / "tiny", eye.tiny()), tmp_path / "a.gguf", mmproj="only")
     ours = rows_of(second.path, {"picture": given})
@@ -59,7 +59,7 @@ def test_llama_cpp_shifts_positions_behind_a_class_token(name: str, table: str, 
     of the class token behind the others it computes what transformers does; LLaVA's rows then still are one off."""
     import torch
 
-    eye, given = EYES[name], {"picture": picture(*EYES[name].size)}
+    eye, given = VISION_ENCODERS[name], {"picture": picture(*VISION_ENCODERS[name].size)}
     model = eye.tiny()
     sound = written(eye.saved(tmp_path / "tiny", model), tmp_path / "a.gguf", mmproj="only")
     ours = rows_of(sound.path, given)
@@ -77,30 +77,32 @@ def test_llama_cpp_shifts_positions_behind_a_class_token(name: str, table: str, 
 
 
 def test_a_deepstack_in_another_order_is_refused(tmp_path: Path) -> None:
-    folder = EYES["qwen3vl_merger"].saved(
-        tmp_path / "tiny", EYES["qwen3vl_merger"].tiny(deepstack_visual_indexes=[2, 0])
+    folder = VISION_ENCODERS["qwen3vl_merger"].saved(
+        tmp_path / "tiny", VISION_ENCODERS["qwen3vl_merger"].tiny(deepstack_visual_indexes=[2, 0])
     )
     with pytest.raises(InconsistentError, match="in another order"):
         written(folder, tmp_path / "a.gguf", mmproj="only")
 
 
 def test_windows_that_gguf_cannot_say_are_refused(tmp_path: Path) -> None:
-    folder = EYES["qwen2.5vl_merger"].saved(
-        tmp_path / "tiny", EYES["qwen2.5vl_merger"].tiny(fullatt_block_indexes=[0, 3])
+    folder = VISION_ENCODERS["qwen2.5vl_merger"].saved(
+        tmp_path / "tiny", VISION_ENCODERS["qwen2.5vl_merger"].tiny(fullatt_block_indexes=[0, 3])
     )
     with pytest.raises(InconsistentError, match="every n-th"):
         written(folder, tmp_path / "a.gguf", mmproj="only")
 
 
 def test_a_window_of_another_size_is_stated_and_said(tmp_path: Path) -> None:
-    folder = EYES["qwen2.5vl_merger"].saved(tmp_path / "tiny", EYES["qwen2.5vl_merger"].tiny(window_size=64))
+    folder = VISION_ENCODERS["qwen2.5vl_merger"].saved(
+        tmp_path / "tiny", VISION_ENCODERS["qwen2.5vl_merger"].tiny(window_size=64)
+    )
     second = written(folder, tmp_path / "a.gguf", mmproj="only")
     assert second.receipt["hparams"]["v_window"]["value"] == 64
     assert any("windows of 64 pixels" in line for line in second.receipt["notes"])
 
 
 def test_the_token_at_the_end_of_rows_must_be_known(tmp_path: Path) -> None:
-    folder = EYES["pixtral"].saved(tmp_path / "tiny", EYES["pixtral"].tiny())
+    folder = VISION_ENCODERS["pixtral"].saved(tmp_path / "tiny", VISION_ENCODERS["pixtral"].tiny())
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(MissingError, match="v_img_break"):
         written(folder, tmp_path / "a.gguf", mmproj="only")
@@ -129,7 +131,7 @@ def test_layouts_that_are_wrong_are_noticed_by_the_proof(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source's side of a proof uses no layout."""
-    folder = EYES[name].saved(tmp_path / "tiny", EYES[name].tiny())
+    folder = VISION_ENCODERS[name].saved(tmp_path / "tiny", VISION_ENCODERS[name].tiny())
     role_name, layout = LAYOUTS[name]
     roles = tuple(
         replace(role, sources={**role.sources, "hf": replace(role.sources["hf"], layout=layout)})
@@ -147,7 +149,7 @@ def test_deepstack_mergers_in_another_order_are_noticed_by_transformers(
 ) -> None:
     import torch
 
-    eye = EYES["qwen3vl_merger"]
+    eye = VISION_ENCODERS["qwen3vl_merger"]
     model, given = eye.tiny(deepstack_visual_indexes=[0, 1]), picture(*eye.size)
     folder = eye.saved(tmp_path / "tiny", model)
     with torch.no_grad():

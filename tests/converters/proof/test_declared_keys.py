@@ -15,7 +15,7 @@ from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.metadata import general_keys
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.proof.second_reader.declared_keys import stated_templates
+from ggferry.converters.proof.second_reader.declared_keys import declared_templates
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.errors import VerificationError
@@ -59,7 +59,7 @@ def test_templates_are_those_that_transformers_loads(way: str, tmp_path: Path) -
     loaded = transformers.AutoTokenizer.from_pretrained(str(folder)).chat_template
     expected = loaded if isinstance(loaded, dict) else {} if loaded is None else {"default": loaded}
     names = [path for path in folder.rglob("*") if path.is_file()]
-    assert stated_templates({str(path.relative_to(folder)): str(path) for path in names}) == expected
+    assert declared_templates({str(path.relative_to(folder)): str(path) for path in names}) == expected
     result = convert(Request(str(folder), str(tmp_path / "x.gguf")))[0]
     again = open_checkpoint(result.path)
     assert Tokenizer.from_kv(again.metadata).templates == {

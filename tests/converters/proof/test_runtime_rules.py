@@ -15,7 +15,7 @@ from ggferry.converters.conversion.run import convert
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.runtime_keys import check
-from ggferry.converters.proof.runtime_notes import computed_otherwise, loads
+from ggferry.converters.proof.runtime_notes import computed_differently, loads
 from ggferry.converters.proof.runtime_rules.broken import broken
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import understand
@@ -72,7 +72,7 @@ def said(path: Path) -> str:
     name = file.metadata["general.architecture"].data
     if not loads(name, file.metadata, file.tensors):
         return "dies"
-    return "otherwise" if computed_otherwise(name, file.metadata, file.tensors) else "alike"
+    return "otherwise" if computed_differently(name, file.metadata, file.tensors) else "alike"
 
 
 @pytest.mark.parametrize(("name", "changes", "wanted"), QUICK)
@@ -95,10 +95,10 @@ def test_a_head_that_turns_in_part_ends_it_where_it_asserts_that_all_do(name: st
     make(name, tmp_path / "hf")
     graph = understand(open_checkpoint(str(tmp_path / "hf")))
     width = graph.hparams["n_rot"]
-    for turned, wanted in ((width.value, "alike"), (width.value - 2, "dies")):
-        param = dataclasses.replace(width, value=turned, known=Known.STATED)
+    for rotated, wanted in ((width.value, "alike"), (width.value - 2, "dies")):
+        param = dataclasses.replace(width, value=rotated, known=Known.STATED)
         part = dataclasses.replace(graph, hparams={**graph.hparams, "n_rot": param})
-        path = write(part, tmp_path / f"{turned}.gguf")
+        path = write(part, tmp_path / f"{rotated}.gguf")
         assert (said(path), alike(path, list(TOKENS))) == (wanted, wanted)
 
 

@@ -23,7 +23,7 @@ from ggferry.converters.tokenizers.building_blocks.sentencepiece_proto import re
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.files.find import load
 from ggferry.converters.tokenizers.libraries.ask import ask
-from ggferry.converters.tokenizers.libraries.cross_check import hear, texts_of
+from ggferry.converters.tokenizers.libraries.cross_check import cross_check, texts_of
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, encoder
@@ -31,7 +31,7 @@ from ggferry.converters.understand import understand
 from ggferry.formats.errors import UnsupportedError, VerificationError
 from ggferry.service.cli.app import _run
 from helpers.third_party_fixtures import FIXTURES
-from helpers.third_party_fixtures import witness as witness_file
+from helpers.third_party_fixtures import witness as reference_file
 
 TOKENIZERS = FIXTURES / "tokenizers"
 CHECKPOINTS = FIXTURES / "hf" / "ckpt"
@@ -52,10 +52,10 @@ def test_every_kind_encodes_as_its_library(name: str) -> None:
     """Fixed texts, every added token, every piece: as the vocabulary comes back from GGUF."""
     folder = str(TOKENIZERS / name)
     made = load(folder)
-    witness, _ = find.witness(folder)
+    witness, _ = find.reference(folder)
     assert witness is not None
     texts = texts_of(made, witness.added, pieces=True)
-    found = hear(witness, made, encoder(Tokenizer.from_kv(made.to_kv())), texts)
+    found = cross_check(witness, made, encoder(Tokenizer.from_kv(made.to_kv())), texts)
     library = "sentencepiece" if name.startswith("spm") else "tokenizers"
     assert found.by.startswith(f"{library} 0.") and found.check.first is None and not found.excused
     assert found.texts == len(texts) > 280 and found.reached > 0.7 * len(made.tokens)
@@ -63,7 +63,7 @@ def test_every_kind_encodes_as_its_library(name: str) -> None:
 
 def test_the_librarys_ids_are_the_librarys() -> None:
     """What comes back from the process is what the library gives here."""
-    witness, _ = find.witness(str(TOKENIZERS / "bpe_qwen2"))
+    witness, _ = find.reference(str(TOKENIZERS / "bpe_qwen2"))
     assert witness is not None
     here = tokenizers.Tokenizer.from_buffer(witness.data)
     answer = ask("tokenizers", witness.data, TEXTS, path=None, normalize=True, vocabulary=True)
@@ -108,9 +108,9 @@ def test_a_vocab_txt_whose_class_cuts_otherwise_is_refused_by_name(tmp_path: Pat
 def test_a_vocab_txt_is_encoded_by_the_library(tmp_path: Path) -> None:
     shutil.copy(CHECKPOINTS / "bert" / "vocab.txt", tmp_path / "vocab.txt")
     shutil.copy(CHECKPOINTS / "bert" / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
-    made, (witness, _) = load(str(tmp_path)), find.witness(str(tmp_path))
+    made, (witness, _) = load(str(tmp_path)), find.reference(str(tmp_path))
     assert witness is not None
-    found = hear(witness, made, encoder(made), texts_of(made, witness.added, pieces=True))
+    found = cross_check(witness, made, encoder(made), texts_of(made, witness.added, pieces=True))
     assert found.check.first is None and found.check.texts > 400
 
 
@@ -121,9 +121,9 @@ def test_a_vocab_json_is_encoded_by_the_library(name: str, tokenizer_class: str,
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
-    made, (witness, files) = load(str(tmp_path)), find.witness(str(tmp_path))
+    made, (witness, files) = load(str(tmp_path)), find.reference(str(tmp_path))
     assert witness is not None
-    found = hear(witness, made, encoder(made), texts_of(made, witness.added, pieces=True), vocabulary=True)
+    found = cross_check(witness, made, encoder(made), texts_of(made, witness.added, pieces=True), vocabulary=True)
     assert found.check.first is None and found.check.texts > 250
     assert check_raw(made, witness, found.facts, files, "x")["merges"] == len(merges)
     with pytest.raises(VerificationError, match="merge 0"):
@@ -134,9 +134,9 @@ def test_tokens_that_only_the_configuration_lists_are_known_to_the_library(tmp_p
     shutil.copy(TOKENIZERS / "bpe_gpt2" / "tokenizer.json", tmp_path / "tokenizer.json")
     entry = {"400": {"content": "<|end|>", "special": True}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": entry}))
-    made, (witness, files) = load(str(tmp_path)), find.witness(str(tmp_path))
+    made, (witness, files) = load(str(tmp_path)), find.reference(str(tmp_path))
     assert witness is not None
-    found = hear(witness, made, encoder(made), ["a<|end|>b", *TEXTS], vocabulary=True)
+    found = cross_check(witness, made, encoder(made), ["a<|end|>b", *TEXTS], vocabulary=True)
     assert found.check.first is None and made.tokens[400] == "<|end|>"
     assert check_raw(made, witness, found.facts, files, "x")["tokens"] == 401
 
@@ -147,10 +147,10 @@ def test_a_tiktoken_file_is_read_by_rank(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(
         b"".join(base64.b64encode(data) + b" %d\n" % rank for rank, (_, data) in enumerate(ranked))
     )
-    made, (witness, files) = load(str(tmp_path)), find.witness(str(tmp_path))
+    made, (witness, files) = load(str(tmp_path)), find.reference(str(tmp_path))
     assert witness is not None
     texts = texts_of(made, witness.added, pieces=True)
-    found = hear(witness, made, encoder(made), texts, vocabulary=True)
+    found = cross_check(witness, made, encoder(made), texts, vocabulary=True)
     assert found.by.startswith("tiktoken") and found.check.first is None and found.check.texts == len(texts)
     library = tokenizers.Tokenizer.from_file(str(TOKENIZERS / "bpe_llama3" / "tokenizer.json"))
     plain = [text for text in TEXTS if "<|" not in text]
@@ -161,7 +161,7 @@ def test_a_tiktoken_file_is_read_by_rank(tmp_path: Path) -> None:
     assert check_raw(made, witness, found.facts, files, "x")["tokens"] == len(made.tokens)
     with pytest.raises(VerificationError, match="text of token 300"):
         check_raw(replace(made, tokens=swapped(made.tokens, 300, 301)), witness, found.facts, files, "x")
-    wrong = hear(witness, made, encoder(replace(made, merges=(made.merges or ())[::-1])), texts)
+    wrong = cross_check(witness, made, encoder(replace(made, merges=(made.merges or ())[::-1])), texts)
     assert wrong.check.first is not None
 
 
@@ -209,10 +209,10 @@ def test_a_unigram_that_cuts_otherwise_is_refused_by_name(steps: Any, named: str
 def test_a_unigram_that_differs_in_blanks_says_so(steps: Any, tmp_path: Path) -> None:
     """XLM-R's and T5's chains. Where text begins with blanks, or has them in runs, ids differ: told, and counted."""
     folder = unigram(tmp_path / "model", steps)
-    made, (witness, _) = load(folder), find.witness(folder)
+    made, (witness, _) = load(folder), find.reference(folder)
     assert witness is not None
     assert any("blanks other than one between words" in note for note in made.notes)
-    found = hear(witness, made, encoder(made), texts_of(made, witness.added, pieces=True))
+    found = cross_check(witness, made, encoder(made), texts_of(made, witness.added, pieces=True))
     assert found.check.first is None and found.check.texts > 330 and 0 < sum(found.excused.values()) < 20
 
 
@@ -326,7 +326,7 @@ def test_the_last_file_that_states_a_template_is_the_one(tmp_path: Path) -> None
         ("chat_template.jinja", "three"),
     ):  # fmt: skip
         (tmp_path / name).write_text(text)
-        made, (witness, files) = load(str(tmp_path)), find.witness(str(tmp_path))
+        made, (witness, files) = load(str(tmp_path)), find.reference(str(tmp_path))
         expected.append(made.templates[""])
         assert witness is not None
         facts = ask(witness.library, witness.data, (), path="x", vocabulary=True).facts
@@ -365,7 +365,7 @@ LEGACY = {
 
 @pytest.mark.parametrize("name", LEGACY)
 def test_a_vocabulary_within_a_file_is_held_token_by_token(name: str) -> None:
-    checkpoint = open_checkpoint(str(witness_file(name)))
+    checkpoint = open_checkpoint(str(reference_file(name)))
     made = load_tokenizer(checkpoint, understand(checkpoint).sizes["n_vocab"])
     raw = checkpoint.vocab
     checkpoint.close()

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Library
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
 from ggferry.converters.tokenizers.building_blocks.unassigned_signs import unassigned
 from ggferry.converters.tokenizers.files.find import load
-from ggferry.converters.tokenizers.in_llama_cpp import LATER, LATER_TEXTS, cut_otherwise, runtime
+from ggferry.converters.tokenizers.in_llama_cpp import LATER, LATER_TEXTS, runtime, split_differently
 from ggferry.converters.tokenizers.llama_cpp_limits import differences
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.gguf.values import boolean, string
@@ -85,7 +85,7 @@ def trained(pre: str, folder: Path) -> tuple[Library, Tokenizer]:
 )
 def test_signs_of_later_unicode_are_said(pre: str, tmp_path: Path) -> None:
     library, tokenizer = trained(pre, tmp_path / "hf")
-    assert cut_otherwise(tokenizer) == (LATER,)
+    assert split_differently(tokenizer) == (LATER,)
     (said,) = differences(tokenizer)
     assert LATER in said and "its tables of Unicode are of version 15" in said
     wanted = [text for text, _ in LATER_TEXTS]

@@ -20,7 +20,7 @@ from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.building_blocks import byte_level
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.libraries.child import LLAMA_3
-from ggferry.converters.tokenizers.libraries.cross_check import hear, texts_of
+from ggferry.converters.tokenizers.libraries.cross_check import cross_check, texts_of
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.errors import InconsistentError, VerificationError
@@ -67,9 +67,9 @@ def test_words_that_no_merge_makes_are_llama_3s_tokens(tmp_path: Path) -> None:
         if "<|" not in text:
             assert own.encode(text, bos=False) == theirs.encode_ordinary(text), text
     assert own.encode("unreachable", bos=False) == [ranked[b"unreachable"]]
-    witness, files = find.witness(str(tmp_path))
+    witness, files = find.reference(str(tmp_path))
     assert witness is not None
-    found = hear(witness, made, own, texts_of(made, witness.added, pieces=True), vocabulary=True)
+    found = cross_check(witness, made, own, texts_of(made, witness.added, pieces=True), vocabulary=True)
     assert found.check.first is None and not found.excused and found.reached > len(ranked) - 60
     check_raw(made, witness, found.facts, files, "x")
 
@@ -133,9 +133,9 @@ def test_the_first_qwens_file_is_read(tmp_path: Path) -> None:
 
 def test_a_special_token_of_the_first_qwens_that_moved_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "qwen.tiktoken").write_bytes(lines(ranks("bpe_qwen2")))
-    made, (witness, files) = find.load(str(tmp_path)), find.witness(str(tmp_path))
+    made, (witness, files) = find.load(str(tmp_path)), find.reference(str(tmp_path))
     assert witness is not None
-    found = hear(witness, made, encoder(made), vocabulary=True)
+    found = cross_check(witness, made, encoder(made), vocabulary=True)
     check_raw(made, witness, found.facts, files, "x")
     tokens = list(made.tokens)
     tokens[-1], tokens[-2] = tokens[-2], tokens[-1]

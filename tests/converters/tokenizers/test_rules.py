@@ -25,7 +25,7 @@ from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.encoders.unigram import UnigramEncoder
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.libraries import rules
-from ggferry.converters.tokenizers.libraries.cross_check import Agreement, hear, texts_of
+from ggferry.converters.tokenizers.libraries.cross_check import Agreement, cross_check, texts_of
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, encoder
 from ggferry.formats.errors import VerificationError
 from helpers.hf_llama import hf_llama
@@ -52,11 +52,11 @@ def trained(model_type: str, prefix: bool = True, **options: Any) -> bytes:
 
 def heard(folder: Path, made: Tokenizer | None = None) -> tuple[Tokenizer, Agreement]:
     own = find.load(str(folder))
-    witness, files = find.witness(str(folder))
+    witness, files = find.reference(str(folder))
     assert witness is not None
     made = made or own
     back = encoder(Tokenizer.from_kv(made.to_kv()))
-    found = hear(witness, made, back, texts_of(made, witness.added, pieces=True), vocabulary=True)
+    found = cross_check(witness, made, back, texts_of(made, witness.added, pieces=True), vocabulary=True)
     if found.check.first is None:
         check_raw(made, witness, found.facts, files, "x")
     return made, found
@@ -115,13 +115,13 @@ def test_a_text_that_differs_otherwise_than_the_rule_says_is_not_excused(tmp_pat
     """Two pieces exchanged: every text with a user-defined piece used to be excused, whatever stood around it."""
     (tmp_path / "tokenizer.model").write_bytes(trained("bpe"))
     made = find.load(str(tmp_path))
-    witness, _ = find.witness(str(tmp_path))
+    witness, _ = find.reference(str(tmp_path))
     assert witness is not None
     tokens = list(made.tokens)
     a, b = tokens.index("▁the"), tokens.index("▁a")
     tokens[a], tokens[b] = tokens[b], tokens[a]
     wrong = replace(made, tokens=tuple(tokens))
-    found = hear(witness, wrong, encoder(wrong), ["the <|x|>", "<|x|>"])
+    found = cross_check(witness, wrong, encoder(wrong), ["the <|x|>", "<|x|>"])
     assert found.check.first is not None and found.check.first.text == "the <|x|>"
     assert found.excused == {rules.BEHIND: 1}
 
@@ -176,9 +176,9 @@ def test_blanks_of_a_metaspace_are_cut_by_rule(scheme: str, split: bool, tmp_pat
     theirs = library.encode("  the", add_special_tokens=False).ids
     assert encoder(made).encode("  the", bos=False) != theirs
     wrong = replace(made, flags={**made.flags, "add_space_prefix": False})
-    witness, _ = find.witness(str(tmp_path))
+    witness, _ = find.reference(str(tmp_path))
     assert witness is not None
-    assert hear(witness, wrong, encoder(wrong), ["the", "  the"]).check.first is not None
+    assert cross_check(witness, wrong, encoder(wrong), ["the", "  the"]).check.first is not None
 
 
 @pytest.mark.parametrize("scheme", ["first", "always"])
@@ -197,7 +197,7 @@ def test_a_unigram_with_byte_fallback_converts(scheme: str, tmp_path: Path) -> N
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     own, found = heard(tmp_path)
     assert found.check.first is None and set(found.excused) <= {rules.BETWEEN, rules.BYTE, rules.SUMS}
-    witness, _ = find.witness(str(tmp_path))
+    witness, _ = find.reference(str(tmp_path))
     assert witness is not None
-    again = hear(witness, own, encoder(own), ["x<0x41>x", "\n"])
+    again = cross_check(witness, own, encoder(own), ["x<0x41>x", "\n"])
     assert again.excused == {rules.BYTE: 1} and again.check.first is None

@@ -14,7 +14,7 @@ from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenize
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from ggferry.converters.tokenizers.files import find
-from ggferry.converters.tokenizers.libraries.cross_check import hear
+from ggferry.converters.tokenizers.libraries.cross_check import cross_check
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, encoder
 from ggferry.formats.errors import CorruptError, GgferryError, UnsupportedError
@@ -58,10 +58,10 @@ def test_sentencepiece_encodes_as_mistral_common_does(path: Path) -> None:
 @pytest.mark.slow
 def test_the_library_is_asked_by_the_files_own_pattern() -> None:
     files = {"tekken.json": str(TEKKEN[0])}
-    witness, _ = find.witness(files)
+    witness, _ = find.reference(files)
     made = find.load(files)
     assert witness is not None
-    found = hear(witness, made, encoder(made))
+    found = cross_check(witness, made, encoder(made))
     assert found.check.passed and found.by.startswith("tiktoken") and not found.excused
 
 

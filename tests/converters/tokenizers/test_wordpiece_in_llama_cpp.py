@@ -12,7 +12,7 @@ import transformers
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.tokenizers.files.find import load
-from ggferry.converters.tokenizers.in_llama_cpp import SCRIPTS, WordPiece, cut_otherwise
+from ggferry.converters.tokenizers.in_llama_cpp import SCRIPTS, WordPiece, split_differently
 from ggferry.converters.tokenizers.llama_cpp_limits import differences
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
@@ -50,8 +50,8 @@ def test_it_is_llama_cpps(lower: bool, tmp_path: Path) -> None:
 
 def test_scripts_that_are_cut_otherwise_are_named(tmp_path: Path) -> None:
     tokenizer = every_sign(tmp_path)
-    assert {"Hangul", "Devanagari", "Tamil"} <= set(cut_otherwise(tokenizer))
-    assert not {"Latin", "Latin with accents", "Cyrillic", "Han", "Kana", "Arabic"} & set(cut_otherwise(tokenizer))
+    assert {"Hangul", "Devanagari", "Tamil"} <= set(split_differently(tokenizer))
+    assert not {"Latin", "Latin with accents", "Cyrillic", "Han", "Kana", "Arabic"} & set(split_differently(tokenizer))
     assert "in these scripts and constructs: Hangul, " in differences(tokenizer)[0]
     assert differences(replace(tokenizer, model="gpt2")) == ()
 
@@ -59,4 +59,4 @@ def test_scripts_that_are_cut_otherwise_are_named(tmp_path: Path) -> None:
 def test_what_neither_has_pieces_of_is_no_difference(fixtures: Path) -> None:
     """Signs that the vocabulary lacks are unknown on both sides."""
     tokenizer = load(str(fixtures / "hf" / "ckpt" / "bert"))
-    assert "Latin" not in cut_otherwise(tokenizer)
+    assert "Latin" not in split_differently(tokenizer)

@@ -20,7 +20,7 @@ from helpers.attack_tools import typed
 
 CALLS = ("rename", "replace", "link", "unlink", "fsync", "mkdir")
 SHARDS, RECEIPT = ("m-1.gguf", "m-2.gguf", "m-3.gguf"), "m-1.gguf.receipt.json"
-LADDER = ("f16.gguf", "q8.gguf", "bf16.gguf")
+OUTTYPES = ("f16.gguf", "q8.gguf", "bf16.gguf")
 
 
 def old(folder: Path, *names: str) -> None:
@@ -42,7 +42,7 @@ def replace_shards(folder: Path) -> None:
 def make_ladder(folder: Path) -> None:
     with ExitStack() as stack:
         sets = []
-        for name in LADDER:
+        for name in OUTTYPES:
             path = str(folder / name)
             made = [stack.enter_context(partial) for partial in claim([path, f"{path}.receipt.json"])]
             for partial in made:
@@ -54,7 +54,7 @@ def make_ladder(folder: Path) -> None:
 CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], tuple[str, ...]]] = {
     "replaced shards": (replace_shards, (*SHARDS, RECEIPT), (*SHARDS, RECEIPT)),
     "replaced shards without a receipt": (replace_shards, SHARDS, (*SHARDS, RECEIPT)),
-    "several new outputs": (make_ladder, (), (*LADDER, *(f"{name}.receipt.json" for name in LADDER))),
+    "several new outputs": (make_ladder, (), (*OUTTYPES, *(f"{name}.receipt.json" for name in OUTTYPES))),
 }
 
 

@@ -89,9 +89,9 @@ def _views(source: Path, folder: Path) -> None:
     shutil.copy(source / "config.json", folder)
     kept = {}
     for name, tensor in load_file(source / "model.safetensors").items():
-        turned = tensor.t() if tensor.dim() == 2 else tensor
-        storage = torch.cat([torch.ones(7, dtype=tensor.dtype), turned.reshape(-1), torch.ones(5, dtype=tensor.dtype)])
-        view = storage[7 : 7 + tensor.numel()].view(turned.shape)
+        rotated = tensor.t() if tensor.dim() == 2 else tensor
+        storage = torch.cat([torch.ones(7, dtype=tensor.dtype), rotated.reshape(-1), torch.ones(5, dtype=tensor.dtype)])
+        view = storage[7 : 7 + tensor.numel()].view(rotated.shape)
         kept[name] = view.t() if tensor.dim() == 2 else view
     torch.save(kept, folder / "pytorch_model.bin")
 
@@ -122,7 +122,7 @@ def full_proof(name: str, source: str, out: str) -> dict[str, Any]:
         result = convert(request)[0]
     except GgferryError as error:
         return {"by": _stage(error), "said": str(error), "told": told}
-    silent = [testimony.note for testimony in result.proof.testimonies if testimony.why]
+    silent = [check.note for check in result.proof.testimonies if check.why]
     by = _wrong_receipt(result.receipt, source, out) or _not_recorded(kind, source)
     return {"by": by, "said": "; ".join((result.lines[2], *filter(None, silent))), "told": told}
 

@@ -24,8 +24,9 @@ KEYS = (
     ),
     *among(
         A + "llama",
-        ("window is ignored", "mistral", "transformers", 'fields={"hf": "sliding_window"}, required=False, unsayable=0',
-         'fields={"hf": "slide_window"}, required=False, unsayable=0'),
+        ("window is ignored", "mistral", "transformers",
+            'fields={"hf": "sliding_window"}, required=False, unrepresentable=0',
+         'fields={"hf": "slide_window"}, required=False, unrepresentable=0'),
     ),
     *among(
         A + "_rope",

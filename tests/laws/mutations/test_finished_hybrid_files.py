@@ -59,7 +59,7 @@ def pairs(heads: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: x.reshape(heads, 2, -1, x.shape[-1]).swapaxes(1, 2)
 
 
-def turned(x: np.ndarray) -> np.ndarray:
+def rotated(x: np.ndarray) -> np.ndarray:
     return x.swapaxes(-1, -2)
 
 
@@ -109,7 +109,7 @@ MUTATIONS: dict[str, dict[str, Mutation]] = {
         ),
     },
     "glm 5": {
-        "keys of the expansion not turned": changed("0.attn_k_b.weight", lambda x: turned(x)),
+        "keys of the expansion not turned": changed("0.attn_k_b.weight", lambda x: rotated(x)),
         "the indexer's weights left out": changed("0.indexer.proj.weight", np.ones_like),
         "the indexer's key norm without its bias": changed("2.indexer.k_norm.bias", lambda x: x + 1),
     },

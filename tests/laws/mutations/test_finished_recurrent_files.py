@@ -51,7 +51,7 @@ def exchanged(i: int, j: int) -> Callable[[np.ndarray], np.ndarray]:
     return how
 
 
-def turned(x: np.ndarray) -> np.ndarray:
+def rotated(x: np.ndarray) -> np.ndarray:
     return x.swapaxes(-1, -2)
 
 
@@ -82,8 +82,8 @@ MUTATIONS: dict[str, dict[str, Mutation]] = {
     "rwkv6": {
         "shares in another order": changed("time_mix_lerp_fused.weight", exchanged(0, 3)),
         "factors in another order": changed("time_mix_w2.weight", exchanged(0, 3)),
-        "a factor not turned": changed("time_mix_decay_w2.weight", turned),
-        "items of a stack not turned": changed("time_mix_w2.weight", turned),
+        "a factor not turned": changed("time_mix_decay_w2.weight", rotated),
+        "items of a stack not turned": changed("time_mix_w2.weight", rotated),
         "gate and receptance swapped": swapped("time_mix_gate.weight", "time_mix_receptance.weight"),
         "heads of the bonus swapped": changed("time_mix_first.weight", exchanged(0, 1)),
         "halved where nothing is": changed("time_mix_output.weight", lambda x: x / 2),
@@ -91,7 +91,7 @@ MUTATIONS: dict[str, dict[str, Mutation]] = {
     "rwkv7": {
         "shares in another order": changed("time_mix_lerp_fused.weight", exchanged(1, 2)),
         "rate and values swapped": swapped("time_mix_a0.weight", "time_mix_v0.weight"),
-        "a factor not turned": changed("time_mix_g1.weight", turned),
+        "a factor not turned": changed("time_mix_g1.weight", rotated),
         "heads of the bonus swapped": changed("time_mix_r_k.weight", lambda x: x.reshape(2, 64)[::-1]),
         "key's weights swapped": swapped("time_mix_k_k.weight", "time_mix_k_a.weight"),
     },

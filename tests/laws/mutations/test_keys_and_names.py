@@ -30,7 +30,7 @@ def misspelt(name: str) -> Iterator[str]:
 
 
 def value_of(hparam: HParam) -> Value:
-    return Value(T.ARRAY, (), hparam.kind) if hparam.many else Value(hparam.kind, 0)
+    return Value(T.ARRAY, (), hparam.kind) if hparam.length else Value(hparam.kind, 0)
 
 
 def noticed(architecture: str, keys: dict[str, Value], tensors: tuple[str, ...] = ()) -> set[tuple[str, str]]:

@@ -55,14 +55,14 @@ def test_what_stands_elsewhere_is_not(name: str) -> None:
     elements = codec(name).type.elements
     values = (np.random.default_rng(5).standard_normal((ROWS, COLUMNS)) * 0.02).astype(np.float32)
     right = encoded(name, values, None)
-    rows, blocks, turned, gone, smaller = (right.copy() for _ in range(5))
+    rows, blocks, rotated, gone, smaller = (right.copy() for _ in range(5))
     rows[[2, 5]] = rows[[5, 2]]
     blocks[3, :elements], blocks[3, elements : 2 * elements] = right[3, elements : 2 * elements], right[3, :elements]
-    turned[4, :elements] = right[4, :elements][::-1]
+    rotated[4, :elements] = right[4, :elements][::-1]
     gone[6, -elements:] = 0
     smaller[:] = right * 0.01
     assert first_unlike(name, values, right) is None
-    for wrong, row in ((rows, 2), (blocks, 3), (turned, 4), (gone, 6)):
+    for wrong, row in ((rows, 2), (blocks, 3), (rotated, 4), (gone, 6)):
         found = first_unlike(name, values, wrong)
         assert found is not None and found.row == row
     if codec(name).accuracy.block_limit < 1:

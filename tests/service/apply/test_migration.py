@@ -126,7 +126,7 @@ def test_too_little_room_and_changed_sources_are_refused_before_anything_is_done
     path = tmp_path / "plan.jsonl"
     plan(tmp_path / "in", path, "--dest", tmp_path / "out", "-j", "1")
     done = command("apply", path, "-j", "1", "--max-disk", "1K", code=7)
-    assert "not enough room" in done.stderr and not (tmp_path / "out").exists()
+    assert "not enough free disk space" in done.stderr and not (tmp_path / "out").exists()
     write(source, Llama(seed=1))
     done = command("apply", path, "-j", "1", code=7)
     assert "plan again" in done.stderr and not (tmp_path / "out").exists()

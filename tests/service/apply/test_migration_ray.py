@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from ggferry.service.apply.job import Settings
-from ggferry.service.apply.migration import Asked, Migration
+from ggferry.service.apply.migration import Migration, MigrationRequest
 from ggferry.service.records.ledger import Ledger
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.records.receipts import receipts_of
@@ -50,7 +50,7 @@ def test_two_nodes_and_a_killed_worker(cluster: Any, tmp_path: Path, fixtures: P
         states[f"{seed}.bin"] = "done"
     plan(root, path, "--dest", dest, "-j", "1", "--verify", "fast")
     events: list[dict[str, Any]] = []
-    asked = Asked(str(path), str(tmp_path / "ledger"), "ray", 2, Settings(Limits(threads=1)))
+    asked = MigrationRequest(str(path), str(tmp_path / "ledger"), "ray", 2, Settings(Limits(threads=1)))
     migration = Migration(asked, events.append)
     left = migration.prepare()
     assert len(left) == 8
@@ -99,7 +99,9 @@ def test_stopping_ends_the_work(cluster: Any, tmp_path: Path) -> None:
             stopped.set()
             raise KeyboardInterrupt
 
-    migration = Migration(Asked(str(path), str(tmp_path / "ledger"), "ray", 2, Settings(Limits(threads=1))), stop)
+    migration = Migration(
+        MigrationRequest(str(path), str(tmp_path / "ledger"), "ray", 2, Settings(Limits(threads=1))), stop
+    )
     left = migration.prepare()
     with pytest.raises(KeyboardInterrupt):
         migration.run(left)
@@ -125,7 +127,9 @@ def test_a_line_of_several_outputs(cluster: Any, tmp_path: Path) -> None:
     (line,) = plan(
         tmp_path / "in", path, "--dest", tmp_path / "out", "-j", "1", "--verify", "fast", "--outtype", "q8_0,f16"
     )
-    migration = Migration(Asked(str(path), str(tmp_path / "ledger"), "ray", 1, Settings(Limits(threads=1))), print)
+    migration = Migration(
+        MigrationRequest(str(path), str(tmp_path / "ledger"), "ray", 1, Settings(Limits(threads=1))), print
+    )
     migration.run(migration.prepare())
     (row,) = migration.ledger.rows()
     assert row["state"] == "done", row["error"]

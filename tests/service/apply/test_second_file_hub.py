@@ -10,13 +10,13 @@ import pytest
 
 from helpers.archive_tools import command, plan
 from helpers.hub import REPO, hub
-from helpers.vision_encoders import EYES
+from helpers.vision_encoders import VISION_ENCODERS
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_both_files_are_made_of_a_repository(tmp_path: Path) -> None:
-    here = EYES["pixtral"].saved(tmp_path / "tiny", EYES["pixtral"].tiny())
+    here = VISION_ENCODERS["pixtral"].saved(tmp_path / "tiny", VISION_ENCODERS["pixtral"].tiny())
     command("convert", here, "-o", tmp_path / "local.gguf", "--no-vocab", "--verify", "fast")
     root = tmp_path / "repo"
     with hub(root, tmp_path / "home") as env:

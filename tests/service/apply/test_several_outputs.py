@@ -15,7 +15,7 @@ import pytest
 import ggferry
 from ggferry.formats.errors import UsageError
 from ggferry.service.apply import job
-from ggferry.service.apply.migration import Asked, Migration
+from ggferry.service.apply.migration import Migration, MigrationRequest
 from ggferry.service.apply.recheck import recheck
 from ggferry.service.plan import make_plan as planning
 from ggferry.service.records.ledger import Ledger
@@ -28,7 +28,7 @@ from helpers.killed_workers import apply_and_die, dying_once, runner_of
 from helpers.postgres_server import postgres_server
 from helpers.store_faults import s3_store
 from helpers.third_party_fixtures import FIXTURES
-from helpers.vision_encoders import EYES
+from helpers.vision_encoders import VISION_ENCODERS
 
 TYPES = ("q4_0", "q8_0", "f16")
 K256 = FIXTURES / "hf" / "ckpt" / "llama_k256"
@@ -41,7 +41,7 @@ def source(tmp_path: Path) -> Path:
 
 def ladder(tmp_path: Path, dest: Path | str | None = None, types: str = ",".join(TYPES), **recipe: Any) -> Path:
     """The plan of `tmp_path / in`, made in this process."""
-    wanted = planning.Wanted(
+    wanted = planning.PlanRequest(
         (str(tmp_path / "in"),),
         str(dest or tmp_path / "out"),
         types,
@@ -366,7 +366,7 @@ def test_a_ledger_lists_them_without_reading_receipts(server: str, source: Path,
     path = ladder(tmp_path)
     with postgres_server() if server == "postgres" else nullcontext() as running:
         url = running.url if running else f"{path}.ledger"
-        migration = Migration(Asked(str(path), url), lambda event: None)
+        migration = Migration(MigrationRequest(str(path), url), lambda event: None)
         migration.run(migration.prepare())
         (row,) = migration.ledger.rows(full=False)
         assert row["state"] == "done" and "receipt" not in row
@@ -392,7 +392,7 @@ def test_what_a_plan_of_one_type_made_is_taken_up(source: Path, tmp_path: Path) 
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_that_sees_has_one_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "RETRY_AFTER", 0.02)
-    EYES["pixtral"].saved(tmp_path / "in" / "tiny", EYES["pixtral"].tiny())
+    VISION_ENCODERS["pixtral"].saved(tmp_path / "in" / "tiny", VISION_ENCODERS["pixtral"].tiny())
     path = ladder(tmp_path, types="q8_0,f16,q4_0", no_vocab=True)
     head, entries = read_plan(str(path))
     (entry,) = [each for each in entries if each.verdict == "convert"]

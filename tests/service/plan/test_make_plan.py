@@ -11,7 +11,7 @@ import pytest
 
 from ggferry.service.plan import make_plan as planning
 from ggferry.service.plan.group_files import FILE, Group
-from ggferry.service.plan.make_plan import Wanted, plan
+from ggferry.service.plan.make_plan import PlanRequest, plan
 from ggferry.service.workers.supervisor import OUT_OF_MEMORY, Answer, WorkerFailed
 from helpers.builders import Llama
 from helpers.third_party_fixtures import FIXTURES
@@ -35,7 +35,7 @@ def _archive(root: Path) -> None:
 
 def test_workers_that_read_all_say_what_fresh_ones_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _archive(tmp_path / "in")
-    wanted = Wanted((str(tmp_path / "in"),))
+    wanted = PlanRequest((str(tmp_path / "in"),))
     _, together = plan(wanted)
     monkeypatch.setattr(planning, "HEADERS_A_WORKER", 1)
     _, alone = plan(wanted)
@@ -69,7 +69,7 @@ def test_want_of_memory_and_what_passes_are_tried_again(
 ) -> None:
     monkeypatch.setattr(planning, "DELAYS", (0.0, 0.0))
     worker = Worker(*errors)
-    facts = planning._facts(Group(FILE, "a.bin", ("a.bin",)), Wanted(("/",)), worker, {})  # type: ignore[arg-type]
+    facts = planning._facts(Group(FILE, "a.bin", ("a.bin",)), PlanRequest(("/",)), worker, {})  # type: ignore[arg-type]
     assert worker.runs == runs and ("error" in facts) == failed
 
 
@@ -82,4 +82,4 @@ def test_what_ends_a_thread_ends_the_plan(tmp_path: Path, monkeypatch: pytest.Mo
     Llama().write(tmp_path / "a.bin")
     monkeypatch.setattr(planning, "_facts", fail)
     with pytest.raises(FileNotFoundError, match="of a worker"):
-        plan(Wanted((str(tmp_path),)))
+        plan(PlanRequest((str(tmp_path),)))

@@ -19,9 +19,9 @@ from ggferry.service.records.ledger import (
     QUEUED,
     RUNNING,
     SKIPPED,
+    Duplicate,
     LeaseLost,
     Ledger,
-    Twin,
 )
 from ggferry.service.records.owners import is_dead, owner_name
 from helpers.archive_tools import command, plan, rows, write
@@ -104,10 +104,10 @@ def test_one_content_is_done_once(ledger: Ledger) -> None:
     a, b, c = (ledger.claim("me", "plan", 60) for _ in range(3))
     assert a and b and c
     assert ledger.bind(a, "content") is None and ledger.bind(a, "content") is None
-    assert ledger.bind(b, "content") == Twin(a.id, done=False)
+    assert ledger.bind(b, "content") == Duplicate(a.id, done=False)
     ledger.finish(b, FAILED, error={"class": "X", "message": "x"})
     ledger.finish(a, DONE)
-    assert ledger.bind(c, "content") == Twin(a.id, done=True)
+    assert ledger.bind(c, "content") == Duplicate(a.id, done=True)
     ledger.finish(c, SKIPPED, same_as=a.id)
     assert ledger.retry("plan") == 1 and ledger.counts("plan")[QUEUED] == 1
 

@@ -42,10 +42,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     root = tmp_path / "site"
     root.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    urls.grant(urls.Access(patience=0))
+    urls.configure_access(urls.Access(retry_timeout=0))
     with web_server(root) as server:
         yield server
-    urls.grant(urls.Access())
+    urls.configure_access(urls.Access())
 
 
 def kept(tmp_path: Path) -> list[Path]:
@@ -149,7 +149,7 @@ def test_a_legacy_file_in_parts_is_found_whole(site: Web, tmp_path: Path, cache:
     for path in (ROOT / "fixtures/legacy-llama/ggmf1-20230330-2part").iterdir():
         (site.root / path.name).write_bytes(path.read_bytes())
     name = sorted(path.name for path in site.root.glob("*.bin"))[0]
-    with local_source.at_hand(f"{site.url}/{name}", cache=cache) as path:
+    with local_source.local_source(f"{site.url}/{name}", cache=cache) as path:
         assert ggferry.open_model(path).tensor("output_norm.weight").shape == (128,)
 
 
@@ -177,7 +177,7 @@ def test_what_an_earlier_run_kept_is_not_believed(site: Web, tmp_path: Path, mon
     Llama(kind="F16").write(site.root / "old.bin")
     with (
         pytest.raises(NotFoundError),
-        local_source.at_hand(f"{site.url}/old.bin") as path,
+        local_source.local_source(f"{site.url}/old.bin") as path,
         ggferry.open_model(path) as model,
     ):
         model.tensor("token_embd.weight")

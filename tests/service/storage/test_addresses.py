@@ -26,9 +26,9 @@ NAMES = ("127.0.0.1", "localhost", "2130706433", "0x7f000001", "127.1", "0177.0.
 
 @pytest.fixture
 def guarded() -> Iterator[None]:
-    urls.grant(urls.Access(private=False, patience=0, redirects=True))
+    urls.configure_access(urls.Access(private=False, retry_timeout=0, redirects=True))
     yield
-    urls.grant(urls.Access())
+    urls.configure_access(urls.Access())
 
 
 @pytest.mark.parametrize("address", PRIVATE)

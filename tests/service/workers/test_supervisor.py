@@ -134,7 +134,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-class Desk:
+class LedgerClient:
     """A ledger that agrees to everything."""
 
     def key(self, job: Job, key: str) -> str | None:
@@ -158,11 +158,11 @@ def test_deaths_are_tried_again_and_then_quarantined_with_the_reason(
     files = [{"path": str(model), "bytes": status.st_size, "version": str(status.st_mtime_ns)}]
     entry = {"source": str(model), "files": files, "output": str(tmp_path / "o.gguf"), "recipe": {}}
     monkeypatch.setattr(supervisor, "run", die)
-    outcomes = [run_job(Job("id", entry, n, "me"), supervisor, Desk(), Settings()) for n in (1, 2, 3)]
+    outcomes = [run_job(Job("id", entry, n, "me"), supervisor, LedgerClient(), Settings()) for n in (1, 2, 3)]
     assert [outcome.again is None for outcome in outcomes] == [False, False, True]
     assert outcomes[-1].state == QUARANTINED and "SIGSEGV (3 times)" in (outcomes[-1].error or {})["message"]
     monkeypatch.setattr(supervisor, "run", late)
-    outcome = run_job(Job("id", entry, 1, "me"), supervisor, Desk(), Settings(timeout=5))
+    outcome = run_job(Job("id", entry, 1, "me"), supervisor, LedgerClient(), Settings(timeout=5))
     assert outcome.state == QUARANTINED and outcome.again is None
     assert outcome.error == {"class": "Timeout", "message": "no end after 5 s", "hint": "--timeout SECONDS"}
     assert len(list(tmp_path.glob("ggferry-tmp-*"))) == 1, "the supervisor's own"

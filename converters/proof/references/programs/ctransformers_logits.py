@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from ctransformers.llm import LLM, Config
-from worker_protocol import Silent, answer
+from worker_protocol import CannotRun, answer
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
@@ -20,7 +20,7 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     try:
         model = LLM(job["model"], job["kind"], config=config)
     except RuntimeError:
-        raise Silent("it does not load the file") from None
+        raise CannotRun("it does not load the file") from None
     rows = []
     for prompt in job["prompts"]:
         model.reset()

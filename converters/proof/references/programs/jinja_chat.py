@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from worker_protocol import Silent, answer
+from worker_protocol import CannotRun, answer
 
 MEMORY = 1 << 30
 LONGEST = 1 << 20  # characters of one conversation
@@ -55,7 +55,7 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     try:
         template = made.from_string(job["template"])
     except jinja2.TemplateSyntaxError as error:
-        raise Silent(f"line {error.lineno} is no Jinja: {error.message}") from None
+        raise CannotRun(f"line {error.lineno} is no Jinja: {error.message}") from None
     given, stated = job["given"], {}
     for variable, value in job.get("stated", {}).items():
         more = {variable: datetime.now().strftime("%d %b %Y") if value == "today" else value}

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 import xllamacpp
-from worker_protocol import Refused, Silent, answer, reason
+from worker_protocol import CannotRun, Refused, answer, reason
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
@@ -27,7 +27,7 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
         server = xllamacpp.Server(params)
     except RuntimeError:
         if why := template_error():
-            raise Silent(f"its server does not start with this chat template: {why}") from None
+            raise CannotRun(f"its server does not start with this chat template: {why}") from None
         raise Refused(f"it does not load the file{reason()}") from None
     said = {name: one(server.listening_address, key, given, job) for name, given in job["given"].items()}
     texts = {"content": "", "add_special": False, "parse_special": False}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import xllamacpp
-from worker_protocol import Refused, Silent, answer, reason
+from worker_protocol import CannotRun, Refused, answer, reason
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
@@ -31,7 +31,7 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     for prompt in job["prompts"]:
         said = server.handle_embeddings({"input": prompt["tokens"], "embd_normalize": -1})
         if "data" not in said:
-            raise Silent(f"it makes no vector of a text: {str(said)[:200]}")
+            raise CannotRun(f"it makes no vector of a text: {str(said)[:200]}")
         found = said["data"][0]["embedding"][: job["count"]]  # behind a classifier's scores lies what was there
         rows.append(np.array(found, np.float32)[None])
     return "b" + metadata.version("xllamacpp").rpartition(".")[2], rows, {}

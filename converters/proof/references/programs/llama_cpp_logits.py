@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import xllamacpp
-from worker_protocol import Refused, Silent, answer, reason
+from worker_protocol import CannotRun, Refused, answer, reason
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
@@ -53,11 +53,11 @@ def probabilities(model: Any, job: dict[str, Any], tokens: list[int]) -> list[fl
         "logit_bias": [[job["letter"], 1e3]],
     })  # fmt: skip
     if "choices" not in said:
-        raise Silent(f"it does not continue a text: {str(said)[:200]}")
+        raise CannotRun(f"it does not continue a text: {str(said)[:200]}")
     content = (said["choices"][0].get("logprobs") or {}).get("content") or [{}]
     found = {item["id"]: item["logprob"] for item in content[0].get("top_logprobs", ())}
     if len(found) != job["n_vocab"]:
-        raise Silent(f"it gave the probabilities of {len(found)} of {job['n_vocab']} tokens")
+        raise CannotRun(f"it gave the probabilities of {len(found)} of {job['n_vocab']} tokens")
     return [found[token] for token in range(job["n_vocab"])]
 
 

@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from torch import nn
-from worker_protocol import Silent, answer
+from worker_protocol import CannotRun, answer
 
 WINDOWS = ("sliding_window", "window_size")
 """Names that configurations give to the window of attention."""
@@ -61,7 +61,7 @@ def loaded(config: Any, job: dict[str, Any]) -> Any:
     missing = [name for name in told["missing_keys"] if not any(part in name for part in UNUSED)]
     for names, what in ((missing, "finds no"), ([item[0] for item in told["mismatched_keys"]], "expects another")):
         if names:
-            raise Silent(f"it {what} {sorted(names)[0]}")
+            raise CannotRun(f"it {what} {sorted(names)[0]}")
     restore_padding(model.eval())
     if dtype != torch.float32:
         wide_buffers(model, kind, config, job["attention"])

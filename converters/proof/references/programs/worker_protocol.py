@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Silent(Exception):
+class CannotRun(Exception):
     """Why a witness has nothing to say."""
 
 
-class Refused(Silent):
+class Refused(CannotRun):
     """Why a witness does not take the file."""
 
 
@@ -42,7 +42,7 @@ def answer(main: Callable[[dict[str, Any]], tuple[str, list[Any], dict[str, Any]
         said = {"version": version, "facts": facts}
     except Exception as error:
         words = str(error).strip().splitlines()
-        kind = "" if isinstance(error, Silent) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, CannotRun) else f"{type(error).__name__}: "
         said = {"why": f"{kind}{words[0] if words else ''}", "refused": isinstance(error, Refused)}
     with open("answer.json", "w", encoding="utf-8") as file:
         json.dump(said, file)

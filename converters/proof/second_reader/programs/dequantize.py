@@ -139,10 +139,10 @@ def gptq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Arra
 
 
 def awq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
-    base, turned = name.removesuffix(".weight"), np.array([0, 4, 1, 5, 2, 6, 3, 7])
+    base, rotated = name.removesuffix(".weight"), np.array([0, 4, 1, 5, 2, 6, 3, 7])
     size = settings.get("group_size", settings.get("q_group_size", 128))
     groups = c // (read.shape(f"{base}.qweight")[0] if size == -1 else size)
-    shift = 4 * turned[r % 8]
+    shift = 4 * rotated[r % 8]
 
     def codes(end: str, places: Array) -> Array:
         return _block(read, f"{base}.{end}", places, r // 8).astype(np.int64) >> shift & 15

@@ -14,7 +14,7 @@ from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.references import child_process, conversations
-from ggferry.converters.proof.references.conversations import CONVERSATIONS, construct, rendered, stated_template
+from ggferry.converters.proof.references.conversations import CONVERSATIONS, construct, declared_template, rendered
 from ggferry.support.progress import silent
 from helpers.hf_llama import hf_llama
 from helpers.third_party_fixtures import FIXTURES, ROOT
@@ -144,7 +144,7 @@ def test_the_template_that_is_rendered_is_the_output_s(tmp_path: Path) -> None:
     report = reverify(Request(str(tmp_path / "hf"), level="fast"), result.path, silent, ("*chat_template",))
     (said,) = [one for one in report.proof.testimonies if one.what == "conversations"]
     assert said.count == 9
-    given = stated_template(open_checkpoint(result.path).metadata)
+    given = declared_template(open_checkpoint(result.path).metadata)
     assert given is not None and given[1:] == ("<s>", "</s>")
 
 

@@ -15,9 +15,9 @@ from ggferry.converters.proof.references import cross_check
 from helpers.builders import Llama
 
 SAID = (
-    cross_check.Testimony("tokenizers", "0.22", what="texts", count=812),
-    cross_check.Testimony("llama.cpp", "b11549", side="output", count=3, worst=0.0031, limit=0.1),
-    cross_check.Testimony("transformers", why="would need 28.1 GiB of memory, 4.0 GiB are free"),
+    cross_check.CrossCheck("tokenizers", "0.22", what="texts", count=812),
+    cross_check.CrossCheck("llama.cpp", "b11549", side="output", count=3, worst=0.0031, limit=0.1),
+    cross_check.CrossCheck("transformers", why="would need 28.1 GiB of memory, 4.0 GiB are free"),
 )
 
 

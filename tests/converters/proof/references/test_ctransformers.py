@@ -54,5 +54,5 @@ def test_a_rotary_base_that_both_sides_get_wrong() -> None:
 def test_it_is_not_asked_of_what_it_misreads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctransformers_files, "find_spec", lambda name: True)
     graph = graph_of(str(witness(name)))
-    refusal = ctransformers_files.refuse(Case(graph, graph, str(tmp_path), 1))
+    refusal = ctransformers_files.unsupported(Case(graph, graph, str(tmp_path), 1))
     assert refusal is not None and REFUSED[name] in refusal.why

@@ -258,8 +258,8 @@ WINDOWLESS = {"layer_types": ["full_attention"] * 5}
 def unaware(graph: ModelGraph) -> ModelGraph:
     """The graph as a table makes it whose remarks nobody wrote."""
     spec = graph.architecture
-    dialects = tuple(replace(dialect, remarks=()) for dialect in spec.dialects)
-    return replace(graph, architecture=replace(spec, remarks=(), dialects=dialects))
+    dialects = tuple(replace(dialect, caveats=()) for dialect in spec.dialects)
+    return replace(graph, architecture=replace(spec, caveats=(), dialects=dialects))
 
 
 def test_a_file_that_llama_cpp_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

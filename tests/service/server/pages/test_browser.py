@@ -288,7 +288,7 @@ def test_what_is_no_model_is_refused_with_a_way_out(page: Page, tmp_path: Path) 
 def test_a_folder_is_planned_and_its_damaged_file_named(page: Page, server: Server, tmp_path: Path) -> None:
     page.goto(page.url + "add")
     page.get_by_label("Path or URL").fill(str(server.data.parent / "archive"))
-    page.get_by_role("button", name="Show what would happen").click()
+    page.get_by_role("button", name="Preview").click()
     page.wait_for_url("**/plans/*")
     expect(page.get_by_role("button", name="Convert 1 model")).to_be_enabled()
     expect(page.locator(".problem")).to_contain_text("cut.bin")
@@ -306,11 +306,11 @@ def test_several_types_are_made_of_one_reading(page: Page, server: Server, tmp_p
     page.get_by_label("Path or URL").fill(str(server.data.parent / "archive" / "llama-7b" / "old.bin"))
     page.get_by_label("Type of the output").select_option("f16")
     page.get_by_label("Further types").fill("bf16, bf16")
-    page.get_by_role("button", name="Show what would happen").click()
+    page.get_by_role("button", name="Preview").click()
     expect(page.locator(".problem").first).to_contain_text("each once")
     assert page.get_by_label("Further types").input_value() == "bf16,bf16"
     page.get_by_label("Further types").fill(" bf16, f32")
-    page.get_by_role("button", name="Show what would happen").click()
+    page.get_by_role("button", name="Preview").click()
     page.wait_for_url("**/plans/*")
     expect(page.locator(".lines ins")).to_have_count(3)
     page.get_by_text("Every tensor and key").click()
@@ -332,7 +332,7 @@ def test_several_types_are_made_of_one_reading(page: Page, server: Server, tmp_p
 def test_what_may_not_be_read_is_said_where_it_was_asked(page: Page, path: str, tmp_path: Path) -> None:
     page.goto(page.url + "add")
     page.get_by_label("Path or URL").fill(path)
-    page.get_by_role("button", name="Show what would happen").click()
+    page.get_by_role("button", name="Preview").click()
     expect(page.locator(".problem").first).to_be_visible()
     assert page.get_by_label("Path or URL").input_value() == path
     look(page, "add-refused", tmp_path)
