@@ -97,6 +97,9 @@ _HOMES = {
 }
 """Module → what of it is offered."""
 
+_FORMER = {"PassingError": "TransientError", "ladder": "convert_many"}
+"""What a name was called in the version before."""
+
 __all__ = [
     "AccessError",
     "AmbiguousError",
@@ -177,6 +180,12 @@ if not TYPE_CHECKING:  # a name that is not offered is an error to a type checke
 
     def __getattr__(name: str) -> Any:
         """Load what is asked for by name, once."""
+        if name in _FORMER:
+            import warnings
+
+            words = f"ggferry.{name} is now ggferry.{_FORMER[name]}; the old name goes in the next minor version"
+            warnings.warn(words, DeprecationWarning, stacklevel=2)
+            return __getattr__(_FORMER[name])
         for home, names in _HOMES.items():
             if name in names.split():
                 from importlib import import_module

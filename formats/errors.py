@@ -31,6 +31,12 @@ class Fault(StrEnum):
     """In neither: a store that is away, an answer cut short. Another attempt may succeed."""
 
 
+_FIRST_NAMES = {"TransientError": "PassingError"}
+"""Classes that were renamed → the name that `code` is still made of, which other programs compare."""
+_LATER_NAMES = {first: later for later, first in _FIRST_NAMES.items()}
+"""What ledgers of earlier versions call a class → its name."""
+
+
 class GgferryError(Exception):
     """Base of all errors a user may see. `str(error)` is one line: `path@0xoffset: message (hint)`."""
 
@@ -58,7 +64,7 @@ class GgferryError(Exception):
     @property
     def code(self) -> str:
         """Stable snake_case name of the violation."""
-        name = type(self).__name__
+        name = _FIRST_NAMES.get(type(self).__name__, type(self).__name__)
         return "".join(("_" if i and c.isupper() else "") + c.lower() for i, c in enumerate(name))
 
     def __str__(self) -> str:
@@ -283,5 +289,6 @@ def fault_of(record: Mapping[str, Any]) -> Fault:
     """
     if record.get("fault") in set(Fault):
         return Fault(record["fault"])
-    kind = globals().get(str(record.get("class", "")))
+    name = str(record.get("class", ""))
+    kind = globals().get(_LATER_NAMES.get(name, name))
     return kind.fault if isinstance(kind, type) and issubclass(kind, GgferryError) else Fault.FILE

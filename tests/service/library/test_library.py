@@ -17,6 +17,7 @@ import pytest
 import ggferry
 from ggferry.converters.conversion.options import OPTIONS, Kind, options_of
 from ggferry.formats import errors
+from ggferry.formats.errors import fault_of
 from ggferry.service.cli.app import _run
 from ggferry.service.library.keywords import KEYWORDS, offered
 from helpers.third_party_fixtures import ROOT
@@ -224,3 +225,14 @@ def test_answers_are_frozen_records() -> None:
     for name in ("Conversion", "ConversionPlan", "Inspection", "Verification", "Assumption", "PlannedTensor"):
         kind = getattr(ggferry, name)
         assert is_dataclass(kind) and kind.__dataclass_params__.frozen and fields(kind) and kind.__doc__
+
+
+@pytest.mark.parametrize(("former", "name"), [("ladder", "convert_many"), ("PassingError", "TransientError")])
+def test_a_former_name_works_and_warns(former: str, name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"ggferry.{name}"):
+        assert getattr(ggferry, former) is getattr(ggferry, name)
+
+
+def test_a_renamed_error_keeps_its_code_and_is_known_by_its_former_name() -> None:
+    assert ggferry.TransientError("away").code == "passing_error"
+    assert fault_of({"class": "PassingError"}) is fault_of({"class": "TransientError"}) is ggferry.Fault.TRANSIENT
