@@ -39,6 +39,62 @@ HOUSE_WORDS = {
 }
 """What this project used to say, and what the field says instead."""
 
+HOUSE_NAMES = {
+    "AtHand": "LocalSource",
+    "at_hand": "local_source",
+    "Testimony": "CrossCheck",
+    "PassingError": "TransientError",
+    "Passing": "DigestingSource",
+    "Lookers": "InspectorPool",
+    "lookers": "inspectors",
+    "Harmless": "IgnoredKey",
+    "Remark": "Caveat",
+    "Strays": "MixedEndian",
+    "strays": "mixed_endian",
+    "Turned": "RotatedRows",
+    "turned": "rotated",
+    "Marks": "Fingerprints",
+    "Stated": "DeclaredChecksum",
+    "Said": "VocabularyCheckCache",
+    "Asked": "EditRequest, MigrationRequest",
+    "Wanted": "PlanRequest, TokenizerInputs",
+    "Witness": "ReferenceImplementation, ReferenceTokenizer",
+    "OfEra": "LegacyOptions",
+    "OfVocabulary": "VocabularyOptions",
+    "OfMatrix": "ImatrixOptions",
+    "OfTypes": "TypeOptions",
+    "OfSource": "SourceOptions",
+    "OfProof": "ProofOptions",
+    "OfEdits": "EditOptions",
+    "patiently": "retry",
+    "patience": "retry_timeout",
+    "unheard": "drop_audio",
+    "unspoken": "drop_talker",
+    "unsayable": "unrepresentable",
+    "or_one": "allow_scalar",
+    "with_stated": "with_receipt_options",
+    "take_apart": "parse_parts",
+    "grant": "configure_access",
+    "conceal": "redact_in",
+    "give_back": "trim_heap",
+    "expect_writing": "prefetch_encoders",
+    "expect_comparing": "prefetch_decoders",
+    "who_testified": "cross_check_line",
+    "EARS": "AUDIO_ENCODERS",
+    "EYES": "VISION_ENCODERS",
+    "_text_half": "_text_backbone",
+    "_ear": "_audio_encoder",
+    "foreign": "other_formats",
+    "differing": "diff",
+    "across_containers": "diff_by_role",
+    "lockstep": "batched_passes",
+    "hearing": "worker_protocol",
+    "witnessed": "reference_checked",
+    "kept_blocks": "block_cache",
+    "iquants_settle": "iquants_refine",
+}
+"""What modules, classes, functions and arguments used to be called, and what they are called instead."""
+
 Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -81,6 +137,22 @@ def test_docstrings_use_the_words_of_the_field() -> None:
         for word, better in HOUSE_WORDS.items()
         if text and re.search(word, text)
     ]
+    assert wrong == []
+
+
+def test_names_are_those_of_the_field() -> None:
+    """Modules, classes, functions and arguments of the product (docs/decisions/names.md)."""
+    wrong = []
+    for room in ("converters", "formats", "quant", "service", "support"):
+        for path in (ROOT / room).rglob("*.py"):
+            place = str(path.relative_to(ROOT))
+            defined = [path.stem]
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    defined.append(node.name)
+                elif isinstance(node, ast.arg):
+                    defined.append(node.arg)
+            wrong += [(place, name, f"say {HOUSE_NAMES[name]}") for name in defined if name in HOUSE_NAMES]
     assert wrong == []
 
 
