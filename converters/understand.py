@@ -83,7 +83,7 @@ def understand(
     architecture, dialect = _architecture_of(whole)
     if mtp and checkpoint.container != "gguf":
         architecture = _predicting(architecture, dialect)
-    if architecture.dialect(dialect).tiled:
+    if architecture.dialect(dialect).repeated_kv:
         checkpoint = untiled(checkpoint, architecture.dialect(dialect))
     if dialect == "hf" and any(each.name == "reranker" for each in architecture.dialects):
         from ggferry.converters.reranking.recognize import explained, recognized  # few models need it
@@ -168,7 +168,7 @@ def _by_layout(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tup
         return spec, _legacy_dialect(checkpoint, spec)
     owners = [spec for spec in known.values() if checkpoint.layout in {layout.name for layout in spec.headers}]
     found = [(spec, _legacy_dialect(checkpoint, spec)) for spec in owners]
-    plain = [(spec, name) for spec, name in found if not spec.dialect(name).tiled]
+    plain = [(spec, name) for spec, name in found if not spec.dialect(name).repeated_kv]
     tiled = [(spec, name) for spec, name in found if is_tiled(checkpoint, spec.dialect(name))]
     return (tiled or plain)[0]
 
