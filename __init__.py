@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ggferry.converters.analysis.doctor import Diagnosis
     from ggferry.converters.conversion_plan.grades import Grade, Route
     from ggferry.formats.errors import (
         AccessError,
@@ -62,24 +63,41 @@ if TYPE_CHECKING:
         TensorFacts,
         Verification,
     )
-    from ggferry.service.library.comparing import compare
     from ggferry.service.library.conversions import convert, convert_many, plan, quantize, verify
-    from ggferry.service.library.editing import Edited, edit
-    from ggferry.service.library.examining import Diagnosis, doctor, repair
-    from ggferry.service.library.models import forward, inspect, open_model, tokenize
-    from ggferry.service.library.rewriting import Rewritten, check_shards, merge, split
-    from ggferry.service.library.surveying import diff, examine, hashes
+    from ggferry.service.library.models import open_model
+    from ggferry.service.operations._rewritten import Rewritten
+    from ggferry.service.operations.check_shards import check_shards
+    from ggferry.service.operations.compare import compare
+    from ggferry.service.operations.diff import diff
+    from ggferry.service.operations.doctor import doctor, repair
+    from ggferry.service.operations.edit import Edited, edit
+    from ggferry.service.operations.examine import examine
+    from ggferry.service.operations.forward import forward
+    from ggferry.service.operations.hashes import hashes
+    from ggferry.service.operations.inspect import inspect
+    from ggferry.service.operations.merge import merge
+    from ggferry.service.operations.split import split
+    from ggferry.service.operations.tokenize import tokenize
     from ggferry.support.progress import Phase
 
 _HOMES = {
     "ggferry.service.library.conversions": "convert convert_many plan quantize verify",
-    "ggferry.service.library.comparing": "compare",
-    "ggferry.service.library.models": "inspect open_model forward tokenize",
-    "ggferry.service.library.editing": "Edited edit",
+    "ggferry.service.operations.compare": "compare",
+    "ggferry.service.library.models": "open_model",
+    "ggferry.service.operations.forward": "forward",
+    "ggferry.service.operations.inspect": "inspect",
+    "ggferry.service.operations.tokenize": "tokenize",
+    "ggferry.service.operations.edit": "Edited edit",
     "ggferry.service.client.client": "Client Fetched",
-    "ggferry.service.library.examining": "Diagnosis doctor repair",
-    "ggferry.service.library.surveying": "diff examine hashes",
-    "ggferry.service.library.rewriting": "Rewritten check_shards merge split",
+    "ggferry.converters.analysis.doctor": "Diagnosis",
+    "ggferry.service.operations.doctor": "doctor repair",
+    "ggferry.service.operations.diff": "diff",
+    "ggferry.service.operations.examine": "examine",
+    "ggferry.service.operations.hashes": "hashes",
+    "ggferry.service.operations.check_shards": "check_shards",
+    "ggferry.service.operations.merge": "merge",
+    "ggferry.service.operations.split": "split",
+    "ggferry.service.operations._rewritten": "Rewritten",
     "ggferry.service.library.answers": """
         Assumption Conversion ConversionPlan DroppedTensor Inspection Model
         PlannedKey PlannedTensor TensorFacts Verification

@@ -34,7 +34,7 @@ def code(text: str) -> str:
 
 def options() -> Iterator[str]:
     """Yield the table of docs/python.md: every option that a function of the library takes."""
-    from ggferry.converters.options import OPTIONS
+    from ggferry.converters.conversion.options import OPTIONS
     from ggferry.service.library.keywords import KEYWORDS
 
     yield from ("| option | in | what |", "|---|---|---|")

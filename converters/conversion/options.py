@@ -1,7 +1,8 @@
 """Every option of a conversion, declared once.
 
 An option has its name in Python and in a plan's lines, its flags, its help, where a request keeps it, and where a
-receipt states it. Commands, library, plan reader and receipts are derived from this table.
+receipt states it. Commands, library, plan reader and receipts are derived from this table. The options of the other
+verbs are declared in `service/operations/`, in the same record `Option`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Heading(StrEnum):
     EDITS = "Edits of GGUF files"
     PROOF = "Proof and permissions"
     RUN = "Execution"
+    OPTIONS = "Options"
+    """What one command alone has."""
 
 
 class Kind(Enum):
@@ -52,11 +55,15 @@ class Kind(Enum):
     TYPES = "pairs of an expression and a type"
     """On a command line: REGEX=TYPE, repeated."""
     TYPES_FILE = "a path of REGEX=TYPE items"
+    FILES = "a list of paths"
+    NUMBERS = "a list of whole numbers"
+    IDS = "an object of numbers or texts"
+    """On a command line: KEY=VALUE, repeated."""
 
     @property
     def is_list(self) -> bool:
         """Return whether the option is repeated on a command line."""
-        return self in (Kind.TEXTS, Kind.PAIRS, Kind.TYPES)
+        return self in (Kind.TEXTS, Kind.PAIRS, Kind.TYPES, Kind.FILES, Kind.NUMBERS, Kind.IDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +89,16 @@ class Option:
         receipt: Where the options of a receipt state it ('vocab.pre'); None where it leaves no trace in the output.
         of_adapters: Whether only receipts of adapters state it.
         terminal: Whether only command lines have it.
+        argument: Whether a command line has it as an argument, without a flag.
+        python: What the documentation of the Python function says, where `help` fits command lines only.
+        longest: The most characters of a text that the HTTP API takes.
     """
 
     name: str
     kind: Kind
-    commands: str
-    heading: Heading
-    help: str
+    commands: str = ""
+    heading: Heading = Heading.OPTIONS
+    help: str = ""
     target: str | None = None
     flags: tuple[str, ...] = ()
     default: Any = None
@@ -101,6 +111,9 @@ class Option:
     receipt: str | None = None
     of_adapters: bool = False
     terminal: bool = False
+    argument: bool = False
+    python: str = ""
+    longest: int = 1000
 
     @property
     def flag(self) -> str:
@@ -153,15 +166,15 @@ OPTIONS: tuple[Option, ...] = (
            "dtype", choices=DTYPES),
     Option("max_shard_size", Kind.SIZE, "convert", Heading.OUTPUT,
            "Bytes of weights in a file of a folder (default: 5G).", "max_shard_size", metavar="SIZE", least=1),
-    Option("force", Kind.FLAG, "convert quantize plan forward imatrix split merge edit doctor compare", Heading.OUTPUT,
+    Option("force", Kind.FLAG, "convert quantize plan", Heading.OUTPUT,
            "Replace an existing output.",
            "force", default=False),
-    Option("split_max_tensors", Kind.NUMBER, "convert split", Heading.OUTPUT, "Tensors a shard; 0: one file.",
+    Option("split_max_tensors", Kind.NUMBER, "convert", Heading.OUTPUT, "Tensors a shard; 0: one file.",
            "options.split_max_tensors", default=0, least=0, receipt="split_max_tensors"),
-    Option("split_max_size", Kind.SIZE, "convert split", Heading.OUTPUT,
+    Option("split_max_size", Kind.SIZE, "convert", Heading.OUTPUT,
            "Bytes of tensors a shard: 4G is 4·10⁹, 4GiB is 4·2³⁰.", "options.split_max_size", metavar="SIZE",
            least=1, receipt="split_max_size"),
-    Option("tensor_first_split", Kind.FLAG, "convert split", Heading.OUTPUT,
+    Option("tensor_first_split", Kind.FLAG, "convert", Heading.OUTPUT,
            "Put no tensor into the first shard, metadata alone.", "options.tensor_first_split",
            ("--no-tensor-first-split",), True, negated=True, receipt="tensor_first_split"),
     Option("keep_split", Kind.FLAG, "quantize", Heading.OUTPUT, "The same shards as the source.", "options.keep_split",
@@ -205,7 +218,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("leave_output_tensor", Kind.FLAG, _WRITES, Heading.TYPES, "Do not quantize output.weight.",
            "options.leave_output_tensor", default=False, in_plan=True, receipt="leave_output_tensor"),
     # --- model ---
-    Option("arch", Kind.TEXT, "convert verify inspect forward imatrix tokenize open_model", Heading.MODEL,
+    Option("arch", Kind.TEXT, "convert verify open_model", Heading.MODEL,
            "The architecture of a GGML-era file, where its bytes fit several.", "arch", metavar="NAME", in_plan=True,
            receipt="arch"),
     Option("mistral_format", Kind.FLAG, _READS, Heading.MODEL,
@@ -214,12 +227,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("config", Kind.FILE, "convert verify open_model", Heading.MODEL,
            "A config.json that says what a GGML-era file does not hold.", "config", ("--hf-config",), metavar="DIR",
            in_plan=True, receipt="config"),
-    Option("hparams", Kind.PAIRS, "convert verify forward open_model", Heading.MODEL,
+    Option("hparams", Kind.PAIRS, "convert verify open_model", Heading.MODEL,
            "State a GGUF key, without its architecture: attention.head_count=4; repeatable.", "hparams", ("--hparam",),
            metavar="KEY=VALUE", in_plan=True, receipt="hparams"),
     Option("mtp", Kind.FLAG, _READS, Heading.MODEL, "Include multi-token-prediction (MTP) layers.", "mtp",
            default=False, in_plan=True, receipt="mtp"),
-    Option("rerank", Kind.TEXT, "convert verify forward open_model", Heading.MODEL,
+    Option("rerank", Kind.TEXT, "convert verify open_model", Heading.MODEL,
            "Of a causal model's output matrix, keep the rows of 'yes' and 'no' as a classifier: yes, no, or auto, as "
            "its model card, modules or name say.", "rerank", default="auto", choices=RERANK, in_plan=True,
            receipt="rerank"),
@@ -232,13 +245,13 @@ OPTIONS: tuple[Option, ...] = (
            "Take the Q and K rows of a ggla file as training meant them.", "ggla_permute", default=False, in_plan=True,
            receipt="ggla_permute", of_adapters=True),
     # --- vocabulary ---
-    Option("tokenizer_model", Kind.FILE, "convert verify tokenize open_model", Heading.VOCABULARY,
+    Option("tokenizer_model", Kind.FILE, "convert verify open_model", Heading.VOCABULARY,
            "The original tokenizer.model; validated, takes precedence.", "vocab.model", metavar="FILE", in_plan=True,
            receipt="vocab.model"),
     Option("tokenizer", Kind.FILE, _READS, Heading.VOCABULARY,
            "The tokenizer that a GGML-era file lacks, a folder or a file.", "vocab.source", metavar="DIR", in_plan=True,
            receipt="vocab.source"),
-    Option("pre", Kind.TEXT, "convert verify tokenize open_model", Heading.VOCABULARY,
+    Option("pre", Kind.TEXT, "convert verify open_model", Heading.VOCABULARY,
            "The pre-tokenizer's name, where it cannot be derived.", "vocab.pre", in_plan=True, receipt="vocab.pre"),
     Option("huggingface_json", Kind.FLAG, _READS, Heading.VOCABULARY,
            "Carry tokenizer.json along as tokenizer.huggingface.json.", "vocab.keep_json", default=False,
@@ -289,21 +302,21 @@ OPTIONS: tuple[Option, ...] = (
            "Copy NaN and infinite weights, and say so; no type encodes them.", "options.allow_nonfinite",
            default=False, in_plan=True, receipt="allow_nonfinite"),
     # --- the run ---
-    Option("dry_run", Kind.FLAG, _WRITES + " split merge edit", Heading.RUN, "Print the plan, write nothing.",
+    Option("dry_run", Kind.FLAG, _WRITES, Heading.RUN, "Print the plan, write nothing.",
            default=False, terminal=True),
-    Option("jobs", Kind.NUMBER, _READS + " compare", Heading.RUN, "Worker threads (default: one a core).", "jobs",
+    Option("jobs", Kind.NUMBER, _READS, Heading.RUN, "Worker threads (default: one a core).", "jobs",
            ("--jobs", "-j"), least=1, most=256),
-    Option("device", Kind.TEXT, "convert quantize verify forward open_model imatrix compare plan", Heading.RUN,
+    Option("device", Kind.TEXT, "convert quantize verify open_model plan", Heading.RUN,
            "Where forward passes are computed: cpu, cuda, cuda:N; auto takes a GPU if there is one.", "device",
            default="cpu", metavar="DEVICE", in_plan=True),
-    Option("cache", Kind.SIZE, _ALL + " forward imatrix doctor hash diff compare", Heading.RUN,
+    Option("cache", Kind.SIZE, _ALL, Heading.RUN,
            "Kept on this disk of a source that is a URL, while it is read and for another try (default: 64GiB).",
            metavar="SIZE", least=0, terminal=True),
-    Option("follow_redirects", Kind.FLAG, _ALL + " inspect forward imatrix tokenize doctor hash diff compare",
+    Option("follow_redirects", Kind.FLAG, _ALL,
            Heading.RUN,
            "Let the web server of a source send us to another one.", default=False, terminal=True),
     Option("as_json", Kind.FLAG,
-           _ALL + " plan doctor inspect forward imatrix architectures types split merge edit hash diff compare",
+           _ALL + " plan",
            Heading.RUN,
            "One JSON object on stdout.", flags=("--json",), default=False, terminal=True),
 )  # fmt: skip

@@ -40,6 +40,16 @@ class Grade(StrEnum):
     """Quantized, or narrowed."""
 
 
+MEANINGS = {
+    Grade.IDENTICAL: "the same bytes",
+    Grade.PERMUTED: "the same rows in another order",
+    Grade.REPACKED: "other bits, the same values",
+    Grade.COMPUTED: "values times a power of two, nothing rounded",
+    Grade.RESCALED: "a float32 scale became float16",
+    Grade.ROUNDED: "quantized or narrowed",
+}
+"""What a grade says, the most exact first."""
+
 _EXACT_IN = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
 """Plain types whose every value another plain type holds."""
 

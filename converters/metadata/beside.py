@@ -6,7 +6,10 @@ Kept apart from what makes them, because whoever looks for one needs the name al
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ggferry.converters.metadata.receipt_fields import FileRecord
 
 RECEIPT = ".receipt.json"
 """What a receipt's name adds to the name of its file."""
@@ -23,7 +26,7 @@ def second_name(name: str) -> str:
     return name if SECOND in name else f"{SECOND}-{name}"
 
 
-def files_written(*receipts: Mapping[str, Any]) -> list[dict[str, Any]]:
+def files_written(*receipts: Mapping[str, Any]) -> list[FileRecord]:
     """Return the records of all files that hold the model: the outputs', and those of what sees and hears beside them.
 
     Several outputs share the latter; each is listed once.

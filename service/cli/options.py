@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from ggferry.converters.conversion.options import Heading, Kind, Option, options_of
-from ggferry.formats.errors import UsageError
 from ggferry.formats.files.local_files import Named
 from ggferry.service.cli.terminal import print_json as print_json
 from ggferry.service.cli.terminal import say as say
 from ggferry.service.cli.terminal import tell as tell
-from ggferry.support.sizes import parse_size
+from ggferry.service.operation import options_declared
+from ggferry.service.operation import size_of as size_of
 
 if TYPE_CHECKING:
     from ggferry.service.sources.local_source import LocalSource
+    from ggferry.support.progress import Phase, Progress, Stage
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -53,23 +55,73 @@ def offers(command: str, *, defaults: bool = True) -> Callable[[Function], Funct
     return wrap
 
 
+def takes(record: type) -> Callable[[Function], Function]:
+    """Make a command of a function of a request: its arguments, options and help are those that the record declares."""
+
+    def wrap(function: Function) -> Function:
+        def run(**values: Any) -> Any:
+            asked = {option.name: _plain(option, values[option.name]) for option in declared}
+            if asked.get("follow_redirects"):
+                follow_redirects()
+            if "progress" in reported:
+                asked["progress"] = stage_of(wanted=not asked.get("as_json"))
+            return function(record(**{name: value for name, value in asked.items() if value is not None}))
+
+        declared, reported = options_declared(record), {each.name for each in fields(record)}
+        parameters = [_parameter(option, defaults=True) for option in declared]
+        run.__name__, run.__doc__ = function.__name__, record.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.request = record  # type: ignore[attr-defined]
+        return run  # type: ignore[return-value]
+
+    return wrap
+
+
+def _plain(option: Option, value: Any) -> Any:
+    """Return the value of an option as its request takes it; None where it is not given."""
+    if option.negated:
+        return not value
+    if option.kind is Kind.SIZE and value is not None:
+        return size_of(value, option.flag)
+    return value if value != [] else None
+
+
+def stage_of(*, wanted: bool) -> Stage:
+    """Return a stage that displays a bar on a terminal where one is `wanted`."""
+
+    def stage(title: Phase, total: int) -> AbstractContextManager[Progress]:
+        from ggferry.service.cli.progress_bar import progress
+
+        return progress(title, total, wanted=wanted)
+
+    return stage
+
+
+_TYPES: dict[Kind, Any] = {Kind.FLAG: bool, Kind.NUMBER: int, Kind.NUMBERS: list[int]}
+
+
 def _parameter(option: Option, defaults: bool) -> inspect.Parameter:
-    kinds: dict[Kind, Any] = {Kind.FLAG: bool, Kind.NUMBER: int | None}
-    kind = list[str] | None if option.kind.is_list else kinds.get(option.kind, str | None)
-    default = option.default if defaults and not option.kind.is_list else False if option.kind is Kind.FLAG else None
-    numbers: dict[str, Any] = {"min": option.least, "max": option.most} if option.kind is Kind.NUMBER else {}
-    declared = typer.Option(
-        *option.all_flags,
-        help=option.help,
-        metavar=option.metavar,
-        parser=Named if option.kind is Kind.FILE else None,
-        rich_help_panel=option.heading,
-        autocompletion=completing(option),
-        **numbers,
-    )
-    value = not default if option.negated else default
+    kind = _TYPES.get(option.kind, list[str] if option.kind.is_list else str)
+    default = None if option.kind.is_list or not defaults else option.default
+    if option.default is MISSING:
+        default = inspect.Parameter.empty
+    elif option.kind is Kind.FLAG:
+        default = bool(default) is not option.negated
+    else:
+        kind |= None
+    facts: dict[str, Any] = {
+        "help": option.help,
+        "metavar": option.metavar,
+        "parser": Named if option.kind in (Kind.FILE, Kind.FILES) else None,
+        "rich_help_panel": option.heading,
+        "autocompletion": completing(option),
+    }
+    if option.kind in (Kind.NUMBER, Kind.NUMBERS):
+        facts |= {"min": option.least, "max": option.most}
+    declared = typer.Argument(**facts) if option.argument else typer.Option(*option.all_flags, **facts)
     return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=Annotated[kind, declared]
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
     )
 
 
@@ -93,12 +145,11 @@ class HeadedCommand(TyperCommand):
         groups: dict[str, list[tuple[str, str]]] = {
             "Arguments": [],
             **{heading: [] for heading in Heading},
-            "Options": [],
         }
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                options = getattr(param, "rich_help_panel", None) or "Options"
+                options = getattr(param, "rich_help_panel", None) or Heading.OPTIONS
                 groups["Arguments" if param.param_type_name == "argument" else options].append(record)
         for heading, records in groups.items():
             if records:
@@ -118,17 +169,14 @@ def access_of(source: str, given: Mapping[str, Any], *, tensors: bool = True) ->
     from ggferry.service.sources.local_source import CACHE, local_source
 
     if given.get("follow_redirects"):
-        from ggferry.service.storage.urls import Access, configure_access
-
-        configure_access(Access(redirects=True))
+        follow_redirects()
     cache = given.get("cache")
     with local_source(source, tensors=tensors, cache=CACHE if cache is None else size_of(cache, "--cache")) as path:
         yield path
 
 
-def size_of(text: str, option: str) -> int:
-    """Return the bytes of an option's value. Raises UsageError."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise UsageError(option, found=text, expected=str(error)) from None
+def follow_redirects() -> None:
+    """Let web servers send this process to others."""
+    from ggferry.service.storage.urls import Access, configure_access
+
+    configure_access(Access(redirects=True))

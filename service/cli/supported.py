@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from ggferry.formats.files.local_files import Named
-from ggferry.service.cli.options import HeadedCommand, offers, print_json, tell
+from ggferry.service.cli.options import HeadedCommand, print_json, takes, tell
+from ggferry.service.operations.supported import ArchitecturesCommand, TypesCommand, coverage_of
+
+if TYPE_CHECKING:
+    from ggferry.converters.supported import Coverage
 
 commands = typer.Typer(rich_markup_mode=None)
 
 
 @commands.command(cls=HeadedCommand)
-@offers("architectures")
-def architectures(
-    coverage: Annotated[
-        str | None,
-        typer.Option(
-            "--coverage", metavar="FILE", parser=Named,
-            help="Class names, of a text or a JSON file: which of them are read.",
-        ),
-    ] = None,
-    **given: Any,
-) -> None:  # fmt: skip
-    """List the families of models: name in GGUF, name, runtimes, classes of transformers."""
+@takes(ArchitecturesCommand)
+def architectures(request: ArchitecturesCommand) -> None:
+    """Print a table of the families, or which of the listed classes are read."""
     from dataclasses import asdict
 
     from ggferry.converters.supported import families
 
-    if coverage is not None:
-        _show_coverage(coverage, given["as_json"])
+    if request.coverage is not None:
+        _show_coverage(coverage_of(request.coverage), request.as_json)
         return
     known = families()
-    if given["as_json"]:
+    if request.as_json:
         print_json({"architectures": [asdict(each) for each in known]})
         return
     _table(
@@ -47,16 +41,9 @@ def architectures(
     )  # fmt: skip
 
 
-def _show_coverage(path: str, as_json: bool) -> None:
+def _show_coverage(found: Coverage, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from ggferry.converters.supported import class_names, coverage, is_of_second_files
-    from ggferry.formats.files.named_texts import text_of
-    from ggferry.formats.json_files.text import parse_json
-
-    text = text_of(path)
-    document = parse_json(text.encode(), path) if text.lstrip()[:1] in ("{", "[") else text.split()
-    found = coverage(class_names(document, path), is_of_second_files(document))
     if as_json:
         print_json(asdict(found))
         return
@@ -68,15 +55,15 @@ def _show_coverage(path: str, as_json: bool) -> None:
 
 
 @commands.command(cls=HeadedCommand)
-@offers("types")
-def types(**given: Any) -> None:
-    """List the values of --outtype and the types of blocks, with their bits per weight and runtimes."""
+@takes(TypesCommand)
+def types(request: TypesCommand) -> None:
+    """Print a table of the values of --outtype, and one of the blocks."""
     from dataclasses import asdict
 
     from ggferry.converters.supported import block_types, out_types
 
     asked, blocks = out_types(), block_types()
-    if given["as_json"]:
+    if request.as_json:
         print_json({"outtypes": [asdict(each) for each in asked], "blocks": [asdict(each) for each in blocks]})
         return
     tell("--outtype: bits per weight of a whole Llama-3.1-8B")

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypedDict, TypeVar
 from ggferry.converters.conversion.options import OPTIONS, Kind, Option
 from ggferry.converters.conversion.request import Request, request_of
 from ggferry.formats.files.local_files import Named
+from ggferry.service.operation import StrPath as StrPath
 
-StrPath = str | os.PathLike[str]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -30,18 +30,6 @@ class LegacyOptions(TypedDict, total=False):
     hparams: Mapping[str, str] | None
 
 
-class Computing(LegacyOptions, total=False):
-    """Options of `forward`.
-
-    Attributes:
-        device: Where forward passes are computed: 'cpu', 'cuda', 'cuda:N', or 'auto' for a GPU if there is one.
-        rerank: Whether a causal model is a reranker, two rows of its output matrix a classifier: 'auto', 'yes', 'no'.
-    """
-
-    device: str
-    rerank: str
-
-
 class VocabularyOptions(TypedDict, total=False):
     """Where the vocabulary comes from.
 
@@ -54,22 +42,20 @@ class VocabularyOptions(TypedDict, total=False):
     pre: str | None
 
 
-class Opening(Computing, VocabularyOptions, total=False):
+class Opening(LegacyOptions, VocabularyOptions, total=False):
     """Options of `open_model`.
 
     Attributes:
         config: A config.json for what a GGML-era file does not hold.
         target_model: For a draft, the folder of the model it guesses for.
+        device: Where forward passes are computed: 'cpu', 'cuda', 'cuda:N', or 'auto' for a GPU if there is one.
+        rerank: Whether a causal model is a reranker, two rows of its output matrix a classifier: 'auto', 'yes', 'no'.
     """
 
     config: StrPath | None
     target_model: StrPath | None
-
-
-class Tokenizing(VocabularyOptions, total=False):
-    """Options of `tokenize`."""
-
-    arch: str | None
+    device: str
+    rerank: str
 
 
 class ImatrixOptions(TypedDict, total=False):
@@ -228,7 +214,6 @@ class Verifying(SourceOptions, ImatrixOptions, EditOptions, ProofOptions, total=
 
 KEYWORDS: dict[str, Any] = {
     "convert": Converting, "plan": Planning, "quantize": Quantizing, "verify": Verifying, "open_model": Opening,
-    "forward": Computing, "tokenize": Tokenizing,
 }  # fmt: skip
 """Function → its options."""
 

@@ -190,7 +190,7 @@ def _grades(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
 
 def _model(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     entry, receipts = row["entry"], receipts_of(row["receipt"])
-    receipt = receipts[0] if receipts else {}
+    receipt: Mapping[str, Any] = receipts[0] if receipts else {}
     logits = receipt.get("logits") or {}
     return {
         "id": row["id"],

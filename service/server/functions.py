@@ -7,8 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
+from ggferry.converters.metadata.receipt_fields import KeptReceipt
 from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
 from ggferry.service.apply.migration import Migration, MigrationRequest
+from ggferry.service.operations.edit import EditChanges
+from ggferry.service.operations.inspect import InspectRequest
+from ggferry.service.operations.tokenize import TokenizeRequest
 from ggferry.service.records.ledger import DONE, QUEUED, STATES
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.records.report import collect
@@ -38,6 +42,14 @@ class Output:
     sha256: str
     blake3: str
     url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a text: its number in the vocabulary, and its text."""
+
+    id: int
+    piece: str
 
 
 # --- the archive ---------------------------------------------------------------------------------------------------
@@ -133,10 +145,10 @@ def _look(service: Service, question: str, source: str, trees: Sequence[str], **
             raise
 
 
-def inspect(service: Service, caller: Caller, source: str, arch: str | None = None) -> dict[str, Any]:
+def inspect(service: Service, caller: Caller, request: InspectRequest) -> dict[str, Any]:
     """Return what a source holds according to its headers, as `ggferry.inspect`."""
-    place = find(service, caller, source)
-    found: dict[str, Any] = _look(service, "inspect", place.path, place.trees, arch=arch)
+    place = find(service, caller, str(request.path))
+    found: dict[str, Any] = _look(service, "inspect", place.path, place.trees, arch=request.arch)
     return found
 
 
@@ -155,17 +167,17 @@ def conversion_plan(service: Service, job: str) -> dict[str, Any]:
     return found
 
 
-def tokenize(service: Service, job: str, text: str, special: bool = False) -> list[dict[str, Any]]:
-    """Return the tokens of a text by a model's own vocabulary: id and piece. The output's, where it is done."""
+def tokenize(service: Service, job: str, request: TokenizeRequest) -> list[Token]:
+    """Return the tokens of a text by a model's own vocabulary. The output's, where it is done."""
     source, trees, _ = _place_of(service, job)
     row = models.one(service.store, job)
     if row["state"] == DONE and row["output"] and not is_remote(row["output"]):
         source, trees = row["output"], [service.settings.outputs]
-    found: list[dict[str, Any]] = _look(service, "tokenize", source, trees, text=text, special=special)
-    return found
+    found = _look(service, "tokenize", source, trees, text=request.text, special=request.special)
+    return [Token(each["id"], each["piece"]) for each in found]
 
 
-def receipt(service: Service, job: str, file: str | None = None) -> dict[str, Any]:
+def receipt(service: Service, job: str, file: str | None = None) -> KeptReceipt:
     """Return the receipt of a done job; each of its output files also has its sha256. Raises RefusedError.
 
     Of several outputs that of the first, the others in its member `further`; with `file`, that of one of them alone.
@@ -264,16 +276,15 @@ def retry(service: Service, caller: Caller, job: str) -> dict[str, Any]:
     return model(service, job)
 
 
-def edit(service: Service, caller: Caller, job: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+def edit(service: Service, caller: Caller, job: str, changes: EditChanges, file: str | None = None) -> dict[str, Any]:
     """Change keys of a done job's file, and return the model that the new file is listed as.
 
-    `changes` are arguments of `ggferry.edit` that name no file, and `file`, which of several outputs is meant. Raises
-    RefusedError, UsageError.
+    `file`: which of several outputs is meant. Raises RefusedError, UsageError.
     """
     _need(caller, "submit")
     row = models.one(service.store, job)
     service.uploads.check_free_space(caller.token, int(row["bytes_out"] or 0))
-    return model(service, edits.edit(service.store, service.inspectors, service.settings.outputs, job, changes))
+    return model(service, edits.edit(service.store, service.inspectors, service.settings.outputs, job, changes, file))
 
 
 def progress(service: Service, job: str | None = None) -> dict[str, Any]:

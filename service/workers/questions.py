@@ -8,8 +8,11 @@ from typing import Any
 
 from ggferry.formats.errors import UsageError
 from ggferry.service.library.conversions import plan
-from ggferry.service.library.editing import edit
-from ggferry.service.library.models import inspect, open_model
+from ggferry.service.library.models import open_model
+from ggferry.service.operations.edit import EditRequest
+from ggferry.service.operations.edit import run as edit
+from ggferry.service.operations.inspect import InspectRequest
+from ggferry.service.operations.inspect import run as inspect
 
 MOST_ITEMS, MOST_TEXT = 64, 4000  # of a list of the file's metadata, of a text
 MOST_TOKENS = 10_000
@@ -24,7 +27,7 @@ def answer(question: str, source: str, options: Mapping[str, Any]) -> Any:
 
 
 def _inspect(source: str, options: dict[str, Any]) -> Any:
-    found = plain(inspect(source, arch=options.get("arch")))
+    found = plain(inspect(InspectRequest(source, **options)))
     found["metadata"] = {key: _short(value) for key, value in found["metadata"].items()}
     found["header"] = {key: _short(value) for key, value in found["header"].items()}
     return found
@@ -47,7 +50,7 @@ def _tokenize(source: str, options: dict[str, Any]) -> Any:
 
 
 def _edit(source: str, options: dict[str, Any]) -> Any:
-    return plain(edit(source, **options))
+    return plain(edit(EditRequest(source, **options)))
 
 
 def _short(value: Any) -> Any:

@@ -50,12 +50,12 @@ STARTS = {
     "--help": 25,
     "--version": 25,
     "convert --help": 25,
-    "inspect --help": 25,
-    "inspect hf/out/llama/llama.q8_0.gguf": 114,
-    "inspect --json hf/out/llama/llama.q8_0.gguf": 114,
-    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 132,
-    "inspect hf/ckpt/llama": 131,
-    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 138,
+    "inspect --help": 27,
+    "inspect hf/out/llama/llama.q8_0.gguf": 117,
+    "inspect --json hf/out/llama/llama.q8_0.gguf": 117,
+    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 135,
+    "inspect hf/ckpt/llama": 134,
+    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 141,
 }
 """Command → the most modules of ours that it may import."""
 

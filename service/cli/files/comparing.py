@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from ggferry.formats.files.local_files import Named
-from ggferry.service.cli.options import HeadedCommand, access_of, offers, print_json, tell
+from ggferry.service.cli.options import HeadedCommand, print_json, takes, tell
+from ggferry.service.operations.compare import CompareCommand, run
+
+if TYPE_CHECKING:
+    from ggferry.converters.analysis.perplexity import Figure
 
 commands = typer.Typer(rich_markup_mode=None)
-MODEL = "A model of any container and any dialect; a path or a URL."
 
 
 @commands.command(cls=HeadedCommand)
-@offers("compare")
-def compare(
-    first: Annotated[str, typer.Argument(parser=Named, metavar="A", help=f"The base. {MODEL}")],
-    second: Annotated[str, typer.Argument(parser=Named, metavar="B", help=f"What is judged. {MODEL}")],
-    text: Annotated[str, typer.Option("--text", "-f", metavar="FILE", help="The text.")],
-    ctx: Annotated[int, typer.Option("--ctx", "-c", help="Tokens of a chunk.")] = 512,
-    chunks: Annotated[int | None, typer.Option("--chunks", min=1, help="The most chunks (default: all).")] = None,
-    html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page with the curves.")] = None,
-    **given: Any,
-) -> None:
-    """Compare two models of one vocabulary on a text: perplexity, KL divergence, agreement, as llama-perplexity.
-
-    Files need not be GGUF: a checkpoint's folder or a GGML-era file may be either of them.
-    """
-    from ggferry.converters.forward.device import computing_on
+@takes(CompareCommand)
+def compare(request: CompareCommand) -> None:
+    """Compare, and print a line for each chunk."""
     from ggferry.formats.files.partial_files import write_text
-    from ggferry.service.cli.progress_bar import progress
-    from ggferry.service.library.comparing import quality_of
     from ggferry.service.records.quality_html import quality_page
     from ggferry.support.allocator import tune_malloc
 
     tune_malloc()
-    quiet = given["as_json"]
-    with access_of(first, given) as a, access_of(second, given) as b, computing_on(given["device"]):
-        stage = b.staged(a.staged(lambda title, total: progress(title, total, wanted=not quiet)))
-        found = quality_of(a, b, text, context=ctx, chunks=chunks, jobs=given["jobs"], stage=stage)
-    if html is not None:
-        write_text(html, [quality_page(found, first, second)], overwrite=given["force"])
-    if quiet:
+    found = run(request)
+    if request.html is not None:
+        page = quality_page(found, os.fspath(request.first), os.fspath(request.second))
+        write_text(os.fspath(request.html), [page], overwrite=request.force)
+    if request.as_json:
         print_json(asdict(found))
         return
     heads = ("PPL(B)", "ln(PPL(B)/PPL(A))", "KL divergence", "Δp RMS", "same top token")
@@ -59,6 +46,6 @@ def compare(
     tell(f"KL divergence: median {parts[0.5]:.6f}, 99% {parts[0.99]:.6f}, largest {parts[1.0]:.6f}")
 
 
-def _shown(figure: Any, digits: int, scale: float = 1.0) -> str:
+def _shown(figure: Figure, digits: int, scale: float = 1.0) -> str:
     unit = " %" if scale != 1 else ""
     return f"{scale * figure.value:.{digits}f} ± {scale * figure.error:.{digits}f}{unit}".rjust(26)

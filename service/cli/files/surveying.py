@@ -3,82 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ggferry.converters.conversion.options import options_of
 from ggferry.formats.errors import UsageError, VerificationError
-from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.sources import known_by
-from ggferry.service.cli.options import HeadedCommand, access_of, offers, print_json, say, tell
+from ggferry.service.cli.options import (
+    HeadedCommand,
+    follow_redirects,
+    print_json,
+    say,
+    size_of,
+    stage_of,
+    takes,
+    tell,
+)
+from ggferry.service.operations import diff as diffing
+from ggferry.service.operations import hashes
+from ggferry.service.operations.diff import DiffCommand
+from ggferry.service.operations.hashes import HashCommand, ManifestResult
 
 if TYPE_CHECKING:
-    from ggferry.support.progress import Stage
+    from ggferry.converters.analysis.differences.diff import Difference, TensorDifference
 
 commands = typer.Typer(rich_markup_mode=None)
 
-MODEL = "A model of any container; a path or a URL."
 CORRUPT = 5
 ALONE = ("level", "as_json", "cache", "follow_redirects")
 """The options of `verify` that say something of a file alone."""
 
 
 @commands.command("hash", cls=HeadedCommand)
-@offers("hash")
-def hash_(
-    file: Annotated[str, typer.Argument(parser=Named, help=MODEL)],
-    algorithm: Annotated[
-        list[str] | None,
-        typer.Option("--algorithm", "-a", metavar="NAME", help="sha256 (the default), blake3, sha1, xxh64, uuid."),
-    ] = None,
-    no_layer: Annotated[bool, typer.Option("--no-layer", help="Only the digest of all tensors together.")] = False,
-    check: Annotated[
-        str | None,
-        typer.Option("--check", "-c", metavar="MANIFEST", help="Compare with what was written down, by its strongest."),
-    ] = None,
-    **given: Any,
-) -> None:
-    """Digest every tensor, and all together: little-endian data without padding, in llama-gguf-hash's manifest.
-
-    Metadata, alignment, byte order and shards make no difference; to the digest of all, the order of the tensors does.
-    """
-    from ggferry.converters.analysis.differences.hashes import DEFAULT, digests
-    from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-
-    with access_of(file, given) as path:
-        checkpoint = open_checkpoint(path)
-        total = sum(ref.nbytes for ref in checkpoint.tensors.values())
-        if check is not None:
-            _check(checkpoint, check, algorithm, total, path.staged(_stage(given)), given["as_json"])
-            return
-        name, found = known_by(checkpoint.path), []
-        with path.staged(_stage(given))(_checking(), total) as progress:
-            for each in digests(checkpoint, algorithm or [DEFAULT], tensors=not no_layer, progress=progress):
-                if given["as_json"]:
-                    found.append({"algorithm": each.algorithm, "tensor": each.tensor, "digest": each.hex})
-                else:
-                    tell(each.line(name))
-        path.check_unchanged()
-        checkpoint.close()
-    if given["as_json"]:
-        print_json({"path": name, "digests": found})
+@takes(HashCommand)
+def hash_(request: HashCommand) -> None:
+    """Print the digests, or compare with a manifest."""
+    if request.check is not None:
+        named = () if isinstance(request.algorithm, str) else request.algorithm
+        if len(named) > 1:
+            raise UsageError("--algorithm: one is compared", found=named[1])
+        _show_check(hashes.compare_with_manifest(request, request.check, named[0] if named else None), request.as_json)
+        return
+    found = hashes.digest(request, layers=request.layers)
+    if request.as_json:
+        digests = [{"algorithm": each.algorithm, "tensor": each.tensor, "digest": each.hex} for each in found.digests]
+        print_json({"path": found.path, "digests": digests})
+        return
+    for each in found.digests:
+        tell(each.line(found.path))
 
 
-def _check(checkpoint: Any, manifest: str, algorithm: list[str] | None, total: int, stage: Stage, quiet: bool) -> None:
-    from dataclasses import asdict
-
-    from ggferry.converters.analysis.differences.hashes import check, read_manifest
-    from ggferry.formats.files.named_texts import text_of
-
-    if algorithm and len(algorithm) > 1:
-        raise UsageError("--algorithm: one is compared", found=algorithm[1])
-    stated = read_manifest(text_of(manifest), manifest, checkpoint.tensors)
-    with stage(_checking(), total) as progress:
-        found = check(checkpoint, stated, algorithm[0] if algorithm else None, progress)
-    name = known_by(checkpoint.path)
-    checkpoint.close()
-    if quiet:
+def _show_check(result: ManifestResult, as_json: bool) -> None:
+    found, name = result.checked, result.path
+    if as_json:
         print_json({"path": name, "holds": found.holds, **asdict(found)})
     else:
         for tensor in found.wrong:
@@ -95,7 +74,7 @@ def _check(checkpoint: Any, manifest: str, algorithm: list[str] | None, total: i
             f"{found.right} digests are as the manifest says, but it does not list every tensor", path=name,
             found=f"{len(found.unstated)} tensors that are not in the manifest: {_first_names(found.unstated)}",
         )  # fmt: skip
-    if not quiet:
+    if not as_json:
         tell(f"{name}: {found.right} digests ({found.algorithm}) as the manifest says")
 
 
@@ -104,35 +83,17 @@ def _first_names(names: Sequence[str], most: int = 3) -> str:
 
 
 @commands.command(cls=HeadedCommand)
-@offers("diff")
-def diff(
-    first: Annotated[str, typer.Argument(parser=Named, help=MODEL)],
-    second: Annotated[str, typer.Argument(parser=Named, help="The same.")],
-    no_data: Annotated[bool, typer.Option("--no-data", help="Compare headers only.")] = False,
-    **given: Any,
-) -> None:
-    """Show how two models differ: keys, tensors, and how far their values lie apart; exit code 1 where they do."""
-    from ggferry.converters.analysis.differences.diff_by_role import difference_of
-    from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-
-    with access_of(first, given) as left, access_of(second, given) as right:
-        a, b = open_checkpoint(left), open_checkpoint(right)
-        total = sum(ref.nbytes for side in (a, b) for ref in side.tensors.values())
-        stage = right.staged(left.staged(_stage(given)))
-        with stage(_checking(), total) as progress:
-            found, by_roles = difference_of(a, b, data=not no_data, progress=progress)
-        names = known_by(a.path), known_by(b.path)
-        left.check_unchanged()
-        right.check_unchanged()
-        a.close()
-        b.close()
-    if by_roles:
+@takes(DiffCommand)
+def diff(request: DiffCommand) -> None:
+    """Compare two models, and print what differs."""
+    found = diffing.compare(request)
+    if found.by_roles:
         say("note     compared by roles, through the layouts of both containers: names are GGUF's")
-    if given["as_json"]:
-        print_json({"first": names[0], "second": names[1], **_finite(found.as_dict())})
+    if request.as_json:
+        print_json({"first": found.first, "second": found.second, **_finite(found.difference.as_dict())})
     else:
-        _tell_difference(found, *names)
-    if found.differs:
+        _tell_difference(found.difference, found.first, found.second)
+    if found.difference.differs:
         raise typer.Exit(1)
 
 
@@ -145,7 +106,7 @@ def _finite(value: Any) -> Any:
     return "inf" if value == float("inf") else value
 
 
-def _tell_difference(found: Any, first: str, second: str) -> None:
+def _tell_difference(found: Difference, first: str, second: str) -> None:
     for key in found.keys:
         for line in key.lines:
             tell(line)
@@ -162,9 +123,10 @@ def _tell_difference(found: Any, first: str, second: str) -> None:
          f"{len(found.tensors)} tensors differ, {found.same_tensors} do not{values}")  # fmt: skip
 
 
-def _tensor_line(tensor: Any) -> str:
+def _tensor_line(tensor: TensorDifference) -> str:
     if tensor.first is None or tensor.second is None:
         mark, facts = ("+", tensor.second) if tensor.first is None else ("-", tensor.first)
+        assert facts is not None
         return f"{mark} tensor {tensor.name}: {facts[0]} {'×'.join(map(str, facts[1]))}"
     types = tensor.first[0] if tensor.first[0] == tensor.second[0] else f"{tensor.first[0]} → {tensor.second[0]}"
     if tensor.first[1] != tensor.second[1]:
@@ -179,16 +141,18 @@ def _tensor_line(tensor: Any) -> str:
 
 def judge(file: str, given: dict[str, Any]) -> None:
     """Judge one file by itself, for `verify`; exit code 5 where there is a fault."""
-    from ggferry.converters.analysis.validate import examine
+    from ggferry.service.operations.examine import ExamineRequest, run
 
     for option in options_of("verify"):
         if option.name not in ALONE and given[option.name] not in (option.default, None, (), []):
             raise UsageError(f"{option.flag}: of a file alone nothing is compared", hint="verify SOURCE OUTPUT")
     if given["level"] not in ("full", "fast"):
         raise UsageError("--level", found=given["level"], expected="fast, full")
-    with access_of(file, given) as path:
-        report = examine(path, data=given["level"] == "full", stage=path.staged(_stage(given)))
-        path.check_unchanged()
+    if given["follow_redirects"]:
+        follow_redirects()
+    cache, stage = given["cache"], stage_of(wanted=not given["as_json"])
+    nbytes = None if cache is None else size_of(cache, "--cache")
+    report = run(ExamineRequest(file, data=given["level"] == "full", cache=nbytes, progress=stage))
     if given["as_json"]:
         print_json({**report.as_dict(), "path": known_by(report.path)})
     else:
@@ -202,15 +166,3 @@ def judge(file: str, given: dict[str, Any]) -> None:
         tell(f"{'sound' if report.sound else 'faulty':<8} {looked}")
     if not report.sound:
         raise typer.Exit(CORRUPT)
-
-
-def _stage(given: dict[str, Any]) -> Stage:
-    from ggferry.service.cli.progress_bar import progress
-
-    return lambda title, total: progress(title, total, wanted=not given["as_json"])
-
-
-def _checking() -> Any:
-    from ggferry.support.progress import Phase
-
-    return Phase.CHECKING

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.files.named_texts import lines_of
 from ggferry.formats.files.opened_files import recorded
-from ggferry.service.cli.options import access_of, print_json, say, tell
+from ggferry.service.cli.options import print_json, say, tell
+from ggferry.service.operation import open_source
+from ggferry.service.operations.forward import ForwardCommand, model_options
 
 NPY_DTYPES = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
 
@@ -21,37 +21,17 @@ def dtype_of(name: str) -> str:
     return NPY_DTYPES[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """What was asked.
-
-    Attributes:
-        embed: Whether vectors are asked for.
-        texts: Of what.
-        query: Else the query, for whose documents scores are asked for.
-        documents: The file of the documents.
-        out: The .npy to write; None for JSON.
-        npy_dtype: Its type.
-    """
-
-    embed: bool
-    texts: tuple[str, ...]
-    query: str | None
-    documents: str | None
-    out: str | None
-    npy_dtype: str
-
-    def check(self) -> None:
-        """Raise UsageError for options that do not go together."""
-        if self.embed and self.query is not None:
-            raise UsageError("--embed and --score are two questions", expected="one of them")
-        if self.embed and (not self.texts or self.documents is not None):
-            raise UsageError("--embed reads --text", hint="--embed --text TEXT")
-        if not self.embed and (self.query is None or self.documents is None or self.texts):
-            raise UsageError("--score reads --documents", hint="--score QUERY --documents FILE")
+def _check(request: ForwardCommand) -> None:
+    """Raise UsageError for options that do not go together."""
+    if request.embed and request.score is not None:
+        raise UsageError("--embed and --score are two questions", expected="one of them")
+    if request.embed and (not request.texts or request.documents is not None):
+        raise UsageError("--embed reads --text", hint="--embed --text TEXT")
+    if not request.embed and (request.score is None or request.documents is None or request.texts):
+        raise UsageError("--score reads --documents", hint="--score QUERY --documents FILE")
 
 
-def computed(file: str, asked: Texts, given: Mapping[str, Any]) -> None:
+def computed(request: ForwardCommand) -> None:
     """Print vectors or scores as JSON, or write them as a .npy.
 
     Raises UsageError for options that do not go together, and what computing raises.
@@ -65,40 +45,40 @@ def computed(file: str, asked: Texts, given: Mapping[str, Any]) -> None:
     from ggferry.converters.understand import graph_of
     from ggferry.formats.files.partial_files import check_target, write_file
 
-    asked.check()
-    dtype = dtype_of(asked.npy_dtype)
-    documents = list(lines_of(asked.documents)) if asked.documents is not None else []
-    with access_of(file, given) as path:
-        request = request_of(path, given)
+    _check(request)
+    dtype = dtype_of(request.npy_dtype)
+    documents = list(lines_of(request.documents)) if request.documents is not None else []
+    with open_source(request.path, request.cache) as path:
+        asked = request_of(path, model_options(request))
         with recorded() as opened:
-            graph = graph_of(path, request.hparams, request.arch, rerank=request.rerank)
-            tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint), request.vocab)
+            graph = graph_of(path, asked.hparams, asked.arch, rerank=asked.rerank)
+            tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint), asked.vocab)
         if tokenizer is None:
             raise RefusedError("the file has no vocabulary", path=graph.checkpoint.path)
-        if asked.out is not None:
-            check_target(asked.out, overwrite=given["force"], sources=opened.identities)
+        if request.out is not None:
+            check_target(request.out, overwrite=request.force, sources=opened.identities)
         notes = [*graph.checkpoint.notes, *graph.notes]
-        if asked.query is not None:
+        if request.score is not None:
             notes.append(segments_note(graph, tokenizer))
         for note in filter(None, notes):
             say(f"note     {note}")
-        with computing_on(request.device):
-            if asked.query is None:
-                found = vectors(graph, tokenizer, asked.texts)
+        with computing_on(asked.device):
+            if request.score is None:
+                found = vectors(graph, tokenizer, request.texts)
             else:
-                found = scores(graph, tokenizer, asked.query, documents)
+                found = scores(graph, tokenizer, request.score, documents)
         graph.checkpoint.close()
         path.check_unchanged()
-    if asked.out is None:
-        print_json(found.tolist() if asked.query is None else _listed(documents, found))
+    if request.out is None:
+        print_json(found.tolist() if request.score is None else _listed(documents, found))
         return
     array = found.astype(dtype)
-    write_file(asked.out, lambda file: np.save(file, array), overwrite=given["force"], sources=opened.identities)
-    what = "vectors" if asked.query is None else "scores"
-    if given["as_json"]:
-        print_json({"path": asked.out, "shape": list(array.shape), "dtype": asked.npy_dtype, "what": what})
+    write_file(request.out, lambda file: np.save(file, array), overwrite=request.force, sources=opened.identities)
+    what = "vectors" if request.score is None else "scores"
+    if request.as_json:
+        print_json({"path": request.out, "shape": list(array.shape), "dtype": request.npy_dtype, "what": what})
     else:
-        tell(f"{asked.out}: {' × '.join(map(str, array.shape))} {asked.npy_dtype}, {what}")
+        tell(f"{request.out}: {' × '.join(map(str, array.shape))} {request.npy_dtype}, {what}")
 
 
 def _listed(documents: list[str], found: Any) -> list[dict[str, Any]]:

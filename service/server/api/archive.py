@@ -7,10 +7,13 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from ggferry.service.operations.inspect import InspectRequest
+from ggferry.service.operations.tokenize import TokenizeRequest
 from ggferry.service.server import functions
 from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep, Text
+from ggferry.service.server.api.request_models import RequestBody, takes
 from ggferry.service.server.store import models
 
 router = APIRouter(tags=["archive"], responses=PROBLEMS)
@@ -27,20 +30,16 @@ class ModelList(BaseModel):
     total: int = Field(description="Models that match, on all pages")
 
 
-class Inspecting(BaseModel):
+@takes(InspectRequest, "arch")
+class Inspecting(RequestBody):
     """What to look at."""
 
-    model_config = ConfigDict(extra="forbid")
     source: Text = Field(description="A path below a root, or upload:ID")
-    arch: Annotated[str, Field(max_length=64)] | None = Field(None, description="Architecture of a GGML-era file")
 
 
-class Tokenizing(BaseModel):
+@takes(TokenizeRequest, "text", "special")
+class Tokenizing(RequestBody):
     """A text to encode."""
-
-    model_config = ConfigDict(extra="forbid")
-    text: Annotated[str, Field(max_length=100_000)]
-    special: bool = False
 
 
 @router.get("/models", response_model=ModelList)
@@ -98,7 +97,7 @@ def browse(
 @router.post("/inspect")
 def inspect(service: ServiceDep, caller: Reader, asked: Inspecting) -> dict[str, Any]:
     """Show what a file holds, without reading its tensor data."""
-    return functions.inspect(service, caller, asked.source, asked.arch)
+    return functions.inspect(service, caller, asked.as_request(InspectRequest, path=asked.source))
 
 
 @router.get("/models/{job}/inspection")
@@ -114,9 +113,9 @@ def conversion(service: ServiceDep, caller: Reader, job: JobId) -> dict[str, Any
 
 
 @router.post("/models/{job}/tokens")
-def tokens(service: ServiceDep, caller: Reader, job: JobId, asked: Tokenizing) -> list[dict[str, Any]]:
+def tokens(service: ServiceDep, caller: Reader, job: JobId, asked: Tokenizing) -> list[functions.Token]:
     """Encode a text by a model's own vocabulary."""
-    return functions.tokenize(service, job, asked.text, asked.special)
+    return functions.tokenize(service, job, asked.as_request(TokenizeRequest, path=""))
 
 
 @router.get("/report")

@@ -8,9 +8,11 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from ggferry.service.operations.edit import EditChanges
 from ggferry.service.server import functions
 from ggferry.service.server.api.answers import once
 from ggferry.service.server.api.common import PROBLEMS, VERSION, JobId, PlanId, Reader, ServiceDep, Submitter, Text
+from ggferry.service.server.api.request_models import RequestBody, takes
 
 router = APIRouter(tags=["jobs"], responses=PROBLEMS)
 Key = Annotated[
@@ -41,19 +43,10 @@ class Submission(BaseModel):
     )
 
 
-class Editing(BaseModel):
+@takes(EditChanges)
+class Editing(RequestBody):
     """Changes of a GGUF file, as `ggferry edit` takes them (docs/edit-split-merge.md)."""
 
-    model_config = ConfigDict(extra="forbid")
-    set: Annotated[list[Annotated[str, Field(max_length=100_000)]], Field(max_length=1000)] = Field(
-        [], description="KEY=VALUE or KEY=VALUE:TYPE"
-    )
-    remove: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=1000)] = Field(
-        [], description="Keys, or shell patterns of keys"
-    )
-    special_tokens: dict[str, int | str] = Field({}, description="Role → id, or text of a token")
-    rename_tensors: dict[str, str] = Field({}, description="Old → new names")
-    allow_unknown_keys: bool = False
     file: Annotated[str, Field(max_length=255)] | None = Field(None, description="Which of a job's outputs")
 
 
@@ -126,7 +119,7 @@ def edit(
     """Change keys of a done job's file: a new file with a receipt of its own, listed as a model; the old one stays."""
 
     def work() -> Response:
-        found = functions.edit(service, caller, job, asked.model_dump(exclude_defaults=True))
+        found = functions.edit(service, caller, job, asked.as_request(EditChanges), asked.file)
         return JSONResponse(found, 201, {"Location": f"{VERSION}/jobs/{found['id']}"})
 
     return once(service, caller, request, key, asked, work)
@@ -141,7 +134,7 @@ def receipt(
 
     Of several outputs it is that of the first, with the others in its member `further`; with `file`, one of them alone.
     """
-    return functions.receipt(service, job, file)
+    return {**functions.receipt(service, job, file)}
 
 
 @router.get("/jobs/{job}/files")

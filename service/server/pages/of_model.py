@@ -11,6 +11,14 @@ from typing import Any
 
 from ggferry.converters.conversion.summary import rating_of
 from ggferry.converters.metadata.beside import files_written
+from ggferry.converters.metadata.receipt_fields import (
+    CrossCheckRecord,
+    DroppedRecord,
+    KeptReceipt,
+    LogitsRecord,
+    Receipt,
+    TensorRecord,
+)
 from ggferry.converters.model_graph.hparams import Known, Param, is_assumed
 from ggferry.converters.proof.references.cross_check import CONVERSATIONS
 from ggferry.formats.reader import label_of
@@ -76,7 +84,7 @@ def _attempt(tried: Mapping[str, Any]) -> Attempt:
 # --- of a receipt --------------------------------------------------------------------------------------------------
 
 
-def with_receipt(page: ModelPage, found: Mapping[str, Any], files: str) -> ModelPage:
+def with_receipt(page: ModelPage, found: KeptReceipt, files: str) -> ModelPage:
     """Return the page of a done job from its receipt as the ledger keeps it.
 
     `files` is the address below which its files are fetched. Of several outputs tensors and proof are the first's.
@@ -114,7 +122,7 @@ def _hparam(name: str, value: Any, origin: str) -> Fact:
     return Fact(name, shown(value), origin, is_assumed(origin))
 
 
-def _of_receipt(record: Mapping[str, Any]) -> TensorRow:
+def _of_receipt(record: TensorRecord) -> TensorRow:
     shape = tuple(record["shape"])
     return TensorRow(
         record["name"], tuple(record["from"]), shape, record["source_type"], record["type"],
@@ -131,12 +139,13 @@ def bytes_of(kind: str, shape: Sequence[int]) -> int | None:
         return None
 
 
-def _drops(records: Iterable[Mapping[str, Any]]) -> tuple[Drop, ...]:
+def _drops(records: Iterable[DroppedRecord]) -> tuple[Drop, ...]:
     return tuple(Drop(each["name"], each["reason"], bool(each["loses"])) for each in records)
 
 
-def _proof(receipt: Mapping[str, Any], tensors: Sequence[TensorRow]) -> Proof:
-    logits, tokens = receipt.get("logits") or {}, receipt.get("tokenizer") or {}
+def _proof(receipt: Receipt, tensors: Sequence[TensorRow]) -> Proof:
+    tokens = receipt["tokenizer"]
+    logits: LogitsRecord = receipt["logits"] or {}
     found = _own(logits) if logits else []
     if deltas := receipt.get("deltas"):
         who, said = (
@@ -154,7 +163,7 @@ def _proof(receipt: Mapping[str, Any], tensors: Sequence[TensorRow]) -> Proof:
     )  # fmt: skip
 
 
-def _own(logits: Mapping[str, Any]) -> list[Agreement]:
+def _own(logits: LogitsRecord) -> list[Agreement]:
     """Return our own comparisons. The limit holds where no value was rounded; rounding has a cost, and no limit."""
     rows = sum(len(prompt.get("rows") or prompt["tokens"]) for prompt in logits.get("prompts") or ())
     said = f"{wording.count(rows, 'position')} of {wording.count(len(logits['prompts']), 'prompt')}" if rows else ""
@@ -173,7 +182,7 @@ def _own(logits: Mapping[str, Any]) -> list[Agreement]:
     ]
 
 
-def _reference(each: Mapping[str, Any]) -> Agreement:
+def _reference(each: CrossCheckRecord) -> Agreement:
     who = f"{each['witness']} {each['version']}".strip()
     said = f"{each['count']:,} {each['what']}, against the {each['side']}"
     if each.get("place"):

@@ -9,6 +9,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 import ggferry
 from ggferry.formats.errors import GgferryError
+from ggferry.service.operations.tokenize import TokenizeRequest
 from ggferry.service.records.ledger import DONE
 from ggferry.service.server import functions
 from ggferry.service.server.api.common import form_of
@@ -169,7 +170,7 @@ def try_tokens(request: Request, job: str, text: str = "") -> Response:
     row = of_model.page_of(functions.model(service, job)).row
     found, problem, status = [], None, 200
     try:
-        found = functions.tokenize(service, job, text[:4000])
+        found = functions.tokenize(service, job, TokenizeRequest("", text[:4000]))
     except GgferryError as error:
         status, problem = told(error)
     if request.query_params.get("part"):

@@ -7,29 +7,18 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from urllib.parse import quote
 
 from markupsafe import Markup
 
+from ggferry.converters.conversion_plan.grades import MEANINGS
+from ggferry.converters.model_graph.open_checkpoint import architecture_named
 from ggferry.service.records.report_html import size as _size
 from ggferry.support.printable import printable
 
 _PLACES = re.compile(r"(?<=[._/-])(?=[^._/-])")
-NAMES = {
-    "bloom": "BLOOM", "falcon": "Falcon", "gpt2": "GPT-2", "gptj": "GPT-J", "gptneox": "GPT-NeoX", "llama": "LLaMA",
-    "mpt": "MPT", "phi2": "Phi", "phi3": "Phi-3", "qwen2": "Qwen2", "qwen3": "Qwen3", "rwkv": "RWKV",
-    "starcoder": "StarCoder", "t5": "T5", "bert": "BERT", "whisper": "Whisper", "mamba": "Mamba", "gemma": "Gemma",
-    "stablelm": "StableLM",
-}  # fmt: skip
-"""How families write their own names, where that is not GGUF's."""
-GRADES = {
-    "identical": "the same bytes",
-    "permuted": "the same rows in another order",
-    "repacked": "other bits, the same values",
-    "computed": "values times a power of two, nothing rounded",
-    "rescaled": "a float32 scale became float16",
-    "rounded": "quantized or narrowed",
-}
+GRADES = {grade.value: words for grade, words in MEANINGS.items()}
 """What a grade says, the most exact first."""
 VERDICTS = {
     "convert": "to convert", "skip": "left as it is", "duplicate": "duplicate", "corrupt": "damaged",
@@ -159,9 +148,11 @@ def parameters(number: int) -> str:
     return str(number)
 
 
+@lru_cache(1024)
 def family(architecture: str) -> str:
-    """Return a family's name as people write it."""
-    return NAMES.get(architecture, architecture)
+    """Return a family's name as people write it, from its table."""
+    known = architecture_named(architecture)
+    return (known.display_name if known else None) or architecture
 
 
 def a(noun: str) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.formats.errors import ChangedError, RefusedError, UsageError
 from ggferry.formats.json_files.text import load_object
+from ggferry.service.operation import differing
+from ggferry.service.operations.edit import EditChanges
 from ggferry.service.records.ledger import DONE, bucket
 from ggferry.service.records.plan_file import digest_of
 from ggferry.service.records.receipts import receipt_of, receipts_of
@@ -29,20 +31,21 @@ FOLDER = "edits"
 SLOWEST = 20 << 20  # bytes a second that no healthy edit falls below
 
 
-def edit(store: Store, inspectors: InspectorPool, folder: str, job: str, changes: Mapping[str, Any]) -> str:
+def edit(
+    store: Store, inspectors: InspectorPool, folder: str, job: str, changes: EditChanges, file: str | None = None
+) -> str:  # fmt: skip
     """Change keys of a done job's file as `ggferry edit` does, and return the id under which the new file is listed.
 
-    `changes` may name the `file` of the output that is meant, and must where the job has several. The same changes of
-    the same file are made once. Raises RefusedError for a job that is not done, UsageError, NotFoundError, and what
-    `edit` raises.
+    `file` names the output that is meant, and must where the job has several. The same changes of the same file are
+    made once. Raises RefusedError for a job that is not done, UsageError, NotFoundError, and what `edit` raises.
     """
     row = store.row(job)
     if row["state"] != DONE or row["receipt"] is None or is_remote(row["output"]):
         raise RefusedError(
             "only the file of a done job on this server can be edited", found=row["state"], expected=DONE
         )
-    row, changes = _of_file(row, changes)
-    key = digest_of([job, row["receipt"]["output"]["files"], changes])[:32]
+    row, stated = _of_file(row, file), differing(changes)
+    key = digest_of([job, row["receipt"]["output"]["files"], stated])[:32]
     if store.first(sa.select(store.jobs.c.id).where(store.jobs.c.id == key)) is not None:
         return key
     place = os.path.join(folder, FOLDER, key)
@@ -51,7 +54,7 @@ def edit(store: Store, inspectors: InspectorPool, folder: str, job: str, changes
     size = sum(each["bytes"] for each in row["receipt"]["output"]["files"])
     command = {
         "op": "look", "question": "edit", "source": row["output"], "trees": [folder],
-        "options": {**changes, "out": out, "force": True},
+        "options": {**stated, "out": out, "force": True},
     }  # fmt: skip
     try:
         done = inspectors.ask(command, seconds=60 + size / SLOWEST)
@@ -60,23 +63,21 @@ def edit(store: Store, inspectors: InspectorPool, folder: str, job: str, changes
         raise
     if done["receipt_path"] is None:
         raise ChangedError("its receipt is not of this file any more", path=row["output"])
-    _enter(store, key, row, out, load_object(out + RECEIPT, MAX_RECEIPT), changes, place)
+    _enter(store, key, row, out, load_object(out + RECEIPT, MAX_RECEIPT), stated, place)
     return key
 
 
-def _of_file(row: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the row as if the output that is meant were its only one, and the changes without its name."""
+def _of_file(row: Mapping[str, Any], file: str | None) -> dict[str, Any]:
+    """Return the row as if the output that is meant were its only one."""
     names = [str(receipt["output"]["files"][0]["name"]) for receipt in receipts_of(row["receipt"])]
-    asked = {name: value for name, value in changes.items() if name != "file"}
-    file = changes.get("file")
     if file is None and names[1:]:
         raise UsageError("the job made several files: which one?", expected=", ".join(names), hint="file")
     if file is None:
-        return dict(row), asked
+        return dict(row)
     receipt = receipt_of(row["receipt"], file)
     size = sum(each["bytes"] for each in receipt["output"]["files"])
     output = os.path.join(os.path.dirname(row["output"]), receipt["output"]["files"][0]["name"])
-    return {**row, "receipt": receipt, "output": output, "bytes_out": size}, asked
+    return {**row, "receipt": receipt, "output": output, "bytes_out": size}
 
 
 def _enter(

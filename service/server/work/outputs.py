@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.metadata.beside import SECOND, files_written
+from ggferry.converters.metadata.beside import files_written
 from ggferry.formats.errors import ChangedError, NotFoundError, RefusedError
 from ggferry.formats.files.local_files import open_file
 from ggferry.service.records.ledger import DONE
@@ -23,6 +23,8 @@ from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+    from ggferry.converters.metadata.receipt_fields import FileRecord, KeptReceipt, OutputRecord, Receipt
 else:
     sa = lazy("sqlalchemy")
 
@@ -46,7 +48,7 @@ class Outputs:
     def __init__(self, store: Store, folders: Callable[[str], str]) -> None:
         self.store, self._folder = store, folders
 
-    def receipt(self, job: str, file: str | None = None) -> dict[str, Any]:
+    def receipt(self, job: str, file: str | None = None) -> KeptReceipt:
         """Return the receipt of a job's output, with the sha256 of each file.
 
         Of several outputs that of the first, with the others in its member `further`; with `file`, that of the output
@@ -83,7 +85,7 @@ class Outputs:
     def _open(self, path: str) -> int:
         return open_file(path, self._folder(path))
 
-    def _file(self, job: str, row: Mapping[str, Any], number: int, record: Mapping[str, Any]) -> OutputFile:
+    def _file(self, job: str, row: Mapping[str, Any], number: int, record: FileRecord) -> OutputFile:
         """Return a file's facts, from what is kept of it if it has not been touched since."""
         if is_remote(row["output"]):
             raise RefusedError("the output is in a store", path=row["output"], hint="fetch it from there")
@@ -103,7 +105,7 @@ class Outputs:
             os.close(fd)
         return OutputFile(record["name"], path, record["bytes"], record["blake3"], kept["sha256"])
 
-    def _digested(self, fd: int, path: str, record: Mapping[str, Any]) -> dict[str, str]:
+    def _digested(self, fd: int, path: str, record: FileRecord) -> dict[str, str]:
         from blake3 import blake3
 
         one, other, offset = blake3(), hashlib.sha256(), 0
@@ -116,16 +118,19 @@ class Outputs:
         return {"blake3": str(one.hexdigest()), "sha256": other.hexdigest()}
 
 
-def _files(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _files(row: Mapping[str, Any]) -> list[FileRecord]:
     return files_written(*receipts_of(row["receipt"]))
 
 
-def _with_sha256(receipt: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    def listed(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _with_sha256(receipt: Receipt, files: Mapping[str, str]) -> Receipt:
+    def listed(records: Sequence[FileRecord]) -> list[FileRecord]:
         return [{**each, "sha256": files[each["name"]]} for each in records]
 
-    beside = {SECOND: listed(receipt[SECOND])} if SECOND in receipt else {}
-    return {**receipt, "output": {**receipt["output"], "files": listed(receipt["output"]["files"])}, **beside}
+    output: OutputRecord = {**receipt["output"], "files": listed(receipt["output"]["files"])}
+    found: Receipt = {**receipt, "output": output}
+    if "mmproj" in receipt:
+        found["mmproj"] = listed(receipt["mmproj"])
+    return found
 
 
 def _stamp(fd: int) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ggferry
-from ggferry.converters.conversion.options import OPTIONS, Kind, options_of
+from ggferry.converters.conversion.options import Kind, options_of
 from ggferry.formats import errors
 from ggferry.formats.errors import fault_of
 from ggferry.service.cli.app import _run
@@ -51,18 +51,6 @@ def test_the_examples_of_the_readme_run(folder: Path) -> None:
     assert blocks
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
-
-
-def test_the_page_lists_every_option() -> None:
-    listed = dict(re.findall(r"^\| `(\w+)`[^|]*\| ([^|]*) \|", PAGE.read_text(), re.M))
-    wanted = {}
-    for option in OPTIONS:
-        where = [name for name, options in KEYWORDS.items() if option.name in options.__annotations__]
-        if where:
-            wanted[option.name] = ", ".join(where)
-    assert listed == wanted
-    for option in OPTIONS:
-        assert option.name not in wanted or option.help in PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -118,7 +106,6 @@ EXCEPT = {
         "max_shard_size",
         "allow_quantization_error",
     },
-    "forward": {"force"},  # the command writes a file
     "convert": {"out"},  # an argument
     "quantize": {"out", "outtype"},
 }

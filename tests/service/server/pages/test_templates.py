@@ -178,7 +178,7 @@ def test_a_model_in_one_sentence() -> None:
     )
     assert wording.sentence("", "", "", "", 0, 3) == "A file of 3 B."
     assert wording.sentence("", "GGUF v3", "", "", 0, 1).startswith("A GGUF v3 file of 1 B")
-    assert wording.sentence("rwkv", "GGMF v100", "", "", 0, 1).startswith("An RWKV model in a GGMF v100 file")
+    assert wording.sentence("rwkv", "GGMF v100", "", "", 0, 1).startswith("An RWKV-4 model in a GGMF v100 file")
 
 
 # --- charts --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,169 @@
+"""Compute an importance matrix of a model on texts, add earlier matrices, continue an interrupted run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY
+from typing import TYPE_CHECKING, Annotated
+
+from ggferry.converters.conversion.options import Kind, option
+from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.service.operation import (
+    AsJson,
+    Cache,
+    Device,
+    FollowRedirects,
+    Force,
+    ReportProgress,
+    StrPath,
+    argument,
+    declare,
+    open_source,
+)
+from ggferry.support.progress import Phase, silent
+from ggferry.support.records import dataclass
+
+if TYPE_CHECKING:
+    from ggferry.converters.forward.importance_matrix import Recorder
+    from ggferry.service.sources.local_source import LocalSource
+
+
+@dataclass(frozen=True, slots=True)
+class ImatrixRequest:
+    """What is measured."""
+
+    path: Annotated[
+        StrPath, argument("Any model ggferry can run; a path or a URL. With --show-statistics: a matrix.")
+    ]  # fmt: skip
+    _: KW_ONLY
+    texts: Annotated[
+        Sequence[StrPath],
+        declare(Kind.TEXTS, "A UTF-8 text file to run through the model; repeatable.", "--text"),
+    ] = ()  # fmt: skip
+    out: Annotated[StrPath, declare(Kind.TEXT, "The GGUF imatrix to write.", "--outfile", "-o")] = "imatrix.gguf"
+    chunk_size: Annotated[int, declare(Kind.NUMBER, "Tokens a chunk.", least=2)] = 512
+    chunks: Annotated[int | None, declare(Kind.NUMBER, "At most so many chunks.", least=1)] = None
+    process_output: Annotated[bool, declare(Kind.FLAG, "Also output.weight.")] = False
+    in_files: Annotated[
+        Sequence[StrPath],
+        declare(Kind.TEXTS, "An earlier matrix of this model, to whose sums the new ones are added; repeatable.",
+                "--in-file"),
+    ] = ()  # fmt: skip
+    resume: Annotated[
+        bool, declare(Kind.FLAG, "Continue the same measurement where it was interrupted.")
+    ] = False  # fmt: skip
+    arch: Annotated[str | None, option("arch")] = None
+    device: Device = "cpu"
+    force: Force = False
+    cache: Cache = None
+    progress: ReportProgress = silent
+
+
+@dataclass(frozen=True, slots=True)
+class ImatrixCommand(ImatrixRequest):
+    """Compute llama.cpp's importance matrix from a text."""
+
+    _: KW_ONLY
+    show_statistics: Annotated[
+        bool, declare(Kind.FLAG, "What a matrix says, as llama-imatrix prints it; FILE is the matrix.")
+    ] = False
+    follow_redirects: FollowRedirects = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImatrixResult:
+    """An importance matrix that was written.
+
+    Attributes:
+        path: Where.
+        entries: How many weights it has.
+        chunks: How many chunks are in it.
+        notes: What a user should know.
+    """
+
+    path: str
+    entries: int
+    chunks: int
+    notes: tuple[str, ...]
+
+
+def run(request: ImatrixRequest) -> ImatrixResult:
+    """Write the matrix. Raises UsageError where nothing is to be measured, and what computing raises."""
+    from ggferry.converters.forward.device import computing_on
+
+    if not request.texts and not request.in_files:
+        raise UsageError("nothing to measure", hint="--text FILE, or --in-file MATRIX to add matrices up")
+    with open_source(request.path, request.cache) as path, computing_on(request.device):
+        return _measured(path, request)
+
+
+def _measured(path: LocalSource, request: ImatrixRequest) -> ImatrixResult:
+    from ggferry.converters.forward.imatrix_resume import SUFFIX, PartialMatrix, measured
+    from ggferry.converters.forward.importance_matrix import Recorder, chunks_of, measure, write_imatrix
+    from ggferry.converters.forward.weights import prepare
+    from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
+    from ggferry.converters.understand import graph_of
+    from ggferry.formats.files.named_texts import text_of
+    from ggferry.formats.files.opened_files import recorded
+    from ggferry.formats.files.partial_files import check_target
+    from ggferry.support.allocator import tune_malloc
+
+    tune_malloc(large=True)
+    texts, out = [os.fspath(text) for text in request.texts], os.fspath(request.out)
+    with recorded() as opened:
+        graph = graph_of(path, arch=request.arch)
+        prepare(graph)
+        tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint))
+        if tokenizer is None:
+            raise RefusedError("the file has no vocabulary", path=path)
+        parts = [part for text in texts for part in chunks_of(tokenizer, text_of(text), request.chunk_size)]
+        parts, recorder = parts[: request.chunks], Recorder(graph)
+        names = _add(recorder, request) + [os.path.basename(text) for text in texts]
+    check_target(out, overwrite=request.force, sources=opened.identities)
+    unfinished = PartialMatrix(out + SUFFIX, measured(graph.checkpoint, parts, _earlier(request)))
+    done = unfinished.begin(recorder, request.resume, request.force)
+    notes = (f"{done} of {len(parts)} chunks were done",) if request.resume else ()
+    with request.progress(Phase.COMPUTING, sum(map(len, parts[done:]))) as progress:
+        measure(
+            graph, parts, progress, recorder=recorder, done=done, kept=lambda count: unfinished.save(recorder, count)
+        )
+    opened.check_unchanged()
+    path.check_unchanged()
+    chunks = len(parts) + _earlier_chunks(request)
+    count = write_imatrix(
+        out, recorder, chunks, request.chunk_size, names, output=request.process_output, force=request.force,
+        sources=opened.identities,
+    )  # fmt: skip
+    unfinished.end()
+    graph.checkpoint.close()
+    return ImatrixResult(out, count, chunks, notes)
+
+
+def _earlier(request: ImatrixRequest) -> tuple[str, ...]:
+    return tuple(os.fspath(path) for path in request.in_files)
+
+
+def _add(recorder: Recorder, request: ImatrixRequest) -> list[str]:
+    """Add the sums of the earlier matrices; return the names of their texts."""
+    from ggferry.formats.imatrix import read_imatrix
+
+    names: list[str] = []
+    for path in _earlier(request):
+        with read_imatrix(path) as matrix:
+            recorder.add(matrix, request.chunk_size)
+            names += matrix.datasets
+    return names
+
+
+def _earlier_chunks(request: ImatrixRequest) -> int:
+    """Return the chunks behind the earlier matrices, by the largest of their counts, as llama-imatrix takes them."""
+    from ggferry.formats.imatrix import read_imatrix
+
+    chunks = 0
+    for path in _earlier(request):
+        with read_imatrix(path) as matrix:
+            most = max(max(entry.counts) for entry in matrix.entries.values())
+            chunks += most if matrix.legacy else (most + request.chunk_size // 2) // request.chunk_size
+    return chunks
