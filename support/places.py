@@ -17,12 +17,12 @@ class Place(NamedTuple):
 
     Attributes:
         file: The file.
-        line: The line on which the call begins that made it.
+        lineno: The line on which the call begins that made it.
         row: Its text, where it is a line of a text that this call was given.
     """
 
     file: str
-    line: int
+    lineno: int
     row: str = ""
 
     def at(self, row: str) -> Place:
@@ -41,10 +41,11 @@ class Place(NamedTuple):
                 source = file.read()
             calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
         except (OSError, ValueError, SyntaxError):
-            return self.line
-        end = max((node.end_lineno or 0 for node in calls if node.lineno == self.line), default=self.line)
-        lines = enumerate(source.splitlines()[self.line - 1 : end], self.line)
-        return next((number for number, line in lines if text in line), self.line)
+            return self.lineno
+        begun = (node for node in calls if node.lineno == self.lineno)
+        end = max((node.end_lineno or 0 for node in begun), default=self.lineno)
+        lines = enumerate(source.splitlines()[self.lineno - 1 : end], self.lineno)
+        return next((number for number, line in lines if text in line), self.lineno)
 
 
 @dataclass(frozen=True, slots=True)

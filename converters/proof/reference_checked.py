@@ -1,5 +1,6 @@
-"""Which models another program has computed alike in our tests (`reference_checked.txt`), and what of a model none of
-them had.
+"""Which models another program has computed alike in our tests, and what of a model none of them had.
+
+The list is `reference_checked.txt`.
 
 Models of an architecture are distinguished by their features: how positions are scaled, windows, experts, biases,
 heads. A test with yarn and another with a window have not seen both together, so every two features of a model must

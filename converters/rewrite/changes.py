@@ -34,7 +34,7 @@ _STRUCTURE = {
 
 
 @dataclass(frozen=True, slots=True)
-class EditRequest:
+class RequestedChanges:
     """What `edit` is asked to do.
 
     Attributes:
@@ -300,7 +300,7 @@ def _named(stated: object, path: str) -> dict[str, str]:
     return found
 
 
-def changes_of(asked: EditRequest, metadata: Mapping[str, Value], tensors: Sequence[str]) -> Changes:
+def changes_of(asked: RequestedChanges, metadata: Mapping[str, Value], tensors: Sequence[str]) -> Changes:
     """Return what is to be done. Raises UsageError, RefusedError for keys of the file's layout."""
     editor = Editor(metadata, tensors, asked.unknown_keys)
     for pattern in asked.remove:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.proof.receipt import to_json
-from ggferry.converters.rewrite.changes import Changes, EditRequest, changes_of
+from ggferry.converters.rewrite.changes import Changes, RequestedChanges, changes_of
 from ggferry.converters.rewrite.consequences import consequences
 from ggferry.converters.rewrite.lineage import FILLER, Lineage, begin, fits, load, with_edit
 from ggferry.converters.rewrite.parts import Part, close, parse_parts, part_of
@@ -91,7 +91,7 @@ class Edited:
     proof: str
 
 
-def plan_edit(parts: Sequence[Part], asked: EditRequest, *, broken: bool = False) -> Edit:
+def plan_edit(parts: Sequence[Part], asked: RequestedChanges, *, broken: bool = False) -> Edit:
     """Return what an edit does, without writing anything.
 
     Args:
@@ -166,7 +166,7 @@ def _filler(room: int, part: Part) -> bytes | None:
 
 def edit(
     path: str,
-    asked: EditRequest,
+    asked: RequestedChanges,
     out: str | None = None,
     *,
     force: bool = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ggferry.converters.tokenizers.files.sidecar_settings import Source, Wanted
+from ggferry.converters.tokenizers.files.sidecar_settings import Source, TokenizerInputs
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenizerKind
 from ggferry.formats.checkpoint_folder.sidecars import SidecarFile
 from ggferry.formats.files.local_files import read_text
@@ -27,9 +27,9 @@ class ToyEncoder:
         return " ".join(self._words[number] for number in ids).encode()
 
 
-def load(wanted: Wanted) -> Tokenizer:
+def load(inputs: TokenizerInputs) -> Tokenizer:
     """toy.vocab: one word a line, the line's number its id."""
-    return Tokenizer("toy", tuple(read_text(wanted.sidecars.files[NAME]).splitlines()))
+    return Tokenizer("toy", tuple(read_text(inputs.sidecars.files[NAME]).splitlines()))
 
 
 SPEC = TokenizerKind("toy", ("toy",), ToyEncoder)

@@ -24,7 +24,7 @@ from ggferry.support.progress import silent
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    from ggferry.converters.rewrite.changes import EditRequest
+    from ggferry.converters.rewrite.changes import RequestedChanges
 
 Items = Mapping[str, Any] | Sequence[str]
 
@@ -206,10 +206,10 @@ def changes_nothing(request: EditRequest) -> bool:
                     request.chat_template))  # fmt: skip
 
 
-def _changes(request: EditRequest) -> EditRequest:
+def _changes(request: EditRequest) -> RequestedChanges:
     from ggferry.converters.rewrite import changes
 
-    return changes.EditRequest(
+    return changes.RequestedChanges(
         _items(request.set), _items(request.set_files), request.remove,
         None if request.chat_template is None else os.fspath(request.chat_template),
         _items(request.special_tokens), _items(request.rename_tensors), request.allow_unknown_keys,

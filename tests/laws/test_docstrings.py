@@ -56,7 +56,7 @@ HOUSE_NAMES = {
     "Marks": "Fingerprints",
     "Stated": "DeclaredChecksum",
     "Said": "VocabularyCheckCache",
-    "Asked": "EditRequest, MigrationRequest",
+    "Asked": "RequestedChanges, MigrationRequest",
     "Wanted": "PlanRequest, TokenizerInputs",
     "Witness": "ReferenceImplementation, ReferenceTokenizer",
     "OfEra": "LegacyOptions",

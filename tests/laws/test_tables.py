@@ -223,7 +223,7 @@ PLACED = {
 """Mistakes in records, each on the line of this module that `LINE_OF` says."""
 LINE_OF = {
     "a remark": '"a remark": with_', "a drop": '"a drop": with_', "an hparam": '"an hparam": changed',
-    "a dialect": 'given={"tide": False},', "a role": "b.weight : n_embed | hf b",
+    "a dialect": 'fixed={"tide": False},', "a role": "b.weight : n_embed | hf b",
 }  # fmt: skip
 
 

@@ -46,7 +46,7 @@ CODECS = (
 )  # fmt: skip
 
 RECEIPTS = (
-    *among("formats.files.passing",
+    *among("formats.files.digesting",
            ("digest of the first bytes of a piece alone", "llama", "receipt", "self._state.update(data)",
             "self._state.update(data[:4096])")),
     *among("converters.conversion_plan.steps",
