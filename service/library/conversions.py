@@ -77,7 +77,7 @@ def convert(
         out = os.getcwd() if out is None and path.url else out
         asked = replace(asked, out=None if out is None else os.fspath(out))
         if len(types_of(asked.options.outtype)) > 1:
-            raise UsageError("outtype", found=asked.options.outtype, expected="one type", hint="ggferry.ladder")
+            raise UsageError("outtype", found=asked.options.outtype, expected="one type", hint="ggferry.convert_many")
         return _conversions(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))[0]
 
 
@@ -105,7 +105,7 @@ def convert_many(
         TypeError: There is no such option.
 
     Example:
-        >>> [done.output for done in ggferry.ladder("llama", "a-{outtype}.gguf", outtype="q8_0,q4_0")]
+        >>> [done.output for done in ggferry.convert_many("llama", "a-{outtype}.gguf", outtype="q8_0,q4_0")]
         ['a-q8_0.gguf', 'a-q4_0.gguf']
     """
     with local_source(os.fspath(source)) as path, recorded():
