@@ -19,7 +19,7 @@ BAR, LEFT, WIDTH, ROW = 14, 90, 300, 44
 
 def convert(model: str, types: str, folder: str) -> list[ggferry.Conversion]:
     """Write the model in each type into a folder; return the conversions with their proofs."""
-    return list(ggferry.ladder(model, os.path.join(folder, "model-{outtype}.gguf"), outtype=types))
+    return list(ggferry.convert_many(model, os.path.join(folder, "model-{outtype}.gguf"), outtype=types))
 
 
 def costs(done: ggferry.Conversion) -> tuple[str, int, float]:

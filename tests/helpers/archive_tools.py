@@ -92,7 +92,7 @@ def spoil(root: Path, fixtures: Path, canary: Path) -> dict[str, str]:
 
 def planned(root: Path | str, dest: Path | str, out: Path, verify: str = "fast", **edits: dict[str, Any]) -> Path:
     """As `plan`, in this process. `edits`: fields to change in the lines of sources whose name begins so."""
-    head, entries = planning.plan(planning.Wanted((str(root),), str(dest), verify=verify))
+    head, entries = planning.plan(planning.PlanRequest((str(root),), str(dest), verify=verify))
     for name, fields in edits.items():
         entries = [
             replace(each, **fields) if os.path.basename(each.source).startswith(name) else each for each in entries
