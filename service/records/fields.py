@@ -240,7 +240,7 @@ class IndexRow(TypedDict):
 class ListedModel(IndexRow):
     """A model as the archive lists it; `progress` while it is worked on."""
 
-    progress: ProgressRecord | None
+    progress: NotRequired[ProgressRecord | None]
 
 
 class Attempt(TypedDict):

@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 import ggferry
 from ggferry.formats.errors import GgferryError
 from ggferry.service.operations.tokenize import TokenizeRequest
+from ggferry.service.records.fields import UploadRecord
 from ggferry.service.records.ledger import DONE
 from ggferry.service.server import functions
 from ggferry.service.server.api.common import form_of
@@ -215,11 +216,11 @@ def add_page(request: Request, path: str, outtype: str, problem: Problem | None 
     )  # fmt: skip
 
 
-def _upload(found: dict[str, Any]) -> Upload:
+def _upload(found: UploadRecord) -> Upload:
     names = [each["name"] for each in found["files"]]
     name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     received = sum(each["offset"] for each in found["files"])
-    error = model_view.problem_of(found["error"]) if found.get("error") else None
+    error = model_view.problem_of(found["error"]) if found["error"] else None
     return Upload(found["id"], name, found["bytes"], received, found["state"], error)
 
 
