@@ -2,7 +2,7 @@
 
 A field of a request is annotated with an `Option`: `declare`, `argument`, or `option` for one that several verbs have.
 The command line (`cli.options.takes`), the functions of `import ggferry` (`library_function`), the bodies of the HTTP
-API (`server.api.request_models`) and the tables of the documentation (`tools/option_tables.py`) are made of these
+API (`server.api.request_models`) and the tables of the documentation (`tools/generated_docs.py`) are made of these
 fields. A field annotated with a text is an argument of the Python function only; the text describes it.
 """
 

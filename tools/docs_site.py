@@ -35,8 +35,7 @@ def stage(folder: Path) -> None:
 
 def main() -> None:
     """Compare the generated parts, copy, render."""
-    late = [page for page in generated_docs.PAGES if (ROOT / "docs" / page).read_text() != generated_docs.current(page)]
-    if late:
+    if late := generated_docs.late():
         raise SystemExit(f"out of date, run tools/generated_docs.py: {', '.join(late)}")
     stage(PLACE / "source")
     out = sys.argv[1] if sys.argv[1:] else str(PLACE / "html")

@@ -16,6 +16,7 @@ from ggferry.converters.schema.architecture import TARGET, Architecture
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import architectures
 from ggferry.formats.errors import InconsistentError, MissingError, UsageError
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import Kind, kind_of
 
@@ -43,7 +44,7 @@ def with_target(checkpoint: Checkpoint, path: str) -> Checkpoint:
     return replace(checkpoint, metadata={**checkpoint.metadata, TARGET: said})
 
 
-def _told(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _told(config: Mapping[str, Any], path: str) -> JSONObject:
     """Return what a draft's table may ask of its target, of the text part where the target has one."""
     part = config.get("text_config")
     text = {**config, **part} if isinstance(part, Mapping) else config

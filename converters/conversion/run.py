@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, Target
 from ggferry.converters.conversion.plan import ConversionPlan, check_request, grouped, plan_conversion
 from ggferry.converters.conversion.request import MMPROJ, Naming, Request, open_source_of, request_of
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.beside import SECOND, TEXT
+from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -32,7 +33,7 @@ from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
 
-Approve = Callable[[Mapping[str, Any]], None]
+Approve = Callable[[OutputReceipt], None]
 """Called with the receipt of a proven output before it gets its name; what it raises ends the conversion."""
 
 
@@ -53,7 +54,7 @@ class Result:
 
     kind: str
     path: str
-    receipt: Mapping[str, Any]
+    receipt: OutputReceipt
     receipt_path: str
     lines: tuple[str, str, str]
     paths: tuple[str, ...]
@@ -205,10 +206,10 @@ def prove(
         return [(proofs[id(output)], output.kind.records(output, opened[id(output)], threads)) for output in outputs]
 
 
-def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, list[Record]]]) -> list[dict[str, Any]]:
+def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, list[Record]]]) -> list[OutputReceipt]:
     """Return the receipts of outputs that were proved together; of two files of one model, each names the other."""
     known: dict[int, Record] = {}
-    found = []
+    found: list[OutputReceipt] = []
     for output, (proof, files) in zip(outputs, proofs, strict=True):
         receipt = output.kind.receipt(output, proof, files, _source_records(output, known))
         is_mmproj = output.kind.name == MMPROJ
@@ -216,7 +217,11 @@ def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, 
             file for other, (_, records) in zip(outputs, proofs, strict=True)
             if (other.kind.name == MMPROJ) != is_mmproj for file in records
         ]  # fmt: skip
-        found.append({**receipt, **({TEXT if is_mmproj else SECOND: others} if others else {})})
+        if others and is_mmproj:
+            receipt = cast("OutputReceipt", {**receipt, TEXT: others})
+        elif others:
+            receipt = cast("OutputReceipt", {**receipt, SECOND: others})
+        found.append(receipt)
     return found
 
 
@@ -229,7 +234,7 @@ def _source_records(output: PlannedOutput, known: dict[int, Record]) -> list[Rec
     return [known[id(file)] for file in files]
 
 
-def _result(output: PlannedOutput, proof: Proof, receipt: Mapping[str, Any]) -> Result:
+def _result(output: PlannedOutput, proof: Proof, receipt: OutputReceipt) -> Result:
     graph, kind = output.plan.graph, output.kind
     assumed = {name: param for name, param in graph.hparams.items() if param.known is Known.ASSUMED}
     lines = (_read_line(graph.checkpoint), kind.wrote_line(output), kind.proved_line(output, proof, receipt))

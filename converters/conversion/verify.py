@@ -24,6 +24,7 @@ from ggferry.converters.conversion_plan.steps import steps_of_types
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.converters.metadata.general_keys import Entry
+from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.compare import Case, Proof, check_accounting, check_hparams, compare_outputs
@@ -56,6 +57,7 @@ from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import read_bytes
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.imatrix import read_imatrix
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.progress import Phase, Stage
 from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
@@ -213,7 +215,7 @@ def _values(entries: Mapping[str, Entry]) -> dict[str, Value]:
     return {key: entry.value for key, entry in entries.items()}
 
 
-def reprove(request: Request, levels: Sequence[str], stage: Stage) -> list[dict[str, Any]]:
+def reprove(request: Request, levels: Sequence[str], stage: Stage) -> list[OutputReceipt]:
     """Return the receipts that converting would write for the outputs of a request, which exist.
 
     Receipts next to the outputs are ignored: the source is planned, and they are read and proved as if they had just
@@ -249,7 +251,7 @@ def reprove(request: Request, levels: Sequence[str], stage: Stage) -> list[dict[
         before.close()
 
 
-def _receipt(output: Checkpoint) -> tuple[dict[str, Any] | None, list[str]]:
+def _receipt(output: Checkpoint) -> tuple[JSONObject | None, list[str]]:
     path = output.path + RECEIPT
     if not os.path.lexists(path):
         return None, ["no receipt beside the output: defaults stand for what the source does not state"]

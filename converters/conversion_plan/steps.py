@@ -10,6 +10,7 @@ from typing import Any
 from ggferry.converters.conversion_plan.choose_types import Decision, TypeOptions, choose_types
 from ggferry.converters.conversion_plan.grades import Grade, Route, promised
 from ggferry.converters.metadata.general_keys import Entry
+from ggferry.converters.metadata.receipt_fields import TensorRecord
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import UnsupportedTypeError
@@ -145,9 +146,9 @@ class Plan:
         }
 
 
-def step_record(step: Step) -> dict[str, Any]:
+def step_record(step: Step) -> TensorRecord:
     """Return a step as plain data."""
-    record: dict[str, Any] = {
+    record: TensorRecord = {
         "name": step.name,
         "from": [ref.name for ref in step.node.inputs],
         "shape": list(step.node.shape),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.conversion_plan.grades import Grade
+from ggferry.converters.metadata.receipt_fields import TokenizerRecord
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.model_graph.rows import laid_out_values, row_chunks
 from ggferry.converters.proof.compare import Proof, check_accounting, check_decoders, check_hparams, of_texts
@@ -25,7 +26,7 @@ else:
 
 def compare(
     folder: ModelGraph, source: ModelGraph, narrowed: Mapping[str, BlockType], *, level: str,
-    tokenizer: Mapping[str, Any], jobs: int | None, stage: Stage,
+    tokenizer: TokenizerRecord, jobs: int | None, stage: Stage,
 ) -> Proof:  # fmt: skip
     """Compare a folder, as it was read again, with its source.
 

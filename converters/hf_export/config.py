@@ -16,6 +16,7 @@ from ggferry.converters.schema.derivations import derive, rule_name
 from ggferry.converters.schema.expressions import holds, names_in, solve, verdict
 from ggferry.converters.schema.inverses import HINGES, INVERSES, plain
 from ggferry.formats.gguf.values import ValueType
+from ggferry.formats.json_files.kinds import JSONObject
 
 _FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
 _IDLE = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
@@ -33,7 +34,7 @@ class Extent(Enum):
     ALL = "also what follows from what the model states"
 
 
-def all_values(graph: ModelGraph, dialect: Dialect, hf_class: str) -> dict[str, Any]:
+def all_values(graph: ModelGraph, dialect: Dialect, hf_class: str) -> JSONObject:
     """Return the value of every hparam, by short name, that the model's keys and tensors lead to.
 
     Those that only a configuration has are found by the inverse of what was derived from them, by the tensors that
@@ -45,7 +46,7 @@ def all_values(graph: ModelGraph, dialect: Dialect, hf_class: str) -> dict[str, 
     keyless = {param.name for param in graph.architecture.hparams if not param.key}
     known = {name: param.value for name, param in graph.hparams.items()
              if not (name in keyless and param.known is Known.ASSUMED)}  # fmt: skip
-    values: dict[str, Any] = {**absent, **known}
+    values: JSONObject = {**absent, **known}
     values |= {"hf_class": hf_class, "tensors": frozenset(node.role.name for node in graph.nodes)}
     values |= {"taken": frozenset(), "blocks": _blocks(graph), **_small_tensors(graph, dialect)}
     for name, value in dialect.fixed.items():
@@ -77,7 +78,7 @@ def _small_tensors(graph: ModelGraph, dialect: Dialect) -> dict[str, tuple[float
     return found
 
 
-def _invert(graph: ModelGraph, dialect: Dialect, values: dict[str, Any]) -> None:
+def _invert(graph: ModelGraph, dialect: Dialect, values: JSONObject) -> None:
     """Learn what the derivations of known hparams were derived from."""
     known = {param.name for param in graph.architecture.hparams}
     rules = {rule_name(param.derive): param for param in graph.architecture.hparams if param.derive}
@@ -98,7 +99,7 @@ def _invert(graph: ModelGraph, dialect: Dialect, values: dict[str, Any]) -> None
                 values[other] = value
 
 
-def _solved(expression: str, value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+def _solved(expression: str, value: Any, values: Mapping[str, Any]) -> JSONObject:
     """Return the one unknown of a size expression."""
     sizes = {name: found for name, found in values.items() if isinstance(found, int | float)}
     try:
@@ -108,7 +109,7 @@ def _solved(expression: str, value: Any, values: Mapping[str, Any]) -> dict[str,
     return dict([answer]) if answer else {}
 
 
-def _by_presence(graph: ModelGraph, dialect: Dialect, values: dict[str, Any]) -> None:
+def _by_presence(graph: ModelGraph, dialect: Dialect, values: JSONObject) -> None:
     """Learn the truths and small numbers on which the presence of tensors depends."""
     unknown = [param for param in graph.architecture.hparams if not (param.length or param.key)
                and param.name not in values and len(set(param.words.values())) != 1]  # fmt: skip
@@ -131,7 +132,7 @@ def _agrees(graph: ModelGraph, role: Any, values: Mapping[str, Any]) -> bool:
     return True
 
 
-def _by_default(graph: ModelGraph, dialect: Dialect, values: dict[str, Any]) -> None:
+def _by_default(graph: ModelGraph, dialect: Dialect, values: JSONObject) -> None:
     """Take what the tables take where a configuration says nothing, and the only word that a table knows."""
     for param in graph.architecture.hparams:
         if values.get(param.name) is not None:
@@ -150,7 +151,7 @@ def _by_default(graph: ModelGraph, dialect: Dialect, values: dict[str, Any]) -> 
 
 def configuration(
     graph: ModelGraph, dialect: Dialect, known: KnownClass, values: Mapping[str, Any], extent: Extent
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[JSONObject, list[str]]:
     """Return config.json, without what belongs to the tokenizer, and the places that mean nothing to the class.
 
     Args:
@@ -160,7 +161,7 @@ def configuration(
         values: Every hparam's value (`all_values`).
         extent: What is stated besides what the class has a place for.
     """
-    config: dict[str, Any] = {"architectures": [known.name], "model_type": known.model_type}
+    config: JSONObject = {"architectures": [known.name], "model_type": known.model_type}
     unplaced = []
     for param in graph.architecture.hparams:
         places = param.fields.get(dialect.source, "")
@@ -190,7 +191,7 @@ def configuration(
     return config, unplaced
 
 
-def _in_both_forms(config: dict[str, Any], known: KnownClass, values: Mapping[str, Any]) -> None:
+def _in_both_forms(config: JSONObject, known: KnownClass, values: Mapping[str, Any]) -> None:
     """State rotary parameters also as transformers 5 does, all in one object, where each kind of block has the same.
 
     Older versions read `rope_theta` and `rope_scaling`.
@@ -208,7 +209,7 @@ def _in_both_forms(config: dict[str, Any], known: KnownClass, values: Mapping[st
             config["rope_scaling"] = whole  # it wins, where both are there
 
 
-def _state_followers(config: dict[str, Any], dialect: Dialect, known: KnownClass, values: Mapping[str, Any]) -> None:
+def _state_followers(config: JSONObject, dialect: Dialect, known: KnownClass, values: Mapping[str, Any]) -> None:
     """State keys that our tables do not read because they follow from others; the class may read them."""
     for entry in dialect.ignored_keys:
         for key in entry.keys.split() if entry.follows else ():
@@ -268,7 +269,7 @@ def _number(param: HParam, known: KnownClass, place: str, value: float) -> Any:
     return int(short) if known.config_section + place in known.whole and short.is_integer() else short
 
 
-def _put(config: dict[str, Any], place: str, value: Any, values: Mapping[str, Any]) -> None:
+def _put(config: JSONObject, place: str, value: Any, values: Mapping[str, Any]) -> None:
     """State a value; '*' stands for every block without a window."""
     if ".*." in place:
         before, _, behind = place.partition(".*.")
@@ -282,7 +283,7 @@ def _put(config: dict[str, Any], place: str, value: Any, values: Mapping[str, An
     config[name] = value
 
 
-def _without_idle_scaling(config: dict[str, Any]) -> None:
+def _without_idle_scaling(config: JSONObject) -> None:
     """Take out a scaling that scales nothing."""
     scaling = config.get("rope_scaling")
     if not isinstance(scaling, dict) or scaling.setdefault("rope_type", "default") != "default":

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ggferry.converters.metadata.key_table import CARD_LISTS, CARD_TEXTS
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.printable import printable
 
 MAX_ORIGINS = 64
@@ -19,7 +20,7 @@ def model_card(general: Mapping[str, Any], told: str) -> bytes:
         general: Values of general.* keys, without 'general.'.
         told: A sentence on where the weights are from.
     """
-    fields: dict[str, Any] = {}
+    fields: JSONObject = {}
     for key, names in CARD_TEXTS.items():
         if isinstance(general.get(key), str):
             fields[names[0]] = general[key]

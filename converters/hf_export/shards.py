@@ -20,6 +20,7 @@ from ggferry.converters.hf_export.source_tensors import SourceTensor
 from ggferry.converters.schema.layouts import row_count
 from ggferry.formats.errors import BadValueError, of_os
 from ggferry.formats.gguf.write import PIECE
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.quant.codec import block_type, codec
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.lazy_import import lazy
@@ -122,7 +123,7 @@ def plan_shards(tensors: Sequence[SourceTensor], dtype: str | None, largest: int
 
 def _placed(entries: Sequence[Entry]) -> tuple[bytes, int]:
     """Give every tensor its place in one file; return the bytes before the data, and the size of the file."""
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    table: JSONObject = {"__metadata__": {"format": "pt"}}
     at = 0
     for entry in entries:
         table[entry.tensor.name] = {

@@ -15,6 +15,7 @@ from ggferry.converters.tokenizers.files.rwkv_world import KEY, WORLD
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, split_merge
 from ggferry.formats.errors import GgferryError, UnsupportedError
 from ggferry.formats.gguf.values import Value
+from ggferry.formats.json_files.kinds import JSONObject
 
 Files = dict[str, bytes]
 _CLASSES = {
@@ -69,7 +70,7 @@ def as_json(value: Any) -> bytes:
 # --- byte-level BPE -----------------------------------------------------------------------------------------
 
 
-def _byte_level(tokenizer: Tokenizer) -> dict[str, Any]:
+def _byte_level(tokenizer: Tokenizer) -> JSONObject:
     pre = find_pre(tokenizer.pre)
     if not pre.byte_level:
         raise UnsupportedError("a pre-tokenizer of a vocabulary that is not spelled in bytes", found=tokenizer.pre)
@@ -97,7 +98,7 @@ def _is_gap(tokenizer: Tokenizer, token: int) -> bool:
     return tokenizer.type_of(token) == TokenType.UNUSED and tokenizer.tokens[token].startswith(f"[PAD{token}]")
 
 
-def _added(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def _added(tokenizer: Tokenizer) -> list[JSONObject]:
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [
         {"id": token, "content": text, **plain, "special": tokenizer.type_of(token) != TokenType.USER_DEFINED}
@@ -106,7 +107,7 @@ def _added(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     ]
 
 
-def _framing(tokenizer: Tokenizer) -> dict[str, Any] | None:
+def _framing(tokenizer: Tokenizer) -> JSONObject | None:
     """Return the step that puts special tokens around a text; None where there are none."""
     before = [tokenizer.ids["bos"]] if tokenizer.flags.get("add_bos") and "bos" in tokenizer.ids else []
     after = [tokenizer.ids["eos"]] if tokenizer.flags.get("add_eos") and "eos" in tokenizer.ids else []
@@ -114,7 +115,7 @@ def _framing(tokenizer: Tokenizer) -> dict[str, Any] | None:
     if not before and not after:
         return None
 
-    def special(tokens: list[int], kind: int = 0) -> list[dict[str, Any]]:
+    def special(tokens: list[int], kind: int = 0) -> list[JSONObject]:
         return [{"SpecialToken": {"id": tokenizer.tokens[token], "type_id": kind}} for token in tokens]
 
     first, second = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}
@@ -130,7 +131,7 @@ def _framing(tokenizer: Tokenizer) -> dict[str, Any] | None:
 # --- WordPiece ------------------------------------------------------------------------------------------------
 
 
-def _word_piece(tokenizer: Tokenizer) -> dict[str, Any]:
+def _word_piece(tokenizer: Tokenizer) -> JSONObject:
     texts = [_spelled(tokenizer, token) for token in range(len(tokenizer.tokens))]
     lower = tokenizer.flags.get("lowercase", True)
     unknown = texts[tokenizer.ids["unk"]] if "unk" in tokenizer.ids else "[UNK]"
@@ -179,9 +180,9 @@ def _world(tokenizer: Tokenizer) -> bytes:
 # --- what stands beside all of them -------------------------------------------------------------------------------
 
 
-def _settings(tokenizer: Tokenizer) -> dict[str, Any]:
+def _settings(tokenizer: Tokenizer) -> JSONObject:
     """Return tokenizer_config.json."""
-    found: dict[str, Any] = {}
+    found: JSONObject = {}
     if tokenizer.model in _CLASSES:
         found["tokenizer_class"] = _CLASSES[tokenizer.model]
     for flag in ("add_bos", "add_eos"):
@@ -213,11 +214,11 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     return {f"{role}_token_id": tokenizer.ids[role] for role in ("bos", "eos", "pad") if role in tokenizer.ids}
 
 
-def generation(tokenizer: Tokenizer) -> dict[str, Any]:
+def generation(tokenizer: Tokenizer) -> JSONObject:
     """Return generation_config.json: the special tokens, of ends all that end a text or a turn."""
     ids: Mapping[str, int] = tokenizer.ids
     ends = list(dict.fromkeys(ids[role] for role in ("eos", "eot", "eom") if role in ids))
-    found: dict[str, Any] = {"_from_model_config": True, **special_ids(tokenizer)}
+    found: JSONObject = {"_from_model_config": True, **special_ids(tokenizer)}
     if ends:
         found["eos_token_id"] = ends if ends[1:] else ends[0]
     return found

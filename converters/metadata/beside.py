@@ -6,7 +6,7 @@ Kept apart from what makes them, because whoever looks for one needs the name al
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from ggferry.converters.metadata.receipt_fields import FileRecord
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 RECEIPT = ".receipt.json"
 """What a receipt's name adds to the name of its file."""
 MAX_RECEIPT = 1 << 28
-SECOND = "mmproj"
+SECOND: Final = "mmproj"
 """The type (`general.type`) of the file of what sees and hears, llama.cpp's prefix of its name, and the receipt's
 member that lists it beside a text model."""
-TEXT = "text"
+TEXT: Final = "text"
 """The member of that file's receipt that lists the text models beside it."""
 
 

@@ -10,12 +10,13 @@ import re
 from typing import Any
 
 from ggferry.formats.files.local_files import read_start
+from ggferry.formats.json_files.kinds import JSONObject
 
 MAX_CARD = 1 << 20  # bytes; the longest front matters (evaluation results of hundreds of tasks) are below 300 kB
 _MAX_DEPTH = 16  # model-index, the deepest thing in cards, has 6
 _NULLS = {"", "~", "null", "Null", "NULL"}
 
-Card = tuple[dict[str, Any], tuple[str, ...]]
+Card = tuple[JSONObject, tuple[str, ...]]
 
 
 def read_card(path: str) -> Card:

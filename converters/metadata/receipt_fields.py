@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
+from ggferry.formats.files.digests import Record
 
-class FileRecord(TypedDict):
-    """A file: its name without a folder, its bytes, its digests in hex."""
-
-    name: str
-    bytes: int
-    blake3: str
-    sha256: NotRequired[str]
+FileRecord = Record
 
 
 class SourceRecord(TypedDict):
@@ -49,22 +45,29 @@ TensorRecord = TypedDict(
         "relative_rms": NotRequired[float | None],
         "max_error": NotRequired[float | None],
         "outlier": NotRequired[bool],
+        "band": NotRequired[tuple[float, float]],
+        "encoded_again": NotRequired[bool],
+        "encoded_again_share": NotRequired[float],
+        "repacked_from": NotRequired[str],
+        "dequantized_from": NotRequired[str],
     },
 )
 """A tensor of the output: what it was made of, how, and how exact it is."""
 
 
 class HparamRecord(TypedDict):
-    """A hyper-parameter and where its value came from."""
+    """A hyper-parameter and where its value came from; how much float32 changes it, relative, where it does."""
 
     value: Any
     origin: str
+    rounded_to_float32: NotRequired[float]
 
 
 class DroppedRecord(TypedDict):
     """A tensor of the source that is not in the output."""
 
     name: str
+    file: NotRequired[int]
     reason: str
     loses: bool
 
@@ -80,7 +83,10 @@ class RuntimesRecord(TypedDict):
 class PromptRecord(TypedDict):
     """A prompt whose logits were compared; `rows` where not every token's."""
 
+    name: str
     tokens: list[int]
+    positions: NotRequired[list[int]]
+    context: NotRequired[int]
     rows: NotRequired[list[int]]
 
 
@@ -108,11 +114,38 @@ class DeltasRecord(TypedDict):
 
 
 class TokenizerRecord(TypedDict, total=False):
-    """The texts that both tokenizers encoded, and how many equally."""
+    """The texts that both tokenizers encoded, and how many equally.
 
+    Attributes:
+        model: The tokenizer's, as GGUF names it.
+        why: Why nothing was compared.
+        by: The library that encoded the texts on the source's side.
+        excused: Reason → number of texts that GGUF cannot express otherwise.
+        reached: How many ids came out at least once.
+        tokens: How many ids the equal ones had.
+        restored: How many of the fixed texts decode back byte for byte.
+        first: The first difference.
+        passed: Whether there was none.
+        held_against_source: What the library's own reading of the vocabulary was compared with.
+        legacy_runtime: The comparison with the algorithm of the file's own runtime.
+        merges: The tokens that the merges make.
+    """
+
+    model: str
     vocabulary: int
     texts: int
     equal: int
+    why: str
+    by: str
+    excused: Mapping[str, int]
+    reached: int
+    tokens: int
+    restored: int
+    first: Any
+    passed: bool
+    held_against_source: Any
+    legacy_runtime: Mapping[str, Any]
+    merges: Any
 
 
 class CrossCheckRecord(TypedDict):
@@ -130,7 +163,11 @@ class CrossCheckRecord(TypedDict):
 
 
 class Receipt(TypedDict):
-    """The receipt of an output. `mmproj` lists the files of the vision or audio encoder beside a text model."""
+    """The receipt of an output.
+
+    `mmproj` lists the files of the vision or audio encoder beside a text model, `text` those of the text models beside
+    such an encoder.
+    """
 
     ggferry: str
     format: int
@@ -146,10 +183,67 @@ class Receipt(TypedDict):
     tokenizer: TokenizerRecord
     logits: LogitsRecord | None
     deltas: NotRequired[DeltasRecord]
+    second_reader: NotRequired[Mapping[str, Any]]
     testimonies: list[CrossCheckRecord]
     verified: str
     notes: list[str]
     mmproj: NotRequired[list[FileRecord]]
+    text: NotRequired[list[FileRecord]]
+
+
+class FolderSource(TypedDict):
+    """The files that a folder in Hugging Face's form was made of."""
+
+    files: list[FileRecord]
+    container: str
+    version: int | None
+    era: str | None
+    types: str
+
+
+FolderOutput = TypedDict("FolderOutput", {"files": list[FileRecord], "class": str, "model_type": str})
+"""The files of a folder in Hugging Face's form, and the class that its config.json names."""
+
+
+class PartRecord(TypedDict):
+    """A tensor of the model that a folder's tensor holds, and its types in the source."""
+
+    name: str
+    types: list[str]
+
+
+class FolderTensor(TypedDict):
+    """A tensor of a folder: what it holds, and the layouts that were undone for it."""
+
+    name: str
+    shape: list[int]
+    type: str
+    of: list[PartRecord]
+    undone: NotRequired[list[str]]
+    exact: NotRequired[bool]
+    max_error: NotRequired[float]
+
+
+class FolderReceipt(TypedDict):
+    """The receipt of a folder in Hugging Face's form."""
+
+    ggferry: str
+    format: int
+    to: str
+    source: FolderSource
+    output: FolderOutput
+    options: dict[str, Any]
+    architecture: str
+    hparams: dict[str, HparamRecord]
+    tensors: list[FolderTensor]
+    tokenizer: TokenizerRecord
+    logits: LogitsRecord | None
+    testimonies: list[CrossCheckRecord]
+    notes: list[str]
+
+
+OutputReceipt = Receipt | FolderReceipt
+"""The receipt of an output of any kind."""
 
 
 class KeptReceipt(Receipt):

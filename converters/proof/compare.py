@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.metadata.receipt_fields import TokenizerRecord
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.logits import LogitsProof, check_all_logits
@@ -74,7 +75,7 @@ class Proof:
     tensors: tuple[TensorProof, ...]
     hparams: Mapping[str, Any]
     logits: LogitsProof | None = None
-    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: TokenizerRecord = field(default_factory=TokenizerRecord)
     deltas: DeltaProof | None = None
     testimonies: tuple[CrossCheck, ...] = ()
     second_reader: SecondReading = SecondReading()
@@ -127,7 +128,7 @@ class Case:
 
     sides: Sides
     level: str
-    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: TokenizerRecord = field(default_factory=TokenizerRecord)
 
 
 def compare_outputs(cases: Sequence[Case], *, jobs: int | None = None, stage: Stage = silent) -> list[Proof]:

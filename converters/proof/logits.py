@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ggferry.converters.forward.device import title
 from ggferry.converters.forward.evaluate import reads_tokens, result_of
 from ggferry.converters.forward.model import LOGITS, Choices, Result
 from ggferry.converters.forward.weights import Factor, Weights
+from ggferry.converters.metadata.receipt_fields import LogitsRecord, PromptRecord
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.passes import (
@@ -85,7 +86,7 @@ class LogitsProof:
     kl_divergence: float | None
     what: Result = LOGITS
     structure: float | None = None
-    prompts: tuple[Mapping[str, Any], ...] = ()
+    prompts: tuple[PromptRecord, ...] = ()
     reached: tuple[str, ...] = ()
     not_reached: tuple[str, ...] = ()
     embedding: float | None = None
@@ -93,10 +94,11 @@ class LogitsProof:
     rounding: float | None = None
     in_float64: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> LogitsRecord:
         """Return the figures as receipts hold them, with `what` in words."""
         found = {**asdict(self), "what": str(self.what)}
-        return {name: value for name, value in found.items() if value is not None or name not in _MEASURED_AGAIN}
+        kept = {name: value for name, value in found.items() if value is not None or name not in _MEASURED_AGAIN}
+        return cast("LogitsRecord", kept)
 
 
 _MEASURED_AGAIN = ("rounding", "in_float64")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, cast
 
 from ggferry.converters.forward.evaluate import can_place, fixed_inputs, reads_tokens
 from ggferry.converters.forward.model import Places
+from ggferry.converters.metadata.receipt_fields import PromptRecord
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.support.records import dataclass
 
@@ -42,13 +43,14 @@ class Prompt:
     places: Places = field(default_factory=Places)
     inputs: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> PromptRecord:
         """Return the prompt as a receipt states it: enough to compute it again."""
         at = {} if self.places.positions is None else {"positions": list(self.places.positions)}
         rows = {} if self.places.rows is None else {"rows": list(self.places.rows)}
         context = {} if self.places.context is None else {"context": self.places.context}
         shapes = {name: list(values.shape) for name, values in self.inputs.items()}
-        return {"name": self.name, "tokens": list(self.tokens), **at, **context, **rows, **shapes}
+        found = {"name": self.name, "tokens": list(self.tokens), **at, **context, **rows, **shapes}
+        return cast("PromptRecord", found)
 
 
 @dataclass(frozen=True, slots=True)

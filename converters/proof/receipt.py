@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import ggferry
 from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.conversion_plan.steps import Plan, count_types, step_record
 from ggferry.converters.forward.model import as_stored
+from ggferry.converters.metadata.receipt_fields import FileRecord, Receipt
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.references.cross_check import CONVERSATIONS, cross_check_line
 from ggferry.converters.proof.runtime_notes import computed_differently, loads
@@ -31,10 +32,10 @@ LOSS = 0.1
 def make_receipt(
     plan: Plan,
     proof: Proof,
-    output: Sequence[Mapping[str, Any]],
-    source: Sequence[Mapping[str, Any]],
+    output: Sequence[FileRecord],
+    source: Sequence[FileRecord],
     options: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> Receipt:
     """Return the receipt as plain data. `output`, `source`: records of files (`digests.Digests`)."""
     graph, checkpoint = plan.graph, plan.graph.checkpoint
     refused = {said.witness for said in proof.testimonies if said.refused}
@@ -52,7 +53,7 @@ def make_receipt(
             if found.band:
                 record |= {"band": found.band, "outlier": found.outlier}
         tensors.append(record)
-    return {
+    receipt = {
         "ggferry": ggferry.__version__,
         "format": FORMAT,
         "source": {
@@ -85,6 +86,7 @@ def make_receipt(
         "verified": proof.level,
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
     }  # fmt: skip
+    return cast("Receipt", receipt)
 
 
 def _rounding(value: Any) -> dict[str, float]:

@@ -6,8 +6,8 @@ The output's tokens are also compared with the source's own file.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from ggferry.converters.metadata.receipt_fields import TokenizerRecord
 from ggferry.converters.proof.raw_vocabulary import check_held, check_raw
 from ggferry.converters.tokenizers.compare import compare
 from ggferry.converters.tokenizers.legacy.byte_level import MergeSource
@@ -52,7 +52,7 @@ class Vocabularies:
     apart: frozenset[str] = frozenset()
 
 
-def check_tokenizer(sides: Vocabularies, path: str, depth: Depth = Depth()) -> dict[str, Any]:
+def check_tokenizer(sides: Vocabularies, path: str, depth: Depth = Depth()) -> TokenizerRecord:
     """Compare the vocabularies of both sides, and return what was found for the receipt.
 
     Where a library made the source's vocabulary, it encodes the texts, and its reading of the file is compared with the
@@ -78,7 +78,7 @@ def check_tokenizer(sides: Vocabularies, path: str, depth: Depth = Depth()) -> d
         if source.to_kv() != output.to_kv():
             raise VerificationError("the vocabularies differ", path=path) from None
         return {"texts": 0, "equal": 0, "why": f"{error.message}: {output.model}; every key is equal"}
-    found: dict[str, Any] = {"model": output.model, "vocabulary": len(output.tokens)}
+    found: TokenizerRecord = {"model": output.model, "vocabulary": len(output.tokens)}
     found |= _by_library(sides, source, output, encode, path, depth) or _by_ourselves(source, encode, path, depth)
     if checkpoint.vocab and "held_against_source" not in found and not (sides.options.source or sides.options.model):
         found["held_against_source"] = check_held(output, checkpoint.vocab, path)
@@ -94,7 +94,7 @@ def check_tokenizer(sides: Vocabularies, path: str, depth: Depth = Depth()) -> d
 
 def _by_library(
     sides: Vocabularies, source: Tokenizer, output: Tokenizer, encode: Encoder, path: str, depth: Depth
-) -> dict[str, Any] | None:
+) -> TokenizerRecord | None:
     """Compare by the library; return None where none reads what the source's vocabulary was made of."""
     reference, files = reference_of(sides.checkpoint, sides.options)
     if reference is None or files is None:
@@ -107,11 +107,11 @@ def _by_library(
     return {**said.check.as_dict(), **_notes_of(said), "held_against_source": raw}
 
 
-def _notes_of(said: Agreement) -> dict[str, Any]:
+def _notes_of(said: Agreement) -> TokenizerRecord:
     return {"by": said.by, "texts": said.texts, "excused": dict(said.excused), "reached": said.reached}
 
 
-def _by_ourselves(source: Tokenizer, encode: Encoder, path: str, depth: Depth) -> dict[str, Any]:
+def _by_ourselves(source: Tokenizer, encode: Encoder, path: str, depth: Depth) -> TokenizerRecord:
     check = compare(encoder(source), encode, (*TEXTS, *depth.own))
     _check(check.first, path)
     return check.as_dict()

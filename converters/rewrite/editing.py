@@ -310,7 +310,7 @@ def _both_digests(part: Part, old: bytes, new: bytes, progress: Progress) -> tup
             state.update(piece)
         progress(len(piece))
     name = os.path.basename(source.path)
-    before, after = ({"name": name, "bytes": source.size, "blake3": str(state.hexdigest())} for state in sums)
+    before, after = (Record(name=name, bytes=source.size, blake3=str(state.hexdigest())) for state in sums)
     return before, after
 
 

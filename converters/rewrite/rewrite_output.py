@@ -14,7 +14,7 @@ from ggferry.converters.rewrite.parts import Part, Stored, laid_out, part_of
 from ggferry.converters.write.output_files import OutputSet
 from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import GgferryError, RefusedError, VerificationError
-from ggferry.formats.files.digests import Digests
+from ggferry.formats.files.digests import Digests, Record
 from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.formats.files.opened_files import Opened, unrecorded
 from ggferry.formats.files.sources import LocalFile, Source
@@ -118,7 +118,9 @@ def write(
         with stage(Phase.VERIFYING, total) as progress:
             for file, partial in zip(files, output.partials, strict=True):
                 check_written(file, partial, sums, progress)
-        written = [{**take(), "name": os.path.basename(path)} for take, path in zip(records, paths, strict=False)]
+        written: list[Record] = [
+            {**take(), "name": os.path.basename(path)} for take, path in zip(records, paths, strict=False)
+        ]
         receipt, notes = carried_on(lineage, written, command, done, strict=strict)
         raw = to_json(receipt).encode("utf-8", "backslashreplace") if receipt else None
         if replaces:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import cast
 
+from ggferry.converters.metadata.receipt_fields import TokenizerRecord
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Encoder
 from ggferry.support.records import dataclass
@@ -35,8 +37,8 @@ class TokenizerCheck:
     def passed(self) -> bool:
         return self.equal == self.texts
 
-    def as_dict(self) -> dict[str, object]:
-        return {**asdict(self), "passed": self.passed}
+    def as_dict(self) -> TokenizerRecord:
+        return cast("TokenizerRecord", {**asdict(self), "passed": self.passed})
 
 
 @dataclass(frozen=True, slots=True)

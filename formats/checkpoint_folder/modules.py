@@ -17,6 +17,7 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, NotFoundError, OutOfRangeError
 from ggferry.formats.files.local_files import confined
 from ggferry.formats.json_files import kinds as json_kinds
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_json, load_object
 from ggferry.formats.reader import find_reader
 from ggferry.support.records import dataclass
@@ -90,7 +91,7 @@ def _module(stated: Mapping[str, Any], path: str) -> Module:
     return Module(kind, name, load_object(file, root=folder or os.curdir) if stated_there else {})
 
 
-def described(beside: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def described(beside: Mapping[str, str]) -> tuple[JSONObject, tuple[str, ...]]:
     """Return the members that the modules add to the configuration of a checkpoint, and notes for the user.
 
     Args:
@@ -99,7 +100,7 @@ def described(beside: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...
     if FILE not in beside:
         return {}, ()
     listed = modules(beside[FILE])
-    found: dict[str, Any] = {ORDER: " ".join(module.kind for module in listed)}
+    found: JSONObject = {ORDER: " ".join(module.kind for module in listed)}
     pooling = next((module.settings for module in listed if module.kind == "Pooling"), None)
     if pooling is not None:
         found[POOLING] = _by_mode(pooling)
@@ -116,7 +117,7 @@ def _of(listed: Sequence[Module], kind: str) -> list[Module]:
     return [module for module in listed if module.kind == kind]
 
 
-def _by_mode(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _by_mode(settings: Mapping[str, Any]) -> JSONObject:
     """Return settings that state each way of pooling as true or false; newer ones name it (`pooling_mode`)."""
     mode = settings.get("pooling_mode")
     named = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "weightedmean": "weightedmean_tokens",

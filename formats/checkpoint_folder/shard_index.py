@@ -16,6 +16,7 @@ from ggferry.formats.errors import (
     UnexpectedTensorError,
 )
 from ggferry.formats.json_files import kinds as json_kinds
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import read_text
 from ggferry.formats.json_files.walk import Walk
 from ggferry.formats.limits import MAX_SHARDS, MAX_TENSORS
@@ -67,11 +68,11 @@ def read_index(path: str) -> Index:
     return Index(path, weight_map, files, metadata)
 
 
-def _parse(path: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
+def _parse(path: str) -> tuple[dict[str, str] | None, JSONObject]:
     """Return weight_map and metadata of the index at `path`, read line by line; everything else in it is ignored."""
     data, skipped = read_text(path)
     walk = Walk(data, path, skipped, constants=True)
-    found: dict[str, Any] = {}
+    found: JSONObject = {}
     more = walk.enter("the index")
     while more:
         at, key = walk.key()

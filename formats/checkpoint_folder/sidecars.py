@@ -10,6 +10,7 @@ from typing import Any
 from ggferry.formats.checkpoint_folder.folder import Weights, names_in
 from ggferry.formats.checkpoint_folder.modules import described, module_files
 from ggferry.formats.errors import InconsistentError, MissingError
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import Kind, kind_of
 from ggferry.support.records import dataclass
@@ -118,7 +119,7 @@ def sidecars(weights: Weights) -> dict[str, str]:
     return found
 
 
-def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[JSONObject, tuple[str, ...]]:
     """Return the model's own configuration as found, and notes for the user.
 
     Args:
@@ -151,7 +152,7 @@ def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str
     return found, tuple(notes)
 
 
-def with_preprocessor(config: Mapping[str, Any], beside: Mapping[str, str]) -> dict[str, Any]:
+def with_preprocessor(config: Mapping[str, Any], beside: Mapping[str, str]) -> JSONObject:
     """Return a configuration with what its processor does under PREPROCESSOR.
 
     processor_config.json wins over preprocessor_config.json. Members that are configurations of their own are taken to
@@ -160,7 +161,7 @@ def with_preprocessor(config: Mapping[str, Any], beside: Mapping[str, str]) -> d
 
     Raises as `configuration`.
     """
-    found: dict[str, Any] = {}
+    found: JSONObject = {}
     for role, inner in (("preprocessor_config", "media_proc_cfg"), ("processor_config", "image_processor")):
         stated = load_object(beside[role]) if role in beside else {}
         own = stated.pop(inner, None)

@@ -9,15 +9,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.sources import LocalFile, Source
 from ggferry.support.progress import Progress
 
 BLOCK = 8 << 20
-Record = dict[str, Any]
-"""A file as a receipt names it: name, bytes, blake3 (hex)."""
+
+
+class Record(TypedDict):
+    """A file as a receipt names it: its name without a folder, its bytes, its digests in hex.
+
+    `transport`: how it is known that a file of a store was read as the store has it.
+    """
+
+    name: str
+    bytes: int
+    blake3: str
+    sha256: NotRequired[str]
+    transport: NotRequired[str]
+
+
 Taken = Callable[[], Record]
 """Returns the record of a file, once the file has been read."""
 

@@ -12,7 +12,13 @@ from typing import Any, TypeVar, overload
 
 from ggferry.formats.errors import CorruptError
 
+JSONObject = dict[str, Any]
+"""An object of JSON whose members its writer chose: a config.json, a tokenizer.json, the values of metadata.
+
+What has fixed members is a TypedDict or a dataclass instead.
+"""
 Object = Mapping[str, Any]
+"""The same, of which only is read."""
 K = TypeVar("K")
 T = TypeVar("T")
 SHOWN = 120
@@ -52,17 +58,17 @@ def items(of: Object, key: str, path: str | None, required: bool = False) -> lis
     return _member(of, key, path, [], list, "a list")
 
 
-def members(of: Object, key: str, path: str | None) -> dict[str, Any]:
+def members(of: Object, key: str, path: str | None) -> JSONObject:
     """Return an object with any members; empty where there is none."""
     return _member(of, key, path, {}, dict, "an object")
 
 
-def objects(of: Object, key: str, path: str | None) -> list[dict[str, Any]]:
+def objects(of: Object, key: str, path: str | None) -> list[JSONObject]:
     """Return a list of objects; empty where there is none."""
     return [as_object(item, key, path) for item in items(of, key, path)]
 
 
-def as_object(value: Any, what: str, path: str | None) -> dict[str, Any]:
+def as_object(value: Any, what: str, path: str | None) -> JSONObject:
     """Return `value`, which must be an object; `what` names it in the error."""
     if not isinstance(value, dict):
         raise wrong_kind(what, value, path, "an object")

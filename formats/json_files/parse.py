@@ -15,6 +15,7 @@ from itertools import chain, islice
 from typing import Any, NoReturn
 
 from ggferry.formats.errors import DuplicateError, EncodingError, OutOfRangeError
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.limits import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_ITEMS
 
 LONG = 1 << 20  # bytes of a text that is parsed in batches
@@ -51,7 +52,7 @@ class _ConstantError(Exception):
     """NaN or an infinity where numbers are wanted."""
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> JSONObject:
     table = dict(pairs)
     if len(table) != len(pairs):
         raise _TwiceError(Counter(key for key, _ in pairs).most_common(1)[0][0])
@@ -186,9 +187,9 @@ class _Parser:
         self.pos += 1
         return self.members(depth) if mark == b"{" else self.items(depth)
 
-    def members(self, depth: int) -> dict[str, Any]:
+    def members(self, depth: int) -> JSONObject:
         """Return the object whose opening bracket was passed."""
-        found: dict[str, Any] = {}
+        found: JSONObject = {}
         while True:
             begin = self.pos
             if (match := pattern(_MEMBERS).match(self.data, begin)) is not None:
@@ -219,7 +220,7 @@ class _Parser:
         begin, self.pos = self.pos, end
         return self.piece(opening + self.data[begin : end - 1] + closing, begin - 1, depth)
 
-    def merge(self, found: dict[str, Any], more: dict[str, Any], begin: int) -> None:
+    def merge(self, found: JSONObject, more: JSONObject, begin: int) -> None:
         before = len(found)
         found.update(more)
         if len(found) != before + len(more):

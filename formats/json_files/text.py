@@ -6,13 +6,14 @@ from typing import Any
 
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.files.local_files import read_bytes
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.parse import parse_json as parse_json
 from ggferry.formats.limits import MAX_JSON
 from ggferry.support.content_cache import Recent
 
 BOM = b"\xef\xbb\xbf"
 PARSED = 10  # bytes of Python objects for one of text: 7 to 9 in vocabularies
-_KNOWN: Recent[dict[str, Any]] = Recent(128 << 20)
+_KNOWN: Recent[JSONObject] = Recent(128 << 20)
 """Digest of a file → the object in it."""
 
 
@@ -35,12 +36,12 @@ def load_json(path: str, cap: int = MAX_JSON, root: str | None = None) -> Any:
     return _parse_file(read_bytes(path, cap, root), path)
 
 
-def load_object(path: str, cap: int = MAX_JSON, root: str | None = None) -> dict[str, Any]:
+def load_object(path: str, cap: int = MAX_JSON, root: str | None = None) -> JSONObject:
     """Return what `load_json` returns, which must be an object."""
     return _object(load_json(path, cap, root), path)
 
 
-def load_known(path: str) -> tuple[dict[str, Any], bytes]:
+def load_known(path: str) -> tuple[JSONObject, bytes]:
     """Return what `load_object` returns, and the BLAKE3 digest of the file.
 
     The object must not be changed: it is also returned for the next file of the same bytes (`content_cache.keeping`).
@@ -73,7 +74,7 @@ def _parse_file(data: bytes, path: str) -> Any:
     return parse_json(text, path, skipped, constants=True)
 
 
-def _object(value: Any, path: str) -> dict[str, Any]:
+def _object(value: Any, path: str) -> JSONObject:
     if not isinstance(value, dict):
         raise CorruptError("is not a JSON object", path=path, found=type(value).__name__, expected="{…}")
     return value

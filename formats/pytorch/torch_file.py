@@ -20,6 +20,7 @@ from ggferry.formats.errors import (
     UnsupportedVersionError,
 )
 from ggferry.formats.files.sources import Source
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.limits import MAX_PICKLE
 from ggferry.formats.pytorch.pickle_machine import Storage, View, read_pickle
 from ggferry.formats.pytorch.state_dict import find_state
@@ -97,7 +98,7 @@ def _root(archive: Archive) -> str:
     return root
 
 
-def _header(archive: Archive, root: str) -> dict[str, Any]:
+def _header(archive: Archive, root: str) -> JSONObject:
     """Return the one-word records as text; `byteorder` is 'little' where the file does not say (before PyTorch 2.1)."""
     header = {"root": root, "byteorder": "little"}
     for name in ("version", "byteorder", ".format_version", ".storage_alignment"):

@@ -8,7 +8,6 @@ convert-lora-to-ggml.py and `llama_apply_lora_from_file_internal` of that time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
@@ -24,6 +23,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.fields import Cursor, Struct
 from ggferry.formats.files.sources import Source, open_source
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader
 from ggferry.quant.codec import block_type
 
@@ -85,7 +85,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     except BaseException:
         source.close()
         raise
-    kept: dict[str, Any] = {"r": rank, "alpha": int(header["alpha"])}
+    kept: JSONObject = {"r": rank, "alpha": int(header["alpha"])}
     return Checkpoint(
         CONTAINER, int(header["version"]), (source,), tensors, kept, layout=CONTAINER, era=ERA, alignment=ALIGNMENT
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Checkpoint
@@ -41,6 +41,7 @@ from ggferry.formats.gguf.values import (
     align,
     is_alignment,
 )
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.reader import (
     Container,
     HeaderLayout,
@@ -118,7 +119,7 @@ class _Parser:
         self.version, big_endian = _version(source)
         self.cursor = Cursor(source, 8, big_endian)
         self.count_code = COUNT_CODES[self.version]
-        self.header: dict[str, Any] = {"version": self.version, **COUNTS[self.version].read(self.cursor)}
+        self.header: JSONObject = {"version": self.version, **COUNTS[self.version].read(self.cursor)}
         if big_endian and self.version < 3:
             self.notes.append(f"big-endian, which GGUF v{self.version} does not provide for")
 

@@ -35,6 +35,7 @@ from ggferry.formats.errors import (
     UnsupportedTypeError,
 )
 from ggferry.formats.files.sources import Source, open_source
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.parse import SPACE, pattern
 from ggferry.formats.json_files.text import BOM
 from ggferry.formats.json_files.walk import Walk
@@ -129,7 +130,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     tensors, told = join_files([(f.path, t.tensors) for f, t in zip(files, tables, strict=True)], index)
     beside = sidecars(weights)
     config, caveats = configuration(weights, beside)
-    header: dict[str, Any] = {"metadata": dict(tables[0].metadata)}
+    header: JSONObject = {"metadata": dict(tables[0].metadata)}
     if index is not None:
         header["index"] = dict(index.metadata)
     notes = (*weights.notes, *(note for table in tables for note in table.notes), *told, *caveats)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ggferry.converters.conversion.options import PLAN_FILES
 from ggferry.converters.metadata.beside import RECEIPT, files_written
+from ggferry.converters.metadata.receipt_fields import KeptReceipt, Receipt
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of
 from ggferry.formats.files.partial_files import sweep
@@ -37,6 +38,7 @@ from ggferry.service.storage.ranged_file import DATA_BLOCK
 from ggferry.service.storage.scratch import Scratch
 from ggferry.service.storage.stores import Found, check_unchanged, is_remote, local_path
 from ggferry.service.storage.urls import Access, configure_access
+from ggferry.service.workers.messages import Event, Question, Reply
 from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 from ggferry.support.progress import Phase
 
@@ -55,7 +57,7 @@ class LedgerClient(Protocol):
     def key(self, job: Job, key: str) -> Duplicate | None: ...
     def verifying(self, job: Job) -> None: ...
     def confirm(self, job: Job) -> None: ...
-    def event(self, job: Job, event: Mapping[str, Any]) -> None: ...
+    def event(self, job: Job, event: Event) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Outcome:
 
     state: str
     error: Mapping[str, Any] | None = None
-    receipt: Mapping[str, Any] | None = None
+    receipt: KeptReceipt | None = None
     same_as: str | None = None
     adopted: bool = False
     peak: int = 0
@@ -212,7 +214,7 @@ class _Run:
         if self.twin is not None:
             done = self.twin.done
             return Outcome(SKIPPED if done else QUEUED, SAME if done else None, same_as=self.twin.id)
-        receipts = answer.result["receipts"]
+        receipts: list[Receipt] = answer.result["receipts"]
         adopted = self._upload(receipts) if is_remote(self.outputs[0]) else bool(answer.result["adopted"])
         return Outcome(DONE, receipt=kept(receipts), adopted=adopted, peak=answer.peak)
 
@@ -224,7 +226,7 @@ class _Run:
             for output in self.outputs
         ]
 
-    def _command(self) -> dict[str, Any]:
+    def _command(self) -> Mapping[str, Any]:
         recipe = dict(self.entry["recipe"])
         for name in PLAN_FILES:
             if recipe.get(name):
@@ -247,12 +249,12 @@ class _Run:
     def _place(self, path: Any) -> Any:
         return self.mirror.url_of(path) if isinstance(path, str) else path
 
-    def _on_event(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: Event) -> None:
         if event.get("event") == "stage" and event.get("title") == Phase.VERIFYING:
             self.desk.verifying(self.job)
         self.desk.event(self.job, event)
 
-    def _on_ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _on_ask(self, question: Question) -> Reply:
         try:
             if question["question"] == "key":
                 return self._on_key(question["key"])
@@ -266,7 +268,7 @@ class _Run:
             self.trouble = trouble
             return {"ok": False}
 
-    def _on_key(self, key: str) -> dict[str, Any]:
+    def _on_key(self, key: str) -> Reply:
         """Answer whether the worker goes on: not when another job has the same content.
 
         The transport of the files is checked first, because the key is meaningful only if what was read is what the
@@ -276,7 +278,7 @@ class _Run:
         self.twin = self.desk.key(self.job, key)
         return {"ok": self.twin is None, "transport": transport}
 
-    def _upload(self, receipts: Sequence[Mapping[str, Any]]) -> bool:
+    def _upload(self, receipts: Sequence[Receipt]) -> bool:
         """Upload the outputs; return whether they were there already."""
         total = sum(int(file["bytes"]) for file in files_written(*receipts))
         self.desk.event(self.job, {"event": "stage", "title": Phase.UPLOADING, "total": total})

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from ggferry.formats.errors import BusyError, UnreachableError
 from ggferry.service.apply.job import Outcome, Settings, run_job
+from ggferry.service.records.fields import LedgerRow
 from ggferry.service.records.ledger import (
     DONE,
     HELD,
@@ -31,6 +32,7 @@ from ggferry.service.records.ledger import (
 )
 from ggferry.service.records.owners import owner_name
 from ggferry.service.storage import retry
+from ggferry.service.workers.messages import Event
 from ggferry.service.workers.supervisor import Supervisor
 from ggferry.support.interrupts import interrupts_wait
 
@@ -40,7 +42,7 @@ LASTING_IDLE = 1.0  # the same, of a run that nobody waits for
 BUSY_AT_MOST = 600.0  # seconds that another writer of a job's output is waited for; a frozen one would never end
 WORTH_SAYING = 5.0  # seconds of waiting that are reported
 STOPPING = 20.0  # seconds to wait for the end of all jobs after they were asked to stop
-Emit = Callable[[dict[str, Any]], None]
+Emit = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +133,13 @@ class Run:
             self._tell_wait(rows)
         return len(rows)
 
-    def _tell_wait(self, rows: list[dict[str, Any]]) -> None:
+    def _tell_wait(self, rows: list[LedgerRow]) -> None:
         """Say once what is waited for and until when: a twin that is held elsewhere, or the next try of a job."""
         row = min(rows, key=lambda each: (each["same_as"] is not None, each["not_before"]))
-        why, until = str((row["error"] or {}).get("message", "")), row["not_before"]
+        why, until = str((row["error"] or {}).get("message", "")), float(row["not_before"])
         if row["same_as"] is not None:
             held = [each for each in self.ledger.rows(None, HELD, full=False) if each["id"] == row["same_as"]]
-            until = held[0]["lease_until"] if held else 0
+            until = held[0]["lease_until"] or 0 if held else 0
             why = f"{held[0]['owner']} is converting the same content, unless its lease ends then" if held else ""
         left = until - self.ledger.now()
         mark = row["id"], row["same_as"] or until
@@ -206,7 +208,8 @@ class Run:
         """Emit an event about a job."""
         entry = job.entry
         sizes = {"bytes_in": entry.get("bytes_in", 0), "bytes_out": entry.get("bytes_out", 0)}
-        self.emit({"event": "job", "id": job.id, "source": entry.get("source"), "state": state, **sizes, **facts})
+        told = {"event": "job", "id": job.id, "source": entry.get("source"), "state": state, **sizes, **facts}
+        self.emit(cast("Event", told))
 
 
 def _clock(seconds: float) -> str:
@@ -232,7 +235,7 @@ class LedgerDesk:
         with _away():
             self._ledger.confirm(job)
 
-    def event(self, job: Job, event: Mapping[str, Any]) -> None:
+    def event(self, job: Job, event: Event) -> None:
         if self._is_over(job):
             raise LeaseLost(job.id)
         self._emit({**event, "id": job.id, "source": job.entry.get("source")})

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, fault_of, of_os
@@ -19,6 +19,7 @@ from ggferry.service.apply.delete_sources import Deletion, choose, delete, requi
 from ggferry.service.apply.job import Outcome, Settings
 from ggferry.service.apply.local_engine import LEASE, Emit, Run, run_local
 from ggferry.service.records import ledger_url
+from ggferry.service.records.fields import LedgerRow, NewRow, PlanLine
 from ggferry.service.records.ledger import (
     DONE,
     FAILED,
@@ -101,7 +102,7 @@ def _checked(asked: MigrationRequest, made: Made | None = None) -> Made:
 def survey(asked: MigrationRequest) -> tuple[list[Entry], Deletion]:
     """Return what `apply` would convert and delete at present. Nothing is entered in the ledger or changed."""
     head, entries = _checked(asked)
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, LedgerRow] = {}
     with suppress(NotFoundError), closing(Ledger(asked.ledger, must_exist=True)) as ledger:
         rows = {row["id"]: row for row in ledger.rows()}
     share, shares = asked.shard
@@ -113,7 +114,7 @@ def survey(asked: MigrationRequest) -> tuple[list[Entry], Deletion]:
     return [*left.values()], choose(ids, left, done, asked.despite_drops) if asked.delete_source else Deletion()
 
 
-def _is_open(row: Mapping[str, Any], retry: bool, finished: Set[str]) -> bool:
+def _is_open(row: LedgerRow, retry: bool, finished: Set[str]) -> bool:
     """Return whether a run takes up this job, whose line says convert; `finished` are the jobs that are done."""
     state = str(row["state"])
     if not row["attempts"] + row["losses"]:
@@ -187,7 +188,7 @@ class Migration:
             self.asked.lease, done=self._done,
         )  # fmt: skip
         for row in self._finished():
-            if row["id"] in self.deletion.entries:
+            if row["id"] in self.deletion.entries and row["receipt"] is not None:
                 self._delete(row["id"], row["entry"]["recipe"], row["receipt"])
         try:
             if self.asked.engine == "ray":
@@ -205,7 +206,7 @@ class Migration:
             self.emit({"event": "stopped", "message": f"stopped: {words}"})
             raise
 
-    def _finished(self) -> list[dict[str, Any]]:
+    def _finished(self) -> list[LedgerRow]:
         """Return rows of this plan and share that are done and whose existing sources are to be deleted."""
         if not self.asked.delete_source:
             return []
@@ -317,7 +318,7 @@ class Migration:
             self.emit({"event": "warning", "id": job, "source": entry.source, "message": str(of_os(error))})
 
 
-def _row(entry: Entry, head: Head, trees: Sequence[str] | None) -> dict[str, Any]:
+def _row(entry: Entry, head: Head, trees: Sequence[str] | None) -> NewRow:
     """Return an entry as the ledger stores it."""
     error: Mapping[str, Any] | None = None
     state = QUEUED if entry.verdict == CONVERT else SKIPPED
@@ -325,8 +326,8 @@ def _row(entry: Entry, head: Head, trees: Sequence[str] | None) -> dict[str, Any
         state, error = QUARANTINED, entry.error or {"class": entry.verdict, "message": entry.reason}
     elif entry.verdict != CONVERT:
         error = {"class": entry.verdict, "message": entry.reason}
-    data = {
-        **asdict(entry),
+    data: PlanLine = {
+        **cast("PlanLine", asdict(entry)),
         "recipe": entry.recipe(head),
         "trees": head.trees if trees is None else [*trees],
         "error": None,

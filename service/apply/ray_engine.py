@@ -22,6 +22,7 @@ from ggferry.service.records.ledger import FAILED, QUARANTINED, Duplicate, Job, 
 from ggferry.service.records.ledger_url import with_environment
 from ggferry.service.storage.scratch import sweep
 from ggferry.service.storage.urls import Access
+from ggferry.service.workers.messages import Event
 from ggferry.service.workers.supervisor import Limits, Supervisor
 from ggferry.support.interrupts import interrupts_wait
 
@@ -226,7 +227,7 @@ class _FarDesk:
     def confirm(self, job: Job) -> None:
         self._ask("confirm", job)
 
-    def event(self, job: Job, event: Mapping[str, Any]) -> None:
+    def event(self, job: Job, event: Event) -> None:
         """Drop the event: the progress of a whole cluster would only slow the coordinator."""
 
     def _ask(self, question: str, job: Job, *arguments: Any) -> Any:

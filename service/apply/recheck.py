@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ggferry.converters.conversion.options import LEVELS, PLAN_FILES
 from ggferry.formats.errors import GgferryError, of_os
+from ggferry.service.records.fields import LedgerRow
 from ggferry.service.records.ledger import BUCKETS, DONE, Ledger
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.records.receipts import receipts_of
@@ -16,7 +16,7 @@ from ggferry.service.workers.existing_output import not_intact, unproved
 from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
 
-def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[tuple[dict[str, Any], str | None]]:
+def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[tuple[LedgerRow, str | None]]:
     """Yield each job that is checked with what is wrong with it, None for nothing.
 
     `share` of the jobs are checked, chosen by their ids, and at least one.
@@ -38,7 +38,7 @@ def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[t
             yield row, problem
 
 
-def _digests(row: dict[str, Any], scratch: str) -> str | None:
+def _digests(row: LedgerRow, scratch: str) -> str | None:
     outputs, receipts = outputs_of(row["entry"]), receipts_of(row["receipt"])
     if gone := next((output for output in outputs if not exists(output)), None):
         return _named(gone, outputs, "is gone")
@@ -54,7 +54,7 @@ def _named(output: str, outputs: Sequence[str], problem: str) -> str:
     return f"{output} {problem}" if len(outputs) > 1 else problem
 
 
-def _proof(row: dict[str, Any], supervisor: Supervisor) -> str | None:
+def _proof(row: LedgerRow, supervisor: Supervisor) -> str | None:
     entry, outputs = row["entry"], outputs_of(row["entry"])
     if any(is_remote(path) for path in (entry["source"], *outputs)):
         return "the whole proof is made of local files only: fetch both, then ggferry verify"

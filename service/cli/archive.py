@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.service.cli.options import HeadedCommand, offers, print_json, say, size_of, tell
+from ggferry.service.workers.messages import Event
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -175,7 +176,7 @@ def apply(
     if dry_run:
         _show_survey(*survey(asked), as_json)
         return
-    early: list[dict[str, Any]] = []
+    early: list[Event] = []
     migration = Migration(asked, early.append)
     left = migration.prepare()
     if delete_source:
@@ -185,10 +186,10 @@ def apply(
         migration.emit = emit
         going = [each.path for each in migration.deletion.files]
         start = {"plan": plan, "ledger": migration.ledger.shown, "jobs": len(left), "room": early}
-        emit({"event": "start", **start, "to_delete": going})
+        emit(cast("Event", {"event": "start", **start, "to_delete": going}))
         migration.run(left)
         facts = write_report(stem, migration.ledger, migration.head, migration.entries)
-        emit({"event": "end", **facts["totals"]})
+        emit(cast("Event", {"event": "end", **facts["totals"]}))
     if not as_json:
         for line in (*tables(facts), *migration_lines(facts, stem)):
             tell(line)

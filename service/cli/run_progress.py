@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
+from ggferry.service.apply.local_engine import Emit
 from ggferry.service.cli.progress_bar import bar, has_terminal
 from ggferry.service.cli.terminal import print_json, say
 from ggferry.service.records.plan_file import Entry
+from ggferry.service.workers.messages import Event
 from ggferry.support.progress import Phase
 
-Emit = Callable[[dict[str, Any]], None]
 WINDOW = 60.0  # seconds over which the rate is taken
 COUNTED = (Phase.READING, Phase.WRITING, Phase.VERIFYING)
 ENDED = ("done", "failed", "quarantined", "skipped")
@@ -30,7 +30,7 @@ class Tracker:
         self._marks = [(time.monotonic(), 0)]
         self._lock = threading.Lock()
 
-    def see(self, event: dict[str, Any]) -> None:
+    def see(self, event: Event) -> None:
         """Take an event into account."""
         with self._lock:
             job = str(event.get("id", ""))
@@ -70,7 +70,7 @@ def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
     if as_json:
         lock = threading.Lock()
 
-        def emit(event: dict[str, Any]) -> None:
+        def emit(event: Event) -> None:
             tracker.see(event)
             if event["event"] == "progress":
                 speed, left = tracker.rate()
@@ -82,7 +82,7 @@ def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
     elif has_terminal():
         with bar("", tracker.total) as drawn:
 
-            def draw(event: dict[str, Any]) -> None:
+            def draw(event: Event) -> None:
                 tracker.see(event)
                 ended = sum(tracker.states.values())
                 drawn.show(tracker.done, tracker.total, f"{ended}/{tracker.jobs} models")
@@ -92,7 +92,7 @@ def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
             yield draw
     else:
 
-        def emit(event: dict[str, Any]) -> None:
+        def emit(event: Event) -> None:
             tracker.see(event)
             if line := words(event):
                 say(line)
@@ -100,7 +100,7 @@ def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
         yield emit
 
 
-def words(event: dict[str, Any]) -> str | None:
+def words(event: Event) -> str | None:
     """Return what a person should read of an event; None for the rest."""
     if event["event"] == "job" and event["state"] in ("failed", "quarantined", "again"):
         error = event.get("error") or {}

@@ -11,9 +11,11 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ggferry.formats.errors import GgferryError, NotFoundError
+from ggferry.formats.json_files.kinds import JSONObject
+from ggferry.service.records.fields import AttemptRow, LedgerRow, NewRow, TriedRow
 from ggferry.service.records.ledger_database import LedgerDatabase
 from ggferry.service.records.ledger_rows import check_row
 from ggferry.service.records.owners import is_dead
@@ -84,7 +86,7 @@ class Ledger(LedgerDatabase):
 
     # --- filling -----------------------------------------------------------------------------------------------
 
-    def register(self, plan: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def register(self, plan: str, rows: Sequence[NewRow]) -> None:
         """Enter the jobs of a plan: rows of id, source, entry, state and, for bad ones, error.
 
         Jobs that were ever tried stay as they are; queued jobs of this plan that are no longer among `rows` are
@@ -92,7 +94,7 @@ class Ledger(LedgerDatabase):
         """
         self._do(lambda connection: self._register(connection, plan, rows))
 
-    def _register(self, connection: Any, plan: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _register(self, connection: Any, plan: str, rows: Sequence[NewRow]) -> None:
         jobs = self.jobs
         self._alone(connection)
         tried = jobs.c.attempts + jobs.c.losses
@@ -115,7 +117,7 @@ class Ledger(LedgerDatabase):
             left = {"state": SKIPPED, "same_as": None, "error": {"class": "Left", "message": "no longer in the plan"}}
             connection.execute(sa.update(jobs).where(jobs.c.id == i).values(**left))
 
-    def _row(self, plan: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _row(self, plan: str, row: NewRow) -> Mapping[str, Any]:
         now = time.time()
         entry = row["entry"]
         return {
@@ -384,9 +386,7 @@ class Ledger(LedgerDatabase):
         found: dict[str, int] = self._do(lambda connection: dict(connection.execute(query).all()))
         return {state: found.get(state, 0) for state in STATES}
 
-    def rows(
-        self, plan: str | None = None, states: Iterable[str] | None = None, full: bool = True
-    ) -> list[dict[str, Any]]:
+    def rows(self, plan: str | None = None, states: Iterable[str] | None = None, full: bool = True) -> list[LedgerRow]:
         """Return jobs as plain data, ordered by source; without `full`, entry and receipt are left out.
 
         Then `further` lists the outputs of a job besides its first, as its line has them.
@@ -399,12 +399,12 @@ class Ledger(LedgerDatabase):
             query = query.where(jobs.c.plan == plan)
         if states is not None:
             query = query.where(jobs.c.state.in_(list(states)))
-        found = self._do(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
+        found = cast("list[LedgerRow]", self._plain_rows(query))
         for row in found:
             check_row(row, self.shown)
         return found
 
-    def job(self, wanted: str) -> dict[str, Any]:
+    def job(self, wanted: str) -> TriedRow:
         """Return one job with its attempts, by the beginning of its id, its source or its output.
 
         Raises NotFoundError.
@@ -421,8 +421,10 @@ class Ledger(LedgerDatabase):
             raise NotFoundError(f"{len(found)} jobs go by this name", path=self.shown, found=wanted)
         table = self.attempts
         query = sa.select(table).where(table.c.job == found[0]["id"]).order_by(table.c.id)
-        tried = self._do(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
-        return {**found[0], "tried": tried}
+        return {**found[0], "tried": cast("list[AttemptRow]", self._plain_rows(query))}
+
+    def _plain_rows(self, query: Any) -> list[JSONObject]:
+        return self._do(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
 
     def note_deleted(self, job: str) -> None:
         """Record that the source of a finished job was deleted deliberately."""

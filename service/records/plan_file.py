@@ -22,6 +22,8 @@ from ggferry.formats.errors import CorruptError, NotFoundError, UsageError
 from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.partial_files import write_text
+from ggferry.formats.json_files.kinds import JSONObject
+from ggferry.service.records.fields import FoundRecord
 from ggferry.service.storage.stores import Found, is_remote, local_path, local_roots
 from ggferry.support.printable import printable_json
 
@@ -269,7 +271,7 @@ def to_line(value: Head | Entry) -> str:
 _DEFAULTS = {each.name: each.default for each in fields(Entry)}
 
 
-def _found(files: Iterable[Found]) -> list[dict[str, Any]]:
+def _found(files: Iterable[Found]) -> list[FoundRecord]:
     return [{"path": each.path, "bytes": each.bytes, "version": each.version} for each in files]
 
 
@@ -317,7 +319,7 @@ def parse_plan(lines: Iterable[bytes], path: str) -> tuple[Head, list[Entry]]:
     return head, entries
 
 
-def _object(line: bytes, path: str, number: int) -> dict[str, Any]:
+def _object(line: bytes, path: str, number: int) -> JSONObject:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -327,14 +329,14 @@ def _object(line: bytes, path: str, number: int) -> dict[str, Any]:
     return record
 
 
-def _head(record: dict[str, Any], path: str) -> Head:
+def _head(record: JSONObject, path: str) -> Head:
     if record.pop("ggferry_plan", None) != FORMAT:
         raise UsageError("not a plan of this version of ggferry", path=path, hint="its first line must be kept")
     _check(record, HEAD_FIELDS, ("roots",), path, "the plan's first line")
     return Head(roots=tuple(record.pop("roots")), **record)
 
 
-def _entry(record: dict[str, Any], path: str, number: int) -> Entry:
+def _entry(record: JSONObject, path: str, number: int) -> Entry:
     place = f"line {number} of the plan"
     _check(record, ENTRY_FIELDS, ("source", "verdict"), path, place)
     for name in ("files", "beside"):

@@ -13,6 +13,7 @@ from ggferry.converters.conversion.summary import OutputSummary, rating_of, tabl
 from ggferry.formats.errors import Fault, GgferryError, RefusedError, UsageError, fault_of
 from ggferry.formats.files.partial_files import check_target, write_text
 from ggferry.formats.files.sources import LocalFile
+from ggferry.service.records.fields import LedgerRow, PlanSummary
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED, STATES, Ledger
 from ggferry.service.records.plan_file import CONVERT, VERDICTS, Entry, Head, outputs_of
 from ggferry.service.records.receipts import receipts_of
@@ -36,14 +37,14 @@ PROOF_KEYS = ("relative_rms", "max_error", "top1_agreement", "limit")
 # --- of a plan -----------------------------------------------------------------------------------------------------
 
 
-def summary(entries: Sequence[Entry], head: Head | None = None) -> dict[str, Any]:
+def summary(entries: Sequence[Entry], head: Head | None = None) -> PlanSummary:
     """Return a plan in numbers: models by verdict, bytes, the largest memory, reasons.
 
     With its head, and where models get several outputs, also the bytes of each type.
     """
     doing = [entry for entry in entries if entry.verdict == CONVERT]
     kinds = Counter(_kind(entry) for entry in doing)
-    return {
+    facts: PlanSummary = {
         "verdicts": {v: n for v in VERDICTS if (n := sum(entry.verdict == v for entry in entries))},
         "files": sum(len(entry.files) for entry in entries),
         "bytes_in": sum(entry.bytes_in for entry in doing),
@@ -54,8 +55,10 @@ def summary(entries: Sequence[Entry], head: Head | None = None) -> dict[str, Any
         "problems": dict(Counter((e.error or {}).get("class", e.verdict) for e in entries if e.error).most_common()),
         "duplicate_bytes": sum(entry.bytes_in for entry in entries if entry.same_as),
         "lossy": sum(bool(entry.lost) for entry in doing),
-        **({"bytes_of_types": found} if head and (found := _by_type(doing, head)) else {}),
     }
+    if head and (found := _by_type(doing, head)):
+        facts["bytes_of_types"] = found
+    return facts
 
 
 def _by_type(entries: Sequence[Entry], head: Head) -> dict[str, int]:
@@ -72,7 +75,7 @@ def _kind(entry: Entry) -> str:
     return " ".join(filter(None, (entry.container, version, entry.architecture)))
 
 
-def summary_lines(facts: Mapping[str, Any]) -> list[str]:
+def summary_lines(facts: PlanSummary) -> list[str]:
     lines = ["  ".join(f"{count} {verdict}" for verdict, count in facts["verdicts"].items()) or "nothing found"]
     lines += [f"  {count:>6}  {kind}" for kind, count in facts["convert"].items()]
     lines += [f"  {count:>6}  cannot be converted: {kind}" for kind, count in facts["problems"].items()]
@@ -129,7 +132,7 @@ def _is_report(stem: str, suffix: str) -> bool:
         return False
 
 
-def collect(rows: Sequence[Mapping[str, Any]], head: Head | None = None) -> dict[str, Any]:
+def collect(rows: Sequence[LedgerRow], head: Head | None = None) -> dict[str, Any]:
     """Return the report as plain data."""
     done = [row for row in rows if row["state"] == DONE]
     bad = [row for row in rows if row["state"] in (FAILED, QUARANTINED)]
@@ -159,27 +162,27 @@ def collect(rows: Sequence[Mapping[str, Any]], head: Head | None = None) -> dict
     }
 
 
-def _is_other(row: Mapping[str, Any]) -> bool:
+def _is_other(row: LedgerRow) -> bool:
     return bool(row["entry"].get("verdict") == "other")
 
 
-def _why(row: Mapping[str, Any]) -> str:
+def _why(row: LedgerRow) -> str:
     verdict = str(row["entry"].get("verdict"))
     return "the same content as another" if row["same_as"] or verdict == "duplicate" else verdict
 
 
-def _fault(row: Mapping[str, Any]) -> Fault:
+def _fault(row: LedgerRow) -> Fault:
     """Return the fault of a job's error; what was never tried was found bad by the plan, which a person makes again."""
     fault = fault_of(row["error"] or {})
     return Fault.PERSON if fault is Fault.TRANSIENT and not row["attempts"] else fault
 
 
-def _written(row: Mapping[str, Any]) -> int:
+def _written(row: LedgerRow) -> int:
     files = (file for receipt in receipts_of(row["receipt"]) for file in receipt.get("output", {}).get("files", ()))
     return sum(int(record["bytes"]) for record in files)
 
 
-def _grades(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
+def _grades(rows: Sequence[LedgerRow]) -> Counter[str]:
     return Counter(
         tensor["grade"]
         for row in rows
@@ -188,7 +191,7 @@ def _grades(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
     )
 
 
-def _model(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _model(row: LedgerRow, names: Mapping[str, str]) -> dict[str, Any]:
     entry, receipts = row["entry"], receipts_of(row["receipt"])
     receipt: Mapping[str, Any] = receipts[0] if receipts else {}
     logits = receipt.get("logits") or {}

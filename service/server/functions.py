@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from ggferry.converters.metadata.receipt_fields import KeptReceipt
 from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.apply.migration import Migration, MigrationRequest
 from ggferry.service.operations.edit import EditChanges
 from ggferry.service.operations.inspect import InspectRequest
 from ggferry.service.operations.tokenize import TokenizeRequest
+from ggferry.service.records.fields import (
+    FolderItem,
+    IndexRow,
+    ListedModel,
+    ModelRecord,
+    PlanLine,
+    PlannedLine,
+    PlanRecord,
+    Submitted,
+    Totals,
+)
 from ggferry.service.records.ledger import DONE, QUEUED, STATES
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.records.report import collect
@@ -61,7 +73,7 @@ def list_models(service: Service, query: Query) -> ModelPage:
     return ModelPage([_of_list(service, row) for row in found.items], found.next, found.total)
 
 
-def _of_list(service: Service, row: Mapping[str, Any]) -> dict[str, Any]:
+def _of_list(service: Service, row: IndexRow) -> ListedModel:
     return {**row, "progress": service.progress.of(row["id"], row)}
 
 
@@ -75,9 +87,10 @@ def folders(service: Service, below: str = "") -> list[Folder]:
     return models.folders(service.store, below, [*service.settings.places, service.settings.uploads])
 
 
-def totals(service: Service) -> dict[str, Any]:
+def totals(service: Service) -> Totals:
     """Return the archive in numbers: jobs by state, bytes before and after of what is done."""
-    return {"states": service.store.counts(), **service.store.bytes_done(), "progress": progress(service)}
+    found = {"states": service.store.counts(), **service.store.bytes_done(), "progress": progress(service)}
+    return cast("Totals", found)
 
 
 def roots(service: Service) -> list[str]:
@@ -85,7 +98,7 @@ def roots(service: Service) -> list[str]:
     return [*service.settings.places]
 
 
-def browse(service: Service, path: str) -> list[dict[str, Any]]:
+def browse(service: Service, path: str) -> list[FolderItem]:
     """Return what is in a folder below a root. Raises AccessError, NotFoundError."""
     if is_remote(path):
         raise UsageError(
@@ -97,12 +110,12 @@ def browse(service: Service, path: str) -> list[dict[str, Any]]:
 # --- one model -----------------------------------------------------------------------------------------------------
 
 
-def model(service: Service, job: str) -> dict[str, Any]:
+def model(service: Service, job: str) -> ModelRecord:
     """Return everything about a model but its receipt: index row, entry, attempts, progress. Raises NotFoundError."""
     row = models.one(service.store, job)
-    found: dict[str, Any] = {**row, "entry": _entry_of(service, job), "tried": []}
+    found: JSONObject = {**row, "entry": _entry_of(service, job), "tried": []}
     try:
-        kept = service.store.row(job)
+        kept: Mapping[str, Any] = service.store.row(job)
     except NotFoundError:
         kept = {}
     found |= {name: kept[name] for name in SHOWN_OF_A_JOB if name in kept}
@@ -112,23 +125,24 @@ def model(service: Service, job: str) -> dict[str, Any]:
         {name: each[name] for name in ("attempt", "outcome", "error", "started", "ended")}
         for each in kept.get("tried", ())
     ]
-    return {**found, "progress": service.progress.of(job, row)}
+    return cast("ModelRecord", {**found, "progress": service.progress.of(job, row)})
 
 
-def _entry_of(service: Service, job: str) -> dict[str, Any]:
+def _entry_of(service: Service, job: str) -> PlanLine:
     """Return the plan's line of a model, as the ledger or its plan has it."""
     try:
-        return {key: value for key, value in service.store.row(job)["entry"].items() if key != "trees"}
+        kept = service.store.row(job)["entry"]
+        return cast("PlanLine", {key: value for key, value in kept.items() if key != "trees"})
     except NotFoundError:
         row = models.one(service.store, job)
         head, entries, _ = service.planner.read(row["plan"])
         entry = next((each for each in entries if each.id(head) == job), None)
         if entry is None:
             raise NotFoundError("no longer in its plan", found=job) from None
-        return {**asdict(entry), "recipe": entry.recipe(head)}
+        return cast("PlanLine", {**asdict(entry), "recipe": entry.recipe(head)})
 
 
-def _place_of(service: Service, job: str) -> tuple[str, list[str], dict[str, Any]]:
+def _place_of(service: Service, job: str) -> tuple[str, list[str], JSONObject]:
     """Return a model's source, the folders that confine it, and its recipe, for a worker that looks at it."""
     row = models.one(service.store, job)
     entry = _entry_of(service, job)
@@ -145,25 +159,25 @@ def _look(service: Service, question: str, source: str, trees: Sequence[str], **
             raise
 
 
-def inspect(service: Service, caller: Caller, request: InspectRequest) -> dict[str, Any]:
+def inspect(service: Service, caller: Caller, request: InspectRequest) -> JSONObject:
     """Return what a source holds according to its headers, as `ggferry.inspect`."""
     place = find(service, caller, str(request.path))
-    found: dict[str, Any] = _look(service, "inspect", place.path, place.trees, arch=request.arch)
+    found: JSONObject = _look(service, "inspect", place.path, place.trees, arch=request.arch)
     return found
 
 
-def inspection(service: Service, job: str) -> dict[str, Any]:
+def inspection(service: Service, job: str) -> JSONObject:
     """Return what a model of the archive holds according to its headers, as `ggferry.inspect`."""
     source, trees, recipe = _place_of(service, job)
-    found: dict[str, Any] = _look(service, "inspect", source, trees, arch=recipe.get("arch"))
+    found: JSONObject = _look(service, "inspect", source, trees, arch=recipe.get("arch"))
     return found
 
 
-def conversion_plan(service: Service, job: str) -> dict[str, Any]:
+def conversion_plan(service: Service, job: str) -> JSONObject:
     """Return what a conversion would do to every tensor and key, as `ggferry.plan`."""
     source, trees, recipe = _place_of(service, job)
     recipe.pop("verify", None), recipe.pop("witness", None), recipe.pop("allow_nonfinite", None)
-    found: dict[str, Any] = _look(service, "plan", source, trees, **recipe)
+    found: JSONObject = _look(service, "plan", source, trees, **recipe)
     return found
 
 
@@ -201,9 +215,7 @@ def find(service: Service, caller: Caller, source: str) -> Place:
     return sources.resolve(source, service.settings.places, lambda key: service.uploads.folder(key, caller.token.owner))
 
 
-def make_plan(
-    service: Service, caller: Caller, source: str, options: Mapping[str, Any], wait: float = 0
-) -> dict[str, Any]:
+def make_plan(service: Service, caller: Caller, source: str, options: Mapping[str, Any], wait: float = 0) -> PlanRecord:
     """Begin to plan what is at `source`, and return the plan as `show_plan` does, after `wait` seconds at most."""
     _need(caller, "submit")
     place = find(service, caller, source)
@@ -213,22 +225,21 @@ def make_plan(
     return show_plan(service, key)
 
 
-def show_plan(service: Service, plan: str) -> dict[str, Any]:
+def show_plan(service: Service, plan: str) -> PlanRecord:
     """Return a plan: id, state ('planning', 'ready', 'failed'), source, options, summary, error."""
-    return {name: value for name, value in service.planner.show(plan).items() if name != "token"}
+    return service.planner.show(plan)
 
 
-def plan_lines(
-    service: Service, plan: str, cursor: int = 0, limit: int = 100
-) -> tuple[list[dict[str, Any]], int | None]:
+def plan_lines(service: Service, plan: str, cursor: int = 0, limit: int = 100) -> tuple[list[PlannedLine], int | None]:
     """Return some of a plan's lines, each with its job's id, and where the next begin (None: there are no more)."""
     head, entries, _ = service.planner.read(plan)
     some = entries[cursor : cursor + limit]
     following = cursor + limit
-    return [{"id": each.id(head), **asdict(each)} for each in some], following if following < len(entries) else None
+    lines = [cast("PlannedLine", {"id": each.id(head), **asdict(each)}) for each in some]
+    return lines, following if following < len(entries) else None
 
 
-def submit(service: Service, caller: Caller, plan: str, chosen: Sequence[str] | None = None) -> dict[str, Any]:
+def submit(service: Service, caller: Caller, plan: str, chosen: Sequence[str] | None = None) -> Submitted:
     """Enter the models of a plan in the ledger, all or those whose ids are `chosen`; the server then converts them.
 
     Raises RefusedError for a plan that is not ready, sources that changed, or too little room.
@@ -260,7 +271,7 @@ def submit(service: Service, caller: Caller, plan: str, chosen: Sequence[str] | 
     return {"plan": plan, "jobs": sorted(states), "states": counts, "queued": counts.get(QUEUED, 0)}
 
 
-def cancel(service: Service, caller: Caller, job: str) -> dict[str, Any]:
+def cancel(service: Service, caller: Caller, job: str) -> ModelRecord:
     """End a job that has not ended; nothing of it is published. Raises NotFoundError, RefusedError."""
     _need(caller, "submit")
     service.store.cancel(job)
@@ -268,7 +279,7 @@ def cancel(service: Service, caller: Caller, job: str) -> dict[str, Any]:
     return model(service, job)
 
 
-def retry(service: Service, caller: Caller, job: str) -> dict[str, Any]:
+def retry(service: Service, caller: Caller, job: str) -> ModelRecord:
     """Queue a job again that failed or was cancelled. Raises NotFoundError, RefusedError."""
     _need(caller, "submit")
     service.store.requeue(job)
@@ -276,7 +287,7 @@ def retry(service: Service, caller: Caller, job: str) -> dict[str, Any]:
     return model(service, job)
 
 
-def edit(service: Service, caller: Caller, job: str, changes: EditChanges, file: str | None = None) -> dict[str, Any]:
+def edit(service: Service, caller: Caller, job: str, changes: EditChanges, file: str | None = None) -> ModelRecord:
     """Change keys of a done job's file, and return the model that the new file is listed as.
 
     `file`: which of several outputs is meant. Raises RefusedError, UsageError.
@@ -287,14 +298,14 @@ def edit(service: Service, caller: Caller, job: str, changes: EditChanges, file:
     return model(service, edits.edit(service.store, service.inspectors, service.settings.outputs, job, changes, file))
 
 
-def progress(service: Service, job: str | None = None) -> dict[str, Any]:
+def progress(service: Service, job: str | None = None) -> Mapping[str, Any]:
     """Return the progress of a job, or of everything that runs: phase, done, total, rate, eta."""
     if job is None:
         return service.progress.whole()
     return service.progress.of(job, models.one(service.store, job)) or {}
 
 
-def report(service: Service, plan: str | None = None) -> dict[str, Any]:
+def report(service: Service, plan: str | None = None) -> JSONObject:
     """Return the report of a plan's jobs, or of all, as `ggferry ledger export` writes it."""
     if plan is None:
         return collect(service.store.rows())

@@ -25,6 +25,7 @@ from ggferry.service.server.work.progress import ProgressBoard
 from ggferry.service.server.work.runner import Runner
 from ggferry.service.server.work.uploads import Uploads
 from ggferry.service.storage.urls import configure_access, read_secrets
+from ggferry.service.workers.messages import Event
 
 LINK_SECONDS = 86400.0
 
@@ -105,7 +106,7 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
     planner = Planner(store, settings, inspectors)
     configure_access(replace(planner.access(), secrets=read_secrets(secrets_file(settings))))
 
-    def see(event: dict[str, object]) -> None:
+    def see(event: Event) -> None:
         progress.see(event)
         observer.see(event)
         hub.wake()

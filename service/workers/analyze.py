@@ -22,6 +22,7 @@ from ggferry.converters.model_graph.graph import losses
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, UsageError
+from ggferry.service.workers.messages import Analysis, PlannedFile
 
 BASE_MEMORY = 640 << 20  # torch, numba's compiled kernels and two forward passes' activations, measured
 THREAD_MEMORY = 96 << 20  # chunks in flight of one thread, with their float32 values
@@ -52,7 +53,7 @@ def _in_plan(each: Option) -> str:
     return f"the option {each.name} of the plan"
 
 
-def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | None = None) -> dict[str, Any]:
+def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | None = None) -> Analysis:
     """Return the fields of a plan's line that the file itself decides. Raises one of `formats.errors`.
 
     `config`: the config.json in the folder of a GGML-era file, for what its header leaves open.
@@ -62,7 +63,7 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
     plans, first = [plan_in(output) for output in outputs], plan_in(outputs[0])
     checkpoint = first.graph.checkpoint
     try:
-        facts: dict[str, Any] = {
+        facts: Analysis = {
             "container": checkpoint.container,
             "version": checkpoint.version,
             "era": checkpoint.era,
@@ -88,7 +89,7 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
         checkpoint.close()
 
 
-def _output(output: PlannedOutput) -> dict[str, Any]:
+def _output(output: PlannedOutput) -> PlannedFile:
     plan = plan_in(output)
     name = output_name(plan.metadata, plan.options, None)
     return {"outtype": output.request.options.outtype, "name": name, "bytes": plan.bytes_written}

@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ggferry.converters.conversion.options import PLAN_FILES
 from ggferry.converters.conversion.request import MMPROJ, Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.metadata.beside import TEXT
+from ggferry.converters.metadata.receipt_fields import FileRecord, OutputReceipt, Receipt
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import ChangedError, TransientError, VerificationError
@@ -23,6 +24,7 @@ from ggferry.service.records.plan_file import digest_of, version_class
 from ggferry.service.storage.broker import BrokeredFile
 from ggferry.service.workers.analyze import analyze, request_of
 from ggferry.service.workers.existing_output import adopt, made_of
+from ggferry.service.workers.messages import Analysis, Converted, Rechecked, Reply
 from ggferry.support.content_cache import keeping
 from ggferry.support.progress import Phase
 
@@ -31,7 +33,7 @@ class Parent(Protocol):
     """The other end: `process.Channel`."""
 
     def stage(self, phase: Phase, total: int) -> Any: ...
-    def ask(self, question: str, **facts: Any) -> dict[str, Any]: ...
+    def ask(self, question: str, **facts: Any) -> Reply: ...
 
 
 def run(command: Mapping[str, Any], parent: Parent) -> Any:
@@ -63,7 +65,7 @@ def mounted(remote: Mapping[str, Any]) -> Iterator[None]:
         unmount(remote["folder"])
 
 
-def _analyze(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+def _analyze(command: Mapping[str, Any], parent: Parent) -> Analysis:
     with keeping():
         return analyze(command["source"], command["recipe"], command["threads"], command.get("config"))
 
@@ -78,7 +80,7 @@ def _look(command: Mapping[str, Any], parent: Parent) -> Any:
 # --- convert -------------------------------------------------------------------------------------------------------
 
 
-def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+def _convert(command: Mapping[str, Any], parent: Parent) -> Converted:
     """Digest the source, ask whether that content is still to be done, convert, ask again before publishing.
 
     Outputs that exist are adopted; those that are missing are made of one reading.
@@ -94,14 +96,14 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     transport = dict(zip(files, answer.get("transport", ()), strict=False))
     for out in command["outs"]:
         recover(out)
-    found: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, OutputReceipt] = {}
     there = [out for out in command["outs"] if os.path.lexists(out)]
     for receipt in adopt(only(request, there), files, parent.stage) if there else ():
         _note_transport(receipt, transport)
         found[_name_of(receipt)] = receipt
     missing = [out for out in command["outs"] if os.path.basename(out) not in found]
 
-    def approve(receipt: Mapping[str, Any]) -> None:
+    def approve(receipt: OutputReceipt) -> None:
         _note_transport(receipt, transport)
         _note_texts(receipt, found, command["outs"])
         if not made_of(receipt, files):
@@ -124,23 +126,24 @@ def only(request: Request, outs: Sequence[str]) -> Request:
     return replace(request, out_paths=tuple(outs), options=replace(request.options, outtype=",".join(types)))
 
 
-def _name_of(receipt: Mapping[str, Any]) -> str:
+def _name_of(receipt: OutputReceipt) -> str:
     return str(receipt["output"]["files"][0]["name"])
 
 
-def _note_texts(receipt: Mapping[str, Any], found: dict[str, Mapping[str, Any]], outs: Sequence[str]) -> None:
+def _note_texts(receipt: OutputReceipt, found: dict[str, OutputReceipt], outs: Sequence[str]) -> None:
     """Note a receipt among those found; that of a second file lists the text models that were there already, too.
 
     The latter is approved last.
     """
-    if TEXT not in receipt:
+    beside: list[FileRecord] | None = cast("Receipt", receipt).get(TEXT)
+    if beside is None:
         found[_name_of(receipt)] = receipt
         return
     names = [os.path.basename(out) for out in outs]
-    receipt[TEXT][:] = [file for name in names if name in found for file in found[name]["output"]["files"]]
+    beside[:] = [file for name in names if name in found for file in found[name]["output"]["files"]]
 
 
-def _note_transport(receipt: Mapping[str, Any], transport: Mapping[str, Any]) -> None:
+def _note_transport(receipt: OutputReceipt, transport: Mapping[str, Any]) -> None:
     """Note in the receipt how it is known that a file was read as the store has it; `transport` is by digest."""
     for record in receipt["source"]["files"]:
         if how := transport.get(record["blake3"]):
@@ -181,7 +184,7 @@ def _size(path: str) -> int:
 # --- recheck -------------------------------------------------------------------------------------------------------
 
 
-def _recheck(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+def _recheck(command: Mapping[str, Any], parent: Parent) -> Rechecked:
     """Prove a finished output against its source again."""
     request = request_of(command["source"], command["recipe"])
     level = "fast" if request.level == "none" else request.level
@@ -189,7 +192,7 @@ def _recheck(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     return {"line": report.line, "proof": report.proof.as_dict()}
 
 
-def _reopen(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+def _reopen(command: Mapping[str, Any], parent: Parent) -> Mapping[str, Any]:
     """Check what can be checked of a finished output whose source is gone.
 
     That is: it is a model with the tensors it had.

@@ -17,9 +17,11 @@ from ggferry.converters.conversion.receipt_options import declared_options
 from ggferry.converters.conversion.request import MMPROJ, Request
 from ggferry.converters.conversion.verify import reprove
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, files_written
+from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, RefusedError, VerificationError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.sources import LocalFile
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
 from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.support.progress import Stage
@@ -35,7 +37,7 @@ OF_THE_PROOF = ("verify", "witness")
 MEASURED_OF_TENSORS = ("grade", "max_error", "relative_rms", "band", "outlier")
 
 
-def adopt(request: Request, sources: Sequence[str], stage: Stage) -> list[dict[str, Any]]:
+def adopt(request: Request, sources: Sequence[str], stage: Stage) -> list[OutputReceipt]:
     """Return the receipts of the finished outputs of a request, proved again in one pass over the source.
 
     They are proved at the requested level, `fast` at least, and each must be what the request makes of files with the
@@ -58,7 +60,7 @@ def adopt(request: Request, sources: Sequence[str], stage: Stage) -> list[dict[s
     return found
 
 
-def _declared(request: Request, sources: Sequence[str]) -> dict[str, Any]:
+def _declared(request: Request, sources: Sequence[str]) -> JSONObject:
     """Return the receipt beside an output. Raises RefusedError where it is not of this request and these sources."""
     out = str(request.out)
     if not os.path.lexists(out + RECEIPT):

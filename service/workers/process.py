@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from ggferry.formats.errors import Fault, GgferryError, of_os
+from ggferry.service.workers.messages import Reply
 from ggferry.support.allocator import tune_malloc
 from ggferry.support.interrupts import STOPS
 from ggferry.support.progress import Phase
@@ -39,7 +40,7 @@ class Channel:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
         os.dup2(2, 1)  # nothing a library prints may look like an event
         self._lock = threading.Lock()
-        self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._lines: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, event: str, **facts: Any) -> None:
@@ -47,13 +48,14 @@ class Channel:
             self._out.write(json.dumps({"event": event, **facts}) + "\n")
             self._out.flush()
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> Any:
         return self._lines.get()
 
-    def ask(self, question: str, **facts: Any) -> dict[str, Any]:
+    def ask(self, question: str, **facts: Any) -> Reply:
         """Put a question to the parent and wait for its answer."""
         self.send("ask", question=question, **facts)
-        return self.receive()
+        reply: Reply = self.receive()
+        return reply
 
     def _read(self) -> None:
         for line in sys.stdin:

@@ -22,6 +22,7 @@ from typing import Any
 
 import ggferry
 from ggferry.service.storage.scratch import Scratch
+from ggferry.service.workers.messages import Event, Question, Reply
 
 KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT", "NUMBA_CPU_NAME",
         "NUMBA_CPU_FEATURES", "COVERAGE_PROCESS_START")  # fmt: skip
@@ -53,7 +54,7 @@ class WorkerTimeout(Exception):
 class WorkerFailed(Exception):
     """The job ended with an error. `error`: as plain data, with 'class'; `peak`: bytes."""
 
-    def __init__(self, error: dict[str, Any], peak: int) -> None:
+    def __init__(self, error: Mapping[str, Any], peak: int) -> None:
         super().__init__(error.get("message", ""))
         self.error, self.peak = error, peak
 
@@ -96,8 +97,8 @@ class Supervisor:
     def run(
         self,
         command: Mapping[str, Any],
-        on_event: Callable[[dict[str, Any]], None] = lambda event: None,
-        on_ask: Callable[[dict[str, Any]], dict[str, Any]] = lambda question: {"ok": True},
+        on_event: Callable[[Event], None] = lambda event: None,
+        on_ask: Callable[[Question], Reply] = lambda question: {"ok": True},
         timeout: float = 0,
     ) -> Answer:
         """Have a command done and return its answer.
@@ -204,7 +205,7 @@ class Supervisor:
         except BrokenPipeError:
             raise self._death() from None
 
-    def _receive(self, deadline: float | None) -> dict[str, Any]:
+    def _receive(self, deadline: float | None) -> Any:
         """Return the next event. A worker that is alive and silent is waited for until the deadline."""
         assert self._process is not None and self._process.stdout is not None
         pipe = self._process.stdout.fileno()

@@ -17,6 +17,7 @@ from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.forward.weights import prepare
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.metadata.file_names import shard_label
+from ggferry.converters.metadata.receipt_fields import OutputReceipt, Receipt, TokenizerRecord
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof import receipt as receipts
 from ggferry.converters.proof.compare import Case, Proof, compare_outputs, of_texts, prefetch_comparing
@@ -159,7 +160,7 @@ class GgufKind:
 
     def receipt(
         self, output: PlannedOutput, proof: Proof, files: Sequence[Record], source: Sequence[Record]
-    ) -> dict[str, Any]:
+    ) -> Receipt:
         """Return what every tensor and key was made of, and what was proved."""
         done = declared_options(replace(output.request, level=proof.level), adapter=self.of_adapters)
         return receipts.make_receipt(plan_in(output), proof, files, source, done)
@@ -184,7 +185,7 @@ class GgufKind:
             f"{plan.bytes_written:,} bytes"
         )
 
-    def proved_line(self, output: PlannedOutput, proof: Proof, receipt: Mapping[str, Any]) -> str:
+    def proved_line(self, output: PlannedOutput, proof: Proof, receipt: OutputReceipt) -> str:
         """Say what was compared, and whether llama.cpp loads the file."""
         return receipts.line_of(proof) + receipts.in_llama_cpp(receipt, plan_in(output))
 
@@ -200,7 +201,7 @@ class _VocabularyCheck:
 
     def __init__(self) -> None:
         self._read: Tokenizer | None = None
-        self._found: dict[str, Any] | None = None
+        self._found: TokenizerRecord | None = None
 
     def case(self, output: PlannedOutput, again: Checkpoint) -> Case:
         """Return what is to be compared for an output that was opened again; its vocabulary is compared here."""

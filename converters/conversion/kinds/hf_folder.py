@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, cast
 
 import ggferry
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_references, depth_of
@@ -22,6 +22,14 @@ from ggferry.converters.hf_export.plan import RECEIPT, FolderOptions, FolderPlan
 from ggferry.converters.hf_export.shards import Entry, ShardWriter
 from ggferry.converters.hf_export.tokenizer_files import differences
 from ggferry.converters.metadata.beside import MAX_RECEIPT
+from ggferry.converters.metadata.receipt_fields import (
+    CrossCheckRecord,
+    FolderReceipt,
+    FolderTensor,
+    OutputReceipt,
+    PartRecord,
+    TokenizerRecord,
+)
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.compare import Proof, of_texts
 from ggferry.converters.proof.receipt import FORMAT, line_of
@@ -159,7 +167,7 @@ class HfFolderKind:
 
     def receipt(
         self, output: PlannedOutput, proof: Proof, files: Sequence[Record], source: Sequence[Record]
-    ) -> dict[str, Any]:
+    ) -> FolderReceipt:
         """Return what every tensor was made of, and what was proved."""
         plan, request = plan_in(output), output.request
         back, checkpoint = plan.back, plan.graph.checkpoint
@@ -178,9 +186,9 @@ class HfFolderKind:
             "architecture": back.graph.architecture.name,
             "hparams": {name: {"value": param.value, "origin": param.origin} for name, param in values},
             "tensors": [_tensor(entry) for entry in plan.shards.entries],
-            "tokenizer": dict(proof.tokenizer),
+            "tokenizer": {**proof.tokenizer},
             "logits": proof.logits.as_dict() if proof.logits else None,
-            "testimonies": [asdict(found) for found in proof.testimonies],
+            "testimonies": [cast("CrossCheckRecord", asdict(found)) for found in proof.testimonies],
             "notes": list(dict.fromkeys((*plan.notes, *proof.notes))),
         }  # fmt: skip
 
@@ -203,7 +211,7 @@ class HfFolderKind:
             f"{count}, {plan.bytes_written:,} bytes"
         )
 
-    def proved_line(self, output: PlannedOutput, proof: Proof, receipt: Mapping[str, Any]) -> str:
+    def proved_line(self, output: PlannedOutput, proof: Proof, receipt: OutputReceipt) -> str:
         """Say what was compared."""
         return line_of(proof)
 
@@ -250,7 +258,7 @@ def _proof(output: PlannedOutput, again: Checkpoint, stage: Stage) -> Proof:
     return check_with_references(proof, graph, plan.graph, request, stage)
 
 
-def _tokens(request: Request, plan: FolderPlan, again: Checkpoint, rows: int) -> dict[str, Any]:
+def _tokens(request: Request, plan: FolderPlan, again: Checkpoint, rows: int) -> TokenizerRecord:
     """Prove the vocabulary: the library of the written files encodes as the source's encoder does."""
     if plan.tokenizer is None:
         return {"texts": 0, "equal": 0, "why": "no vocabulary"}
@@ -269,21 +277,29 @@ def _check_exact(plan: FolderPlan, proof: Proof, path: str) -> None:
             raise VerificationError(f"{found.name} differs from the source", path=path, found=found.max_error)
 
 
-def _tensor(entry: Entry) -> dict[str, Any]:
+def _tensor(entry: Entry) -> FolderTensor:
     return {
         **_made_of(entry), "exact": entry.tensor.lossless and not entry.max_error, "max_error": entry.max_error,
     }  # fmt: skip
 
 
-def _made_of(entry: Entry) -> dict[str, Any]:
-    made = [{"name": node.name, "types": sorted({ref.type.name for ref in node.inputs})} for node in entry.tensor.nodes]
-    found = {"name": entry.tensor.name, "shape": list(entry.tensor.shape), "type": entry.type.name, "of": made}
+def _made_of(entry: Entry) -> FolderTensor:
+    nodes = entry.tensor.nodes
+    made: list[PartRecord] = [
+        {"name": node.name, "types": sorted({ref.type.name for ref in node.inputs})} for node in nodes
+    ]
+    found: FolderTensor = {
+        "name": entry.tensor.name,
+        "shape": list(entry.tensor.shape),
+        "type": entry.type.name,
+        "of": made,
+    }
     if entry.tensor.layouts:
         found["undone"] = list(entry.tensor.layouts)
     return found
 
 
-def _record(path: str, name: str) -> dict[str, Any]:
+def _record(path: str, name: str) -> Record:
     with LocalFile(Named(path)) as file:
         return {"name": name, "bytes": file.size, "blake3": digest(file)}
 

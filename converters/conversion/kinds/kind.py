@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ggferry.converters.conversion.request import OutputSpec, Request
 from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.hf_export.plan import FolderPlan
+from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.references.beside import Beside
@@ -127,7 +128,7 @@ class OutputKind(Protocol):
 
     def receipt(
         self, output: PlannedOutput, proof: Proof, files: Sequence[Record], source: Sequence[Record]
-    ) -> dict[str, Any]:
+    ) -> OutputReceipt:
         """Return the receipt as plain data; `files`, `source`: the records of the output's and the source's files."""
 
     def receipt_path(self, output: PlannedOutput) -> str:
@@ -139,7 +140,7 @@ class OutputKind(Protocol):
     def wrote_line(self, output: PlannedOutput) -> str:
         """Return the line that tells a person what was written."""
 
-    def proved_line(self, output: PlannedOutput, proof: Proof, receipt: Mapping[str, Any]) -> str:
+    def proved_line(self, output: PlannedOutput, proof: Proof, receipt: OutputReceipt) -> str:
         """Return the line that tells a person how it was proved."""
 
     def publish(self, targets: Sequence[Any], receipts: Sequence[bytes]) -> None:

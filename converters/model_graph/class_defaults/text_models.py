@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from ggferry.converters.model_graph.config_keys import NOTHING, WHOLE, descend
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.records import dataclass
 
 ROPE, OLD_ROPE = "rope_parameters", "rope_scaling"
@@ -197,7 +198,7 @@ def _meant(parameters: Any) -> Any:
     return {**found, "rope_type": parameters.get("rope_type", parameters.get("type", "default"))}
 
 
-def _with(config: Mapping[str, Any], within: str, part: Mapping[str, Any]) -> dict[str, Any]:
+def _with(config: Mapping[str, Any], within: str, part: Mapping[str, Any]) -> JSONObject:
     """Return the configuration with another text part."""
     if not within:
         return dict(part)

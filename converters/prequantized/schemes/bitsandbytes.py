@@ -24,6 +24,7 @@ from ggferry.converters.prequantized.schemes._common import (
 )
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.lazy_import import lazy
 from ggferry.support.records import dataclass
 
@@ -166,7 +167,7 @@ def _four_bits(checkpoint: Checkpoint, found: Found, base: str, state: TensorRef
     found.used |= {scales.name, levels.name}
 
 
-def _nested(checkpoint: Checkpoint, said: dict[str, Any], base: str, state: TensorRef, blocks: int) -> Nested:
+def _nested(checkpoint: Checkpoint, said: JSONObject, base: str, state: TensorRef, blocks: int) -> Nested:
     block, offset = _number(checkpoint, state, said, "nested_blocksize"), said.get("nested_offset")
     if not isinstance(offset, float | int):
         raise InconsistentError(f"nested_offset of {state.name!r}", path=checkpoint.path, found=offset)
@@ -180,7 +181,7 @@ def _floats(checkpoint: Checkpoint, name: str, beside: str, count: int) -> Tenso
     return of_shape(checkpoint, ref, beside, (count,))
 
 
-def _number(checkpoint: Checkpoint, state: TensorRef, said: dict[str, Any], key: str) -> int:
+def _number(checkpoint: Checkpoint, state: TensorRef, said: JSONObject, key: str) -> int:
     value = said.get(key)
     if not isinstance(value, int) or not _is_size(value):
         raise InconsistentError(f"{key} of {state.name!r}", path=checkpoint.path, found=value, expected="more than 0")
@@ -191,7 +192,7 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and 0 < value < 1 << 40
 
 
-def _state(checkpoint: Checkpoint, ref: TensorRef) -> dict[str, Any]:
+def _state(checkpoint: Checkpoint, ref: TensorRef) -> JSONObject:
     """The JSON that a tensor of bytes spells."""
     of_type(checkpoint, ref, "U8")
     if len(ref.shape) != 1 or ref.elements > MAX_STATE:

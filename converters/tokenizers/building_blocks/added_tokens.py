@@ -7,6 +7,7 @@ from typing import Any
 
 from ggferry.formats.errors import CorruptError, OutOfRangeError
 from ggferry.formats.json_files import kinds as json_kinds
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.limits import MAX_VOCAB
 from ggferry.support.records import dataclass
 
@@ -44,6 +45,6 @@ def read_all_added(document: json_kinds.Object, path: str) -> tuple[Added, ...]:
     return tuple(read_added(entry.get("id"), entry, path) for entry in entries)
 
 
-def as_entry(added: Added) -> dict[str, Any]:
+def as_entry(added: Added) -> JSONObject:
     """Return the entry of tokenizer.json for `added`."""
     return asdict(added)

@@ -7,6 +7,7 @@ from typing import Any
 from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, read_all_added
 from ggferry.formats.errors import CorruptError, DuplicateError, OutOfRangeError, UnsupportedError
 from ggferry.formats.json_files import kinds as json_kinds
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
 from ggferry.support.records import dataclass
 
@@ -69,7 +70,7 @@ def read_merges(merges: Any, vocabulary: dict[str, int], path: str) -> tuple[tup
     return tuple(pairs)
 
 
-def read_document(document: dict[str, Any], path: str) -> BpeDocument:
+def read_document(document: JSONObject, path: str) -> BpeDocument:
     """Return the parts of the parsed tokenizer.json `document`, checked."""
     model = document["model"]
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):

@@ -16,6 +16,7 @@ from ggferry.formats.checkpoint_folder.sidecars import tokenizer_names
 from ggferry.formats.errors import NotFoundError
 from ggferry.formats.files.local_files import read_text
 from ggferry.formats.json_files import kinds as json_kinds
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_known
 from ggferry.formats.json_files.text import read_text as read_text_bytes
 from ggferry.support.records import dataclass
@@ -71,7 +72,7 @@ class Sidecars:
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self.files = dict(files)
-        self._json: dict[str, Any] = {}
+        self._json: JSONObject = {}
         self._digests: dict[str, bytes] = {}
         self._preset: set[str] = set()
 
@@ -95,13 +96,13 @@ class Sidecars:
     def path(self, name: str) -> str | None:
         return self.files.get(name)
 
-    def object(self, name: str) -> dict[str, Any]:
+    def object(self, name: str) -> JSONObject:
         """Return the JSON object in file `name`; empty when there is no such file."""
         if name not in self.files:
             return {}
         if name not in self._json:
             self._json[name], self._digests[name] = load_known(self.files[name])
-        found: dict[str, Any] = self._json[name]
+        found: JSONObject = self._json[name]
         return found
 
     def text(self, name: str, key: str) -> str:
@@ -119,7 +120,7 @@ class Sidecars:
             return json.dumps(self._json[name]).encode()
         return read_text_bytes(self.files[name])[0]
 
-    def preset(self, name: str, value: dict[str, Any]) -> None:
+    def preset(self, name: str, value: JSONObject) -> None:
         """Make `value` what `object(name)` returns."""
         self._json[name] = value
         self._preset.add(name)

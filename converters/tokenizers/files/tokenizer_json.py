@@ -30,6 +30,7 @@ from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, byte_of, encoder, unique
 from ggferry.formats.errors import CorruptError, InconsistentError, OutOfRangeError, UnsupportedError
 from ggferry.formats.json_files import kinds as json_kinds
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
 from ggferry.support.content_cache import Recent, held
 
@@ -263,7 +264,7 @@ def _starts_with_space(document: BpeDocument, ids: list[int]) -> bool:
     return first.startswith(SPACE)
 
 
-def _unigram(document: dict[str, Any], path: str) -> Tokenizer:
+def _unigram(document: JSONObject, path: str) -> Tokenizer:
     model = document["model"]
     entries = model.get("vocab")
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_VOCAB:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.added_tokens import as_entry
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
@@ -15,6 +14,7 @@ from ggferry.converters.tokenizers.libraries.cross_check import TOKENIZERS, Refe
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.files.local_files import read_text
+from ggferry.formats.json_files.kinds import JSONObject
 
 # Classes whose slow tokenizer reads vocab.json and merges.txt, and the pre-tokenizer each hard-codes
 # (transformers, models/*/tokenization_*.py)
@@ -49,7 +49,7 @@ def _pre(wanted: TokenizerInputs) -> tuple[str, str]:
     return known, "--pre" if wanted.pre else f"class {name}"
 
 
-def _document(sidecars: Sidecars) -> dict[str, Any]:
+def _document(sidecars: Sidecars) -> JSONObject:
     """Return what a tokenizer.json would hold, but for the pre-tokenizer's pattern."""
     lines = read_text(sidecars.files["merges.txt"]).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.special_tokens import SpecialSplitter, splitters, well_formed
 from ggferry.converters.tokenizers.building_blocks.steps import flattened, kind_of
 from ggferry.converters.tokenizers.encoders.unigram import UnigramEncoder
 from ggferry.converters.tokenizers.libraries.ask import Answer, ask
 from ggferry.converters.tokenizers.tokenizer import SPACE, Encoder, Tokenizer, TokenType, byte_of
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.records import dataclass
 
 SENTENCEPIECE_FILES = ("sentencepiece", "fairseq")
@@ -188,7 +188,7 @@ def _tied(output: UnigramEncoder, given: str, ids: Sequence[int], theirs: Sequen
 
 def with_steps(data: bytes, made: Tokenizer) -> bytes:
     """Return a tokenizer.json that normalizes as GGUF's kind of vocabulary does and cuts at blanks as before."""
-    document: dict[str, Any] = json.loads(data)
+    document: JSONObject = json.loads(data)
     document["normalizer"] = None  # of a 't5' vocabulary: its texts come normalized
     if made.model == "llama":
         prefix = [{"type": "Prepend", "prepend": SPACE}] if made.flags.get("add_space_prefix", True) else []
@@ -205,7 +205,7 @@ def with_steps(data: bytes, made: Tokenizer) -> bytes:
 
 def without_bytes(data: bytes) -> bytes:
     """Return a unigram's tokenizer.json in which no piece is a byte: what has no piece is unknown."""
-    document: dict[str, Any] = json.loads(data)
+    document: JSONObject = json.loads(data)
     model = document["model"]
     model["byte_fallback"] = False
     model["vocab"] = [[f"\uf8ff{text}" if byte_of(text) is not None else text, score] for text, score in model["vocab"]]

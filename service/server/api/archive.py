@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -69,13 +70,13 @@ def facets(service: ServiceDep, caller: Reader) -> dict[str, dict[str, int]]:
 
 
 @router.get("/folders")
-def folders(service: ServiceDep, caller: Reader, below: Folder = "") -> list[dict[str, Any]]:
+def folders(service: ServiceDep, caller: Reader, below: Folder = "") -> list[Mapping[str, Any]]:
     """List one level of the archive's tree: folders with their models and bytes."""
     return [asdict(each) for each in functions.folders(service, below)]
 
 
 @router.get("/totals")
-def totals(service: ServiceDep, caller: Reader) -> dict[str, Any]:
+def totals(service: ServiceDep, caller: Reader) -> Mapping[str, Any]:
     """Give the archive in numbers."""
     return functions.totals(service)
 
@@ -89,25 +90,25 @@ def roots(service: ServiceDep, caller: Reader) -> list[str]:
 @router.get("/browse")
 def browse(
     service: ServiceDep, caller: Reader, path: Annotated[str, Query(min_length=1, max_length=4096)]
-) -> list[dict[str, Any]]:
+) -> Sequence[Mapping[str, Any]]:
     """List a folder below a root."""
     return functions.browse(service, path)
 
 
 @router.post("/inspect")
-def inspect(service: ServiceDep, caller: Reader, asked: Inspecting) -> dict[str, Any]:
+def inspect(service: ServiceDep, caller: Reader, asked: Inspecting) -> Mapping[str, Any]:
     """Show what a file holds, without reading its tensor data."""
     return functions.inspect(service, caller, asked.as_request(InspectRequest, path=asked.source))
 
 
 @router.get("/models/{job}/inspection")
-def inspection(service: ServiceDep, caller: Reader, job: JobId) -> dict[str, Any]:
+def inspection(service: ServiceDep, caller: Reader, job: JobId) -> Mapping[str, Any]:
     """Show what a model of the archive holds."""
     return functions.inspection(service, job)
 
 
 @router.get("/models/{job}/conversion")
-def conversion(service: ServiceDep, caller: Reader, job: JobId) -> dict[str, Any]:
+def conversion(service: ServiceDep, caller: Reader, job: JobId) -> Mapping[str, Any]:
     """Show what a conversion would do to every tensor and key of a model."""
     return functions.conversion_plan(service, job)
 
@@ -121,6 +122,6 @@ def tokens(service: ServiceDep, caller: Reader, job: JobId, asked: Tokenizing) -
 @router.get("/report")
 def report(
     service: ServiceDep, caller: Reader, plan: Annotated[str | None, Query(pattern="^[0-9a-f]{16}$")] = None
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """Give the report of a plan's jobs, or of all, as `ggferry ledger export` writes it."""
     return functions.report(service, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -63,7 +64,7 @@ def make_plan(request: Request, service: ServiceDep, caller: Submitter, asked: P
 
 
 @router.get("/plans/{plan}")
-def show_plan(service: ServiceDep, caller: Reader, plan: PlanId) -> dict[str, Any]:
+def show_plan(service: ServiceDep, caller: Reader, plan: PlanId) -> Mapping[str, Any]:
     """Show a plan in numbers."""
     return functions.show_plan(service, plan)
 
@@ -72,7 +73,7 @@ def show_plan(service: ServiceDep, caller: Reader, plan: PlanId) -> dict[str, An
 def plan_lines(
     service: ServiceDep, caller: Reader, plan: PlanId, cursor: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
-) -> dict[str, Any]:  # fmt: skip
+) -> Mapping[str, Any]:  # fmt: skip
     """Show a plan's lines, a page at a time."""
     lines, following = functions.plan_lines(service, plan, cursor, limit)
     return {"items": lines, "next": following}
@@ -95,19 +96,19 @@ def submit(request: Request, service: ServiceDep, caller: Submitter, asked: Subm
 
 
 @router.get("/jobs/{job}")
-def show(service: ServiceDep, caller: Reader, job: JobId) -> dict[str, Any]:
+def show(service: ServiceDep, caller: Reader, job: JobId) -> Mapping[str, Any]:
     """Show a model's job: its plan's line, state, error, attempts and progress."""
     return functions.model(service, job)
 
 
 @router.post("/jobs/{job}/cancel")
-def cancel(service: ServiceDep, caller: Submitter, job: JobId) -> dict[str, Any]:
+def cancel(service: ServiceDep, caller: Submitter, job: JobId) -> Mapping[str, Any]:
     """End a job that has not ended; nothing of it is published."""
     return functions.cancel(service, caller, job)
 
 
 @router.post("/jobs/{job}/retry")
-def retry(service: ServiceDep, caller: Submitter, job: JobId) -> dict[str, Any]:
+def retry(service: ServiceDep, caller: Submitter, job: JobId) -> Mapping[str, Any]:
     """Queue a job again that failed or was cancelled."""
     return functions.retry(service, caller, job)
 
@@ -129,7 +130,7 @@ def edit(
 def receipt(
     service: ServiceDep, caller: Reader, job: JobId,
     file: Annotated[str | None, Query(max_length=255, description="A file of the output that is meant")] = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> Mapping[str, Any]:  # fmt: skip
     """Give the receipt of a done job; its output files also have their sha256.
 
     Of several outputs it is that of the first, with the others in its member `further`; with `file`, one of them alone.

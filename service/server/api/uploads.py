@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Request, Response
@@ -61,13 +62,13 @@ def begin(request: Request, service: ServiceDep, caller: Submitter, asked: Annou
 
 
 @router.get("/uploads")
-def every(service: ServiceDep, caller: Submitter) -> list[dict[str, Any]]:
+def every(service: ServiceDep, caller: Submitter) -> Sequence[Mapping[str, Any]]:
     """List the caller's uploads, the newest first."""
     return service.uploads.every(caller.token.owner)
 
 
 @router.get("/uploads/{upload}")
-def show(service: ServiceDep, caller: Submitter, upload: UploadId) -> dict[str, Any]:
+def show(service: ServiceDep, caller: Submitter, upload: UploadId) -> Mapping[str, Any]:
     """Show an upload: its state, and of each file the offset from which to send on."""
     return service.uploads.show(upload, caller.token.owner)
 

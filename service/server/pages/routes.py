@@ -10,12 +10,13 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 import ggferry
 from ggferry.formats.errors import GgferryError
 from ggferry.service.operations.tokenize import TokenizeRequest
+from ggferry.service.records.fields import UploadRecord
 from ggferry.service.records.ledger import DONE
 from ggferry.service.server import functions
 from ggferry.service.server.api.common import form_of
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.problems import HttpError, status_of
-from ggferry.service.server.pages import of_archive, of_model, of_plan, render
+from ggferry.service.server.pages import archive_view, model_view, plan_view, render
 from ggferry.service.server.pages.views import ACTIVE, AddPage, ModelPage, Problem, Shell, Upload
 from ggferry.service.server.state import Service
 
@@ -84,9 +85,9 @@ def error_page(request: Request, error: GgferryError | HttpError) -> Response:
 def told(error: GgferryError | HttpError) -> tuple[int, Problem]:
     """Return the status of an error, and the error as a person reads it."""
     if isinstance(error, GgferryError):
-        return status_of(error), of_model.problem_of(error.as_dict(), status_of(error))
+        return status_of(error), model_view.problem_of(error.as_dict(), status_of(error))
     record = {**error.more, "message": error.detail, "code": error.code}
-    return error.status, of_model.problem_of(record, error.status)
+    return error.status, model_view.problem_of(record, error.status)
 
 
 # --- the archive ---------------------------------------------------------------------------------------------------
@@ -95,8 +96,8 @@ def told(error: GgferryError | HttpError) -> tuple[int, Problem]:
 @router.get("/")
 def archive(request: Request) -> Response:
     """Show the archive, or a branch of its tree."""
-    query = of_archive.query_of(request.query_params, request.query_params.getlist("state"))
-    found = of_archive.archive(service_of(request), query)
+    query = archive_view.query_of(request.query_params, request.query_params.getlist("state"))
+    found = archive_view.archive(service_of(request), query)
     which = request.query_params.get("part")
     if which == "branch":
         return part("archive_parts", "partial", found)
@@ -108,7 +109,7 @@ def archive(request: Request) -> Response:
 @router.get("/activity")
 def activity(request: Request) -> Response:
     """Show what is going on."""
-    found = of_archive.activity(service_of(request))
+    found = archive_view.activity(service_of(request))
     if request.query_params.get("part"):
         return part("activity_parts", "now", found)
     return show(request, "activity", "activity", activity=found)
@@ -121,26 +122,26 @@ def looked_at(service: Service, page: ModelPage) -> ModelPage:
     """Return a model's page with what its source holds, and what a conversion would make of it."""
     job = page.row.id
     try:
-        page = of_model.with_inspection(page, functions.inspection(service, job))
-        return of_model.with_plan(page, functions.conversion_plan(service, job))
+        page = model_view.with_inspection(page, functions.inspection(service, job))
+        return model_view.with_plan(page, functions.conversion_plan(service, job))
     except (GgferryError, HttpError) as error:
         _, problem = told(error)
         same = page.problem is not None and (page.problem.code, page.problem.offset) == (problem.code, problem.offset)
-        return of_model.unread(page, None if same else problem)
+        return model_view.unread(page, None if same else problem)
 
 
 def model_page(request: Request, job: str, look: bool) -> ModelPage:
     """Return a model's page; `look`: also what a worker reads of a source that is not converted."""
     service = service_of(request)
-    page = of_model.page_of(functions.model(service, job), service.settings.uploads)
+    page = model_view.page_of(functions.model(service, job), service.settings.uploads)
     receipt = service.store.row(job)["receipt"] if page.row.state == DONE else None
     if receipt is not None:
-        page = of_model.with_receipt(page, receipt, f"/api/v1/jobs/{job}/files")
+        page = model_view.with_receipt(page, receipt, f"/api/v1/jobs/{job}/files")
     elif look:
         page = looked_at(service, page)
     number = request.query_params.get("tensors", "1")
     text = request.query_params.get("tensor", "")[:400]
-    return of_model.with_tensors(page, text, int(number) if number.isdecimal() and len(number) < 8 else 1)
+    return model_view.with_tensors(page, text, int(number) if number.isdecimal() and len(number) < 8 else 1)
 
 
 @router.get("/models/{job}")
@@ -167,7 +168,7 @@ def digests(request: Request, job: str) -> Response:
 def try_tokens(request: Request, job: str, text: str = "") -> Response:
     """Show the tokens of a text."""
     service = service_of(request)
-    row = of_model.page_of(functions.model(service, job)).row
+    row = model_view.page_of(functions.model(service, job)).row
     found, problem, status = [], None, 200
     try:
         found = functions.tokenize(service, job, TokenizeRequest("", text[:4000]))
@@ -215,11 +216,11 @@ def add_page(request: Request, path: str, outtype: str, problem: Problem | None 
     )  # fmt: skip
 
 
-def _upload(found: dict[str, Any]) -> Upload:
+def _upload(found: UploadRecord) -> Upload:
     names = [each["name"] for each in found["files"]]
     name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     received = sum(each["offset"] for each in found["files"])
-    error = of_model.problem_of(found["error"]) if found.get("error") else None
+    error = model_view.problem_of(found["error"]) if found["error"] else None
     return Upload(found["id"], name, found["bytes"], received, found["state"], error)
 
 
@@ -243,7 +244,7 @@ def plan(request: Request, plan: str, verdict: str = "", page: int = 1) -> Respo
     service = service_of(request)
     found = functions.show_plan(service, plan)
     lines = functions.plan_lines(service, plan, 0, MOST_LINES)[0] if found["state"] == "ready" else []
-    return show(request, "plan", "add", plan=of_plan.page_of(found, lines, verdict, max(1, page)))
+    return show(request, "plan", "add", plan=plan_view.page_of(found, lines, verdict, max(1, page)))
 
 
 @router.get("/plans/{plan}/models/{job}")
@@ -251,7 +252,7 @@ def planned_model(request: Request, plan: str, job: str) -> Response:
     """Return what would become of each tensor and key of a model of a plan."""
     found, model = functions.conversion_plan(service_of(request), job), functions.model(service_of(request), job)
     types = str(model["entry"]["recipe"]["outtype"]).split(",")
-    plans = [of_model.with_plan(of_model.page_of(model), each) for each in (found, *found["further"])]
+    plans = [model_view.with_plan(model_view.page_of(model), each) for each in (found, *found["further"])]
     return part("plan_parts", "details", [*zip(plans, types, strict=False)])
 
 

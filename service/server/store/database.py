@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ggferry.formats.errors import NotFoundError, RefusedError
+from ggferry.formats.json_files.kinds import JSONObject
+from ggferry.service.records.fields import TriedRow
 from ggferry.service.records.ledger import DONE, FAILED, HELD, QUARANTINED, QUEUED, SKIPPED, Ledger
 from ggferry.service.records.ledger_database import LedgerDatabase
 from ggferry.service.records.plan_file import CONVERT
@@ -42,11 +44,11 @@ class Store(Ledger):
         """Do `work` in a transaction, again while the database is away; it must be safe to do twice."""
         return self._do(work)
 
-    def all(self, query: Any) -> list[dict[str, Any]]:
+    def all(self, query: Any) -> list[JSONObject]:
         """Return the rows of a query as plain data."""
         return self._do(lambda connection: [dict(row._mapping) for row in connection.execute(query)], reads=True)
 
-    def first(self, query: Any) -> dict[str, Any] | None:
+    def first(self, query: Any) -> JSONObject | None:
         """Return the first row of a query, or None."""
         return next(iter(self.all(query)), None)
 
@@ -64,13 +66,13 @@ class Store(Ledger):
 
         return sqlite.insert(table) if self._sqlite else postgresql.insert(table)
 
-    def row(self, job: str) -> dict[str, Any]:
+    def row(self, job: str) -> TriedRow:
         """Return a job by its id, with its attempts. Raises NotFoundError."""
         found = self.first(sa.select(self.jobs).where(self.jobs.c.id == job))
         if found is None:
             raise NotFoundError("no such job", found=job)
         tried = sa.select(self.attempts).where(self.attempts.c.job == job).order_by(self.attempts.c.id)
-        return {**found, "tried": self.all(tried)}
+        return cast("TriedRow", {**found, "tried": self.all(tried)})
 
     def cancel(self, job: str) -> None:
         """End a job that has not ended. Whoever holds it loses its lease, and so publishes nothing.

@@ -8,9 +8,11 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ggferry.formats.errors import NotFoundError, UsageError
+from ggferry.formats.json_files.kinds import JSONObject
+from ggferry.service.records.fields import IndexRow, ListedModel
 from ggferry.service.records.plan_file import OTHER, Entry, Head
 from ggferry.service.server.store.database import Store
 from ggferry.support.lazy_import import lazy
@@ -66,7 +68,7 @@ class Query:
 class ModelPage:
     """Models, and the cursor of the next page; None after the last. `total` counts all that match."""
 
-    items: list[dict[str, Any]]
+    items: list[ListedModel]
     next: str | None
     total: int
 
@@ -113,7 +115,7 @@ def index_unknown(store: Store) -> None:
         index(store, plan, entries)
 
 
-def entries_of(head: Head, entries: Sequence[Entry]) -> list[tuple[str, dict[str, Any]]]:
+def entries_of(head: Head, entries: Sequence[Entry]) -> list[tuple[str, JSONObject]]:
     """Return a plan's lines as `index` takes them."""
     names = (
         "source",
@@ -130,7 +132,7 @@ def entries_of(head: Head, entries: Sequence[Entry]) -> list[tuple[str, dict[str
     return [(entry.id(head), {name: getattr(entry, name) for name in names}) for entry in entries]
 
 
-def _row(plan: str, job: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _row(plan: str, job: str, entry: Mapping[str, Any]) -> JSONObject:
     source = str(entry["source"]).encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
     same = ("container", "version", "era", "architecture", "types", "verdict", "reason")
     return {
@@ -222,7 +224,7 @@ def find(store: Store, query: Query) -> ModelPage:
     )
     more = len(rows) > limit
     items = rows[:limit]
-    return ModelPage(items, _cursor(query, items[-1]) if more else None, total)
+    return ModelPage(cast("list[ListedModel]", items), _cursor(query, items[-1]) if more else None, total)
 
 
 def _cursor(query: Query, row: Mapping[str, Any]) -> str:
@@ -244,13 +246,13 @@ def _place(query: Query) -> tuple[Any, str] | None:
     raise UsageError("cursor", found=query.cursor, expected="`next` of a page with the same sort and order")
 
 
-def one(store: Store, job: str) -> dict[str, Any]:
+def one(store: Store, job: str) -> IndexRow:
     """Return a model's row of the index. Raises NotFoundError."""
     shown = [column.label(name) for name, column in _columns(store).items()]
     found = store.first(sa.select(*shown).select_from(_joined(store)).where(store.t.models.c.id == job))
     if found is None:
         raise NotFoundError("no such model", found=job)
-    return found
+    return cast("IndexRow", found)
 
 
 def facets(store: Store) -> dict[str, dict[str, int]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.formats.errors import ChangedError, RefusedError, UsageError
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
 from ggferry.service.operation import differing
 from ggferry.service.operations.edit import EditChanges
@@ -39,7 +40,7 @@ def edit(
     `file` names the output that is meant, and must where the job has several. The same changes of the same file are
     made once. Raises RefusedError for a job that is not done, UsageError, NotFoundError, and what `edit` raises.
     """
-    row = store.row(job)
+    row: JSONObject = {**store.row(job)}
     if row["state"] != DONE or row["receipt"] is None or is_remote(row["output"]):
         raise RefusedError(
             "only the file of a done job on this server can be edited", found=row["state"], expected=DONE
@@ -67,7 +68,7 @@ def edit(
     return key
 
 
-def _of_file(row: Mapping[str, Any], file: str | None) -> dict[str, Any]:
+def _of_file(row: Mapping[str, Any], file: str | None) -> JSONObject:
     """Return the row as if the output that is meant were its only one."""
     names = [str(receipt["output"]["files"][0]["name"]) for receipt in receipts_of(row["receipt"])]
     if file is None and names[1:]:

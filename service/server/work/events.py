@@ -12,7 +12,7 @@ import asyncio
 import json
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.errors import GgferryError
@@ -33,7 +33,7 @@ PULSE = 15.0  # seconds after which something is sent, so that a proxy or a dead
 class Hub:
     """Reads events as they are noted, and wakes those who wait."""
 
-    def __init__(self, store: Store, progress: Callable[[], dict[str, Any]] = dict) -> None:
+    def __init__(self, store: Store, progress: Callable[[], Mapping[str, Any]] = dict) -> None:
         self.store, self.progress = store, progress
         self._recent: deque[tuple[int, str, bytes]] = deque(maxlen=KEPT)
         self._last, self._first = 0, 0
@@ -150,6 +150,6 @@ class Hub:
         return None if own is None else b"event: progress\ndata: " + json.dumps({job: own}).encode() + b"\n\n"
 
 
-def _text(row: dict[str, Any]) -> bytes:
+def _text(row: Mapping[str, Any]) -> bytes:
     shown = {name: row[name] for name in ("id", "job", "plan", "state", "attempt", "error", "at")}
     return f"id: {row['id']}\nevent: job\ndata: {json.dumps(shown, default=str)}\n\n".encode()

@@ -10,11 +10,12 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ggferry.converters.metadata.beside import files_written
 from ggferry.formats.errors import ChangedError, NotFoundError, RefusedError
 from ggferry.formats.files.local_files import open_file
+from ggferry.service.records.fields import TriedRow
 from ggferry.service.records.ledger import DONE
 from ggferry.service.records.receipts import kept, receipt_of, receipts_of
 from ggferry.service.server.store.database import Store
@@ -54,7 +55,10 @@ class Outputs:
         Of several outputs that of the first, with the others in its member `further`; with `file`, that of the output
         which this file belongs to, alone. Raises RefusedError before the job is done, NotFoundError.
         """
-        found, files = self._row(job)["receipt"], {each.name: each.sha256 for each in self.every(job)}
+        found, files = (
+            cast("KeptReceipt", self._row(job)["receipt"]),
+            {each.name: each.sha256 for each in self.every(job)},
+        )
         chosen = receipts_of(found) if file is None else [receipt_of(found, file)]
         return kept([_with_sha256(each, files) for each in chosen])
 
@@ -76,7 +80,7 @@ class Outputs:
                 return fd, found
         raise NotFoundError("the job made no such file", found=name)
 
-    def _row(self, job: str) -> dict[str, Any]:
+    def _row(self, job: str) -> TriedRow:
         row = self.store.row(job)
         if row["state"] != DONE or row["receipt"] is None:
             raise RefusedError("the job is not done", found=row["state"], expected=DONE)

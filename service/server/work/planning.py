@@ -8,12 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ggferry.converters.conversion.options import PLAN_FILES
 from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, of_os
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.plan.make_plan import PlanRequest
 from ggferry.service.plan.make_plan import plan as make
+from ggferry.service.records.fields import PlanRecord
 from ggferry.service.records.owners import is_dead, owner_name
 from ggferry.service.records.plan_file import Entry, Head, digest_of, parse_plan, to_line
 from ggferry.service.records.report import summary
@@ -58,7 +60,7 @@ class Planner:
         request_of(shown, recipe)
         plan = digest_of([place.path, recipe])[:16]
         table = self.store.t.plans
-        values: dict[str, Any] = {
+        values: JSONObject = {
             "state": PLANNING,
             "source": shown,
             "options": recipe,
@@ -87,7 +89,7 @@ class Planner:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> None:
-        values: dict[str, Any]
+        values: JSONObject
         try:
             head, entries = make(self._wanted(plan, place, recipe), worker=self.inspectors)
             self._keep_secrets(entries)
@@ -123,7 +125,7 @@ class Planner:
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
-    def show(self, plan: str) -> dict[str, Any]:
+    def show(self, plan: str) -> PlanRecord:
         """Return what is known of a plan, without its lines. Raises NotFoundError."""
         table = self.store.t.plans
         columns = [column for column in table.c if column.name not in ("body", "trees", "owner")]
@@ -133,7 +135,7 @@ class Planner:
         if found["state"] == PLANNING and is_dead(found.pop("owner")):
             self.store.run(sa.update(table).where(table.c.id == plan, table.c.state == PLANNING).values(**_LOST))
             found |= _LOST
-        return {name: value for name, value in found.items() if name != "owner"}
+        return cast("PlanRecord", {name: value for name, value in found.items() if name not in ("owner", "token")})
 
     def body(self, plan: str) -> str:
         """Return a plan's file. Raises NotFoundError, and RefusedError while it is not ready."""
@@ -163,7 +165,7 @@ class Planner:
         self.store.run(sa.update(table).where(table.c.id == plan).values(submitted=time.time(), run=run))
 
 
-_LOST: dict[str, Any] = {
+_LOST: JSONObject = {
     "state": BROKEN,
     "error": {"code": "interrupted", "message": "the server ended while it planned", "hint": "plan again"},
 }
@@ -174,7 +176,7 @@ def secrets_file(settings: Settings) -> str:
     return os.path.join(settings.data, "web")
 
 
-def files_of(options: Mapping[str, Any], resolve: Any) -> dict[str, Any]:
+def files_of(options: Mapping[str, Any], resolve: Any) -> JSONObject:
     """Return a plan's options with those that name files resolved as sources are."""
     return {
         name: resolve(str(value)).path if name in PLAN_FILES and value is not None else value

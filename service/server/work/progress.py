@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from ggferry.service.records.fields import ProgressRecord, RunProgress
 from ggferry.service.records.ledger import HELD
 from ggferry.service.server.store.database import Store
+from ggferry.service.workers.messages import Event
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Phase
 
@@ -47,7 +49,7 @@ class Going:
         recent = [mark for mark in self.marks if now - mark[0] <= WINDOW][-60:]
         self.marks = [*(recent or self.marks[-1:]), (now, self.done)]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> ProgressRecord:
         """Return it for people: phase, bytes done and in all, of the phase too, bytes a second, seconds left."""
         (then, before), (now, done) = self.marks[0], self.marks[-1]
         rate = (done - before) / (now - then) if now > then else 0.0
@@ -67,7 +69,7 @@ class ProgressBoard:
         self._going: dict[str, Going] = {}
         self._lock = threading.Lock()
 
-    def see(self, event: Mapping[str, Any]) -> None:
+    def see(self, event: Event) -> None:
         """Take an event of an engine into account."""
         job = str(event.get("id", ""))
         with self._lock:
@@ -81,7 +83,7 @@ class ProgressBoard:
                     return self._note(job, note)
         return None
 
-    def _step(self, going: Going, event: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _step(self, going: Going, event: Event) -> ProgressRecord | None:
         """Take a step of a job into account; return what to note in the ledger, if it is time to."""
         going.phase = str(event["title"])
         if event["event"] == "stage":
@@ -95,12 +97,12 @@ class ProgressBoard:
         going.noted = time.monotonic()
         return going.as_dict()
 
-    def _note(self, job: str, note: Mapping[str, Any]) -> None:
+    def _note(self, job: str, note: ProgressRecord) -> None:
         jobs = self.store.jobs
         mine = (jobs.c.id == job) & jobs.c.state.in_(HELD)
         self.store.run(sa.update(jobs).where(mine).values(stage=json.dumps(note)))
 
-    def of(self, job: str, row: Mapping[str, Any]) -> dict[str, Any] | None:
+    def of(self, job: str, row: Mapping[str, Any]) -> ProgressRecord | None:
         """Return the progress of a job, whose row the caller has; None for one that is not at work."""
         with self._lock:
             if job in self._going:
@@ -111,9 +113,10 @@ class ProgressBoard:
             found = json.loads(row["stage"] or "null")
         except ValueError:
             found = None
-        return found or {"phase": str(row["state"]), "done": 0, "total": 0, "rate": 0.0, "eta": None}
+        begun: ProgressRecord = {"phase": str(row["state"]), "done": 0, "total": 0, "rate": 0.0, "eta": None}
+        return cast("ProgressRecord", found) if found else begun
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> RunProgress:
         """Return the progress of all that runs here, and how much is queued."""
         with self._lock:
             going = {job: each.as_dict() for job, each in self._going.items()}
@@ -128,7 +131,7 @@ class ProgressBoard:
         eta = round((total - done) / rate, 1) if rate > 0 else None
         return {"running": len(going), "queued": int(queued), "done": done, "total": total, "rate": rate, "eta": eta}
 
-    def running(self) -> dict[str, dict[str, Any]]:
+    def running(self) -> dict[str, ProgressRecord]:
         """Return the progress of the jobs that run here, by id."""
         with self._lock:
             return {job: each.as_dict() for job, each in self._going.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ from ggferry.service.apply.job import Outcome, Settings
 from ggferry.service.apply.local_engine import Run, run_local
 from ggferry.service.records.ledger import Job, Ledger
 from ggferry.service.storage import retry
+from ggferry.service.workers.messages import Event
 
 AGAIN = 5.0  # seconds after which an engine that ended is started again
 Log = Callable[..., None]
@@ -26,7 +27,7 @@ class Runner:
 
     def __init__(
         self, open_ledger: Callable[[], Ledger], plans: Any, jobs: int, settings: Settings,
-        see: Callable[[dict[str, Any]], None], done: Callable[[Job, Outcome], None], log: Log,
+        see: Callable[[Event], None], done: Callable[[Job, Outcome], None], log: Log,
     ) -> None:  # fmt: skip
         self._open, self._plans, self._jobs, self._settings = open_ledger, plans, jobs, settings
         self._see, self._done, self._log = see, done, log
@@ -85,11 +86,11 @@ class Runner:
                     with suppress(GgferryError):
                         self._run.ledger.close()
 
-    def _emit(self, event: dict[str, Any]) -> None:
+    def _emit(self, event: Event) -> None:
         self._note(event)
         self._see(event)
 
-    def _note(self, event: Mapping[str, Any]) -> None:
+    def _note(self, event: Event) -> None:
         if event["event"] == "job":
             error = event.get("error") or {}
             level = "warning" if event["state"] in ("failed", "quarantined") else "info"

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ggferry.formats.errors import AccessError, NotFoundError, RefusedError, UsageError
 from ggferry.formats.files.local_files import confined, open_folder
+from ggferry.service.records.fields import FolderItem
 from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.service.storage.urls import WEB
 
@@ -80,7 +80,7 @@ def is_within(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-def browse(path: str, roots: Sequence[str]) -> list[dict[str, Any]]:
+def browse(path: str, roots: Sequence[str]) -> list[FolderItem]:
     """Return what is in a folder below a root: name, path, 'folder', 'file' or 'other', bytes."""
     real = real_path(local_path(path), roots)
     with confined(roots):
@@ -93,7 +93,7 @@ def browse(path: str, roots: Sequence[str]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: (each["kind"] != "folder", each["name"]))
 
 
-def _entry(entry: os.DirEntry[str], folder: str) -> dict[str, Any]:
+def _entry(entry: os.DirEntry[str], folder: str) -> FolderItem:
     is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
     kind = "folder" if is_folder else "file" if is_file else "other"
     size = entry.stat(follow_symlinks=False).st_size if is_file else None

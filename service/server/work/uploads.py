@@ -17,14 +17,16 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ggferry.formats.errors import BusyError, ChecksumError, GgferryError, NotFoundError, RefusedError, UsageError
 from ggferry.formats.files.local_files import open_file
 from ggferry.formats.files.partial_files import sync_folder
 from ggferry.formats.files.partial_names import NAME_MAX
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.plan.make_plan import PlanRequest
 from ggferry.service.plan.make_plan import plan as make
+from ggferry.service.records.fields import UploadRecord
 from ggferry.service.records.plan_file import ARCHIVE, BAD, CONVERT, DUPLICATE, SKIP, Entry
 from ggferry.service.records.report import summary
 from ggferry.service.server.settings import Settings
@@ -56,7 +58,7 @@ class Uploads:
 
     # --- beginning -------------------------------------------------------------------------------------------------
 
-    def begin(self, token: Token, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def begin(self, token: Token, files: Sequence[Mapping[str, Any]]) -> UploadRecord:
         """Begin an upload of files, each with name, bytes and, where the sender knows it, sha256. Return it.
 
         Raises UsageError for names that are no file's, RefusedError where there is no room or quota left.
@@ -133,7 +135,7 @@ class Uploads:
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
-    def show(self, key: str, owner: str) -> dict[str, Any]:
+    def show(self, key: str, owner: str) -> UploadRecord:
         """Return an upload: id, state, files with offsets, error. Raises NotFoundError for that of another token."""
         table, received = self.store.t.uploads, self.store.t.received
         found = self.store.first(sa.select(table).where(table.c.id == key, table.c.token == owner))
@@ -143,9 +145,10 @@ class Uploads:
         at = {row["file"]: row["offset"] for row in offsets}
         files = [{**each, "offset": at.get(number, 0)} for number, each in enumerate(found["files"])]
         names = ("id", "state", "bytes", "summary", "error", "created", "updated")
-        return {**{name: found[name] for name in names}, "source": f"upload:{key}", "files": files}
+        shown = {**{name: found[name] for name in names}, "source": f"upload:{key}", "files": files}
+        return cast("UploadRecord", shown)
 
-    def every(self, owner: str) -> list[dict[str, Any]]:
+    def every(self, owner: str) -> list[UploadRecord]:
         """Return a token's uploads, the newest first."""
         table = self.store.t.uploads
         rows = self.store.all(
@@ -259,7 +262,7 @@ class Uploads:
 
     def _inspect(self, key: str) -> None:
         inside, outside = os.path.join(self.settings.quarantine, key), os.path.join(self.settings.uploads, key)
-        values: dict[str, Any]
+        values: JSONObject
         try:
             if not os.path.isdir(inside) and not os.path.isdir(outside):
                 return  # removed, or on another server
@@ -368,7 +371,7 @@ def _is_name(part: str) -> bool:
     return fits and not part.startswith(".") and part.isprintable() and "\\" not in part
 
 
-def _listed(each: Mapping[str, Any]) -> dict[str, Any]:
+def _listed(each: Mapping[str, Any]) -> JSONObject:
     digest = each.get("sha256")
     return {"name": str(each["name"]), "bytes": int(each["bytes"]), **({"sha256": digest.lower()} if digest else {})}
 

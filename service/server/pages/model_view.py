@@ -27,7 +27,7 @@ from ggferry.quant.types import BlockError
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED
 from ggferry.service.records.receipts import receipts_of
 from ggferry.service.server.pages import wording
-from ggferry.service.server.pages.of_archive import row_of
+from ggferry.service.server.pages.archive_view import row_of
 from ggferry.service.server.pages.views import (
     ACTIVE,
     PER_PAGE,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ggferry.service.records.plan_file import CONVERT, OTHER, outputs_of, sizes_of
-from ggferry.service.server.pages.of_archive import container_of
-from ggferry.service.server.pages.of_model import problem_of
+from ggferry.service.server.pages.archive_view import container_of
+from ggferry.service.server.pages.model_view import problem_of
 from ggferry.service.server.pages.views import PER_PAGE, Drop, PlannedModel, PlannedOutput, PlanPage
 
 LOST_SHOWN = 20

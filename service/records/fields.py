@@ -1,0 +1,315 @@
+"""The members of what is kept in the ledger, and of what the server answers, as their JSON has them.
+
+The command line, the server's pages, its API and `ggferry.Client` share them. A receipt's members are in
+`converters/metadata/receipt_fields.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NotRequired
+
+from typing_extensions import TypedDict  # pydantic refuses that of typing below Python 3.12
+
+if TYPE_CHECKING:
+    from ggferry.converters.metadata.receipt_fields import KeptReceipt
+
+# --- a plan --------------------------------------------------------------------------------------------------------
+
+
+class FoundRecord(TypedDict):
+    """A file of a plan's line (`stores.Found`)."""
+
+    path: str
+    bytes: int
+    version: str
+
+
+class FurtherRecord(TypedDict):
+    """An output of a plan's line besides its first (`plan_file.Further`)."""
+
+    outtype: str
+    output: str
+    bytes_out: NotRequired[int]
+
+
+class PlanLine(TypedDict, total=False):
+    """A line of a plan (`plan_file.Entry`), as the ledger keeps it: with the whole recipe and the folders it may touch.
+
+    `edit` and `edit_of` are of a file whose keys were changed on a server: the changes, and the job of the file before.
+    """
+
+    source: str
+    verdict: str
+    reason: str
+    kind: str
+    container: str | None
+    version: int | None
+    era: str | None
+    architecture: str | None
+    types: str | None
+    files: list[FoundRecord]
+    beside: list[FoundRecord]
+    bytes_in: int
+    bytes_out: int
+    memory: int
+    disk: int
+    gpus: float
+    output: str | None
+    further: list[FurtherRecord]
+    options: Mapping[str, Any]
+    grades: Mapping[str, int]
+    notes: list[str]
+    lost: list[Mapping[str, Any]]
+    same_as: str | None
+    proof: str | None
+    error: Mapping[str, Any] | None
+    recipe: Mapping[str, Any]
+    trees: list[str] | None
+    edit: Mapping[str, Any]
+    edit_of: str
+
+
+class PlannedLine(PlanLine):
+    """A line of a plan with the id of its job."""
+
+    id: str
+
+
+class PlanSummary(TypedDict):
+    """A plan in numbers; `bytes_of_types` where models get several outputs."""
+
+    verdicts: dict[str, int]
+    files: int
+    bytes_in: int
+    bytes_out: int
+    memory: int
+    disk: int
+    convert: dict[str, int]
+    problems: dict[str, int]
+    duplicate_bytes: int
+    lossy: int
+    bytes_of_types: NotRequired[dict[str, int]]
+
+
+class PlanRecord(TypedDict):
+    """A plan of a server: its state is 'planning', 'ready' or 'failed'."""
+
+    id: str
+    state: str
+    source: str
+    options: Mapping[str, Any]
+    summary: PlanSummary | None
+    error: Mapping[str, Any] | None
+    created: float
+    submitted: float | None
+    run: str | None
+
+
+class PlanLines(TypedDict):
+    """Lines of a plan, and where the next begin; None: there are no more."""
+
+    items: list[PlannedLine]
+    next: int | None
+
+
+# --- a job ---------------------------------------------------------------------------------------------------------
+
+
+class NewRow(TypedDict):
+    """A job that is entered in the ledger."""
+
+    id: str
+    source: str
+    entry: PlanLine
+    state: str
+    error: Mapping[str, Any] | None
+
+
+class LedgerRow(TypedDict):
+    """A job's row in the ledger; times are seconds since 1970.
+
+    Where entry and receipt are left out, `further` has the outputs besides the first.
+    """
+
+    id: str
+    plan: str
+    source: str
+    output: str | None
+    entry: PlanLine
+    state: str
+    bucket: int
+    key: str | None
+    bytes_in: int
+    bytes_out: int
+    attempts: int
+    losses: int
+    owner: str | None
+    lease_until: float | None
+    not_before: float
+    stage: str | None
+    error: Mapping[str, Any] | None
+    receipt: KeptReceipt | None
+    same_as: str | None
+    adopted: bool | None
+    peak: int | None
+    deleted: bool
+    created: float
+    started: float | None
+    finished: float | None
+    updated: float
+    claims: int
+    ticket: str | None
+    further: NotRequired[list[FurtherRecord] | None]
+
+
+class AttemptRow(TypedDict):
+    """An attempt of a job in the ledger; `outcome` is None while it lasts."""
+
+    id: int
+    job: str
+    attempt: int
+    owner: str | None
+    outcome: str | None
+    error: Mapping[str, Any] | None
+    started: float | None
+    ended: float | None
+    token: int | None
+
+
+class TriedRow(LedgerRow):
+    """A job's row with its attempts."""
+
+    tried: list[AttemptRow]
+
+
+class ProgressRecord(TypedDict):
+    """How far a job is: bytes done and in all, of its phase too, bytes a second, seconds left."""
+
+    phase: str
+    done: int
+    total: int
+    phase_done: NotRequired[int]
+    phase_total: NotRequired[int | None]
+    rate: float
+    eta: float | None
+
+
+class RunProgress(TypedDict):
+    """How far a server is with all that runs: jobs at work and waiting, bytes, seconds left."""
+
+    running: int
+    queued: int
+    done: int
+    total: int
+    rate: float
+    eta: float | None
+
+
+# --- the archive of a server ---------------------------------------------------------------------------------------
+
+
+class IndexRow(TypedDict):
+    """A model of the archive, from its plan's line and its job; what is of the job is None before it is submitted."""
+
+    id: str
+    plan: str
+    source: str
+    name: str
+    folder: str
+    version: int | None
+    era: str | None
+    types: str | None
+    bytes_in: int
+    reason: str | None
+    verdict: str
+    container: str
+    architecture: str
+    bytes_out: int
+    state: str
+    output: str | None
+    error: Mapping[str, Any] | None
+    attempts: int | None
+    same_as: str | None
+    started: float | None
+    finished: float | None
+    updated: float
+    stage: str | None
+
+
+class ListedModel(IndexRow):
+    """A model as the archive lists it; `progress` while it is worked on."""
+
+    progress: NotRequired[ProgressRecord | None]
+
+
+class Attempt(TypedDict):
+    """An attempt as a model's job shows it."""
+
+    attempt: int
+    outcome: str | None
+    error: Mapping[str, Any] | None
+    started: float | None
+    ended: float | None
+
+
+class ModelRecord(ListedModel):
+    """A model with its plan's line and, once it was submitted, its job."""
+
+    entry: PlanLine
+    tried: list[Attempt]
+    outputs: list[str]
+    has_receipt: bool
+    adopted: NotRequired[bool | None]
+    peak: NotRequired[int | None]
+    created: NotRequired[float]
+
+
+class Totals(TypedDict):
+    """The archive in numbers: jobs by state, bytes before and after of what is done."""
+
+    states: dict[str, int]
+    bytes_before: int
+    bytes_after: int
+    progress: RunProgress
+
+
+class Submitted(TypedDict):
+    """What was entered in the ledger: the ids of the jobs, how many have each state, how many wait."""
+
+    plan: str
+    jobs: list[str]
+    states: dict[str, int]
+    queued: int
+
+
+class FolderItem(TypedDict):
+    """What is in a folder of the server: its kind is 'folder', 'file' or 'other'."""
+
+    name: str
+    path: str
+    kind: str
+    bytes: int | None
+
+
+class UploadFile(TypedDict):
+    """A file of an upload; `offset`: the bytes that came."""
+
+    name: str
+    bytes: int
+    sha256: NotRequired[str]
+    offset: int
+
+
+class UploadRecord(TypedDict):
+    """An upload; `source` names it in a request for a plan."""
+
+    id: str
+    state: str
+    bytes: int
+    summary: PlanSummary | None
+    error: Mapping[str, Any] | None
+    created: float
+    updated: float
+    source: str
+    files: list[UploadFile]
