@@ -9,6 +9,7 @@ from ggferry.converters.conversion.options import LEVELS, PLAN_FILES
 from ggferry.formats.errors import GgferryError, of_os
 from ggferry.service.records.fields import LedgerRow
 from ggferry.service.records.ledger import BUCKETS, DONE, Ledger
+from ggferry.service.records.ledger_rows import raise_damaged
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.records.receipts import receipts_of
 from ggferry.service.storage.stores import exists, is_remote, local_path
@@ -19,9 +20,10 @@ from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, W
 def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[tuple[LedgerRow, str | None]]:
     """Yield each job that is checked with what is wrong with it, None for nothing.
 
-    `share` of the jobs are checked, chosen by their ids, and at least one.
+    `share` of the jobs are checked, chosen by their ids, and at least one. Raises CorruptError after the last of them
+    where rows of the ledger are damaged, which it names.
     """
-    done = ledger.rows(None, [DONE])
+    done, damaged = ledger.sound_rows(None, [DONE])
     chosen = [row for row in done if row["bucket"] < share * BUCKETS] or done[:1]
     with Supervisor(Limits(memory, 1)) as supervisor, tempfile.TemporaryDirectory(prefix="ggferry-") as scratch:
         for row in chosen:
@@ -36,6 +38,7 @@ def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[t
             except OSError as error:  # of one disk: the other outputs are still to be looked at
                 problem = str(of_os(error))
             yield row, problem
+    raise_damaged(damaged)
 
 
 def _digests(row: LedgerRow, scratch: str) -> str | None:

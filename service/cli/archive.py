@@ -278,7 +278,7 @@ def export(
     out: Annotated[str, typer.Option("--outfile", "-o", help="Stem: .json and .html are written.")],
     force: Force = False,
 ) -> None:
-    """The report of everything in a ledger, HTML and JSON."""
+    """The report of everything in a ledger, HTML and JSON. Damaged rows are left out and named (exit code 5)."""
     from ggferry.service.records.ledger import Ledger
     from ggferry.service.records.report import migration_lines, write_report
 
@@ -297,7 +297,10 @@ def recheck(
     memory: Memory = "4GiB",
     as_json: Json = False,
 ) -> None:
-    """Look at finished outputs again: their bytes against their receipts. Exits 1 when one is not what it was."""
+    """Look at finished outputs again: their bytes against their receipts. Exits 1 when one is not what it was.
+
+    Damaged rows of the ledger are named at the end (exit code 5).
+    """
     from ggferry.service.apply.recheck import recheck as again
     from ggferry.service.records.ledger import Ledger
     from ggferry.service.records.plan_file import outputs_of

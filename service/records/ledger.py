@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ggferry.formats.errors import GgferryError, NotFoundError
+from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.records.fields import AttemptRow, LedgerRow, NewRow, TriedRow
 from ggferry.service.records.ledger_database import LedgerDatabase
@@ -403,6 +403,21 @@ class Ledger(LedgerDatabase):
         for row in found:
             check_row(row, self.shown)
         return found
+
+    def sound_rows(
+        self, plan: str | None = None, states: Iterable[str] | None = None
+    ) -> tuple[list[LedgerRow], list[CorruptError]]:
+        """Return what `rows` does, without the jobs whose row is damaged, and an error that names each of these."""
+        try:
+            return self.rows(plan, states), []
+        except CorruptError:
+            jobs = self.jobs
+            query = sa.select(jobs.c.id).order_by(jobs.c.id)
+            query = query if plan is None else query.where(jobs.c.plan == plan)
+            query = query if states is None else query.where(jobs.c.state.in_(list(states)))
+            ids = self._do(lambda connection: connection.execute(query).scalars().all(), reads=True)
+            found, errors = self.read_each(ids)
+            return sorted(found, key=lambda row: (row["source"], row["id"])), errors
 
     def job(self, wanted: str) -> TriedRow:
         """Return one job with its attempts, by the beginning of its id, its source or its output.

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError, UnreachableError, UsageError
-from ggferry.service.records.ledger_rows import HINT, DamagedError, damaged, decoded
+from ggferry.service.records.ledger_rows import HINT, DamagedError, check_row, damaged, decoded
 from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, prepare_sqlite, tables
 from ggferry.service.records.ledger_url import connect_options, full_url, hide_secrets, redact
 from ggferry.support.lazy_import import lazy
@@ -138,6 +138,30 @@ class LedgerDatabase:
         except broken:
             return CorruptError(f"the tables of the ledger are damaged: {words}", path=self.shown, hint=HINT)
         return damaged(self.shown, "in its attempts", words)
+
+    def read_each(self, ids: Sequence[str]) -> tuple[list[dict[str, Any]], list[CorruptError]]:
+        """Return the rows of some jobs, and an error for each whose row cannot be read or holds what it cannot.
+
+        The rows are asked for one by one, since one damaged row ends a query for several.
+        """
+        found: list[dict[str, Any]] = []
+        errors: list[CorruptError] = []
+        for job in ids:
+            query = sa.select(self.jobs).where(self.jobs.c.id == job)
+            try:
+                with self.reading() as connection:
+                    rows = [dict(row._mapping) for row in connection.execute(query)]
+                for row in rows:
+                    check_row(row, self.shown)
+                found += rows
+            except CorruptError as error:
+                errors.append(error)
+            except (DamagedError, UnicodeDecodeError, sa.exc.SQLAlchemyError) as error:
+                words = self._said(error)
+                if isinstance(error, sa.exc.SQLAlchemyError) and not any(each in words for each in DAMAGED):
+                    raise self._gone(words) from None
+                errors.append(damaged(self.shown, job, words))
+        return found, errors
 
     def _said(self, error: Exception) -> str:
         """Return the first line of the driver's message, without passwords."""

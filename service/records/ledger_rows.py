@@ -7,7 +7,7 @@ a ledger ends in words that name the job.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ggferry.formats.errors import CorruptError
@@ -17,6 +17,7 @@ OBJECTS = ("entry", "receipt", "error")
 """Columns that hold objects; null where there is nothing."""
 NEEDED = ("source", "recipe", "output")
 """Members of a line of the plan without which nothing can be done for its job."""
+DAMAGED_ROW = "a row of the ledger is damaged: "
 _KINDS = {
     "source": str, "verdict": str, "recipe": dict, "output": str, "further": list, "files": list, "beside": list,
     "bytes_in": int, "bytes_out": int,
@@ -82,6 +83,15 @@ def check_complete(entry: Mapping[str, Any], job: str) -> None:
         raise damaged(None, job, f"entry: {missing} is missing")
 
 
+def raise_damaged(errors: Sequence[CorruptError]) -> None:
+    """Raise one error for all rows that are damaged, if there are any: each job is named."""
+    if errors[1:]:
+        words = "; ".join(str(error.message).removeprefix(DAMAGED_ROW) for error in errors)
+        raise CorruptError(f"{len(errors)} rows of the ledger are damaged: {words}", path=errors[0].path, hint=HINT)
+    if errors:
+        raise errors[0]
+
+
 def damaged(ledger: str | None, job: str, what: str) -> CorruptError:
     """Return the error for a row that is not what was written."""
-    return CorruptError(f"a row of the ledger is damaged: job {job}: {what}", path=ledger, hint=HINT)
+    return CorruptError(f"{DAMAGED_ROW}job {job}: {what}", path=ledger, hint=HINT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
@@ -303,6 +304,7 @@ def read_plan(path: str) -> tuple[Head, list[Entry]]:
 def parse_plan(lines: Iterable[bytes], path: str) -> tuple[Head, list[Entry]]:
     """Return the plan that `lines` are. Raises UsageError or CorruptError naming `path` and the line."""
     entries: list[Entry] = []
+    numbers: list[int] = []
     head: Head | None = None
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -312,10 +314,12 @@ def parse_plan(lines: Iterable[bytes], path: str) -> tuple[Head, list[Entry]]:
             head = _head(record, path)
         else:
             entries.append(_entry(record, path, number))
+            numbers.append(number)
     if head is None:
         raise UsageError("an empty plan", path=path, hint="ggferry plan ROOT -o FILE")
     _check_types(head, entries, path)
     _check_outputs(entries, path)
+    _check_twice(head, entries, numbers, path)
     return head, entries
 
 
@@ -405,6 +409,25 @@ def _check_outputs(entries: Iterable[Entry], path: str) -> None:
             if output.endswith(RECEIPT):
                 raise UsageError("an output with the name of a receipt", path=path, found=each)
             seen[output] = entry.source
+
+
+def _check_twice(head: Head, entries: Sequence[Entry], numbers: Sequence[int], path: str) -> None:
+    """Check that no two lines are one job: a ledger has one row for each.
+
+    A source may have two lines if its files, what is asked or the outputs differ.
+    """
+    seen: dict[str, dict[str, int]] = {}
+    several = {source for source, count in Counter(entry.source for entry in entries).items() if count > 1}
+    for number, entry in zip(numbers, entries, strict=True):
+        if entry.source not in several:  # an id is a digest, and archives have many lines
+            continue
+        ids = seen.setdefault(entry.source, {})
+        first = ids.setdefault(entry.id(head), number)
+        if first != number:
+            raise UsageError(
+                f"lines {first} and {number} of the plan have the same source, files, options and output", path=path,
+                found=entry.source, expected="one line", hint="remove one of them",
+            )  # fmt: skip
 
 
 def outside(head: Head, entries: Iterable[Entry]) -> list[str]:

@@ -15,6 +15,7 @@ from ggferry.formats.files.partial_files import check_target, write_text
 from ggferry.formats.files.sources import LocalFile
 from ggferry.service.records.fields import LedgerRow, PlanSummary
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED, STATES, Ledger
+from ggferry.service.records.ledger_rows import raise_damaged
 from ggferry.service.records.plan_file import CONVERT, VERDICTS, Entry, Head, outputs_of
 from ggferry.service.records.receipts import receipts_of
 from ggferry.support.printable import printable_json
@@ -112,14 +113,17 @@ def write_report(
 ) -> dict[str, Any]:
     """Write `stem`.json and `stem`.html about a plan's jobs, or all, and return the facts in them.
 
-    An earlier report is replaced, another file only with `overwrite`.
+    An earlier report is replaced, another file only with `overwrite`. Raises CorruptError after it is written where
+    rows of the ledger are damaged: the report has the others.
     """
     from ggferry.service.records.report_html import page
 
     check_report(stem, overwrite=overwrite)
-    facts = collect(ledger.rows(None if head is None else head.id), head)
+    rows, damaged = ledger.sound_rows(None if head is None else head.id)
+    facts = collect(rows, head, [str(error.message) for error in damaged])
     for suffix, text in ((".json", printable_json(facts, indent=1)), (".html", page(facts))):
         write_text(stem + suffix, [text], overwrite=overwrite or _is_report(stem, suffix))
+    raise_damaged(damaged)
     return facts
 
 
@@ -132,8 +136,8 @@ def _is_report(stem: str, suffix: str) -> bool:
         return False
 
 
-def collect(rows: Sequence[LedgerRow], head: Head | None = None) -> dict[str, Any]:
-    """Return the report as plain data."""
+def collect(rows: Sequence[LedgerRow], head: Head | None = None, damaged: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the report as plain data; `damaged` says which rows of the ledger cannot be read, and are not in it."""
     done = [row for row in rows if row["state"] == DONE]
     bad = [row for row in rows if row["state"] in (FAILED, QUARANTINED)]
     names = {row["id"]: row["source"] for row in rows}
@@ -159,6 +163,7 @@ def collect(rows: Sequence[LedgerRow], head: Head | None = None) -> dict[str, An
         "skipped": dict(Counter(_why(row) for row in rows if row["state"] == SKIPPED).most_common()),
         "models": [_model(row, names) for row in rows if not _is_other(row)],
         "other_files": sum(_is_other(row) for row in rows),
+        **({"damaged_rows": list(damaged)} if damaged else {}),
     }
 
 

@@ -38,6 +38,7 @@ def page(facts: Mapping[str, Any]) -> str:
         f"<h1>Migration to GGUF</h1><p class=sub>{_text(where)} → {_text(facts['dest'] or 'beside the sources')}"
         f" · ggferry {_text(facts['ggferry'])}</p>",
         _cards(facts),
+        _section("Damaged rows of the ledger", _counts(dict.fromkeys(facts.get("damaged_rows", ()), 1), "Row")),
         _section("What could not be converted, by class", _counts(facts["errors"], "Error")),
         _section("How the tensors arrived", _counts(facts["grades"], "Grade")),
         _section("What was skipped", _counts(facts["skipped"], "Reason")),

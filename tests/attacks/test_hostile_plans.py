@@ -129,3 +129,24 @@ def test_two_files_of_one_name_are_told(
     path = written([*made[:2], {**made[2], "output": change(made[1]["output"])}], tmp_path / "plan.jsonl")
     with pytest.raises(UsageError, match=words):
         read_plan(str(path))
+
+
+BAD_LINE = {"source": "/in/b", "verdict": "corrupt", "error": {"class": "CorruptError", "message": "e"}}
+
+
+@pytest.mark.parametrize("second", [BAD_LINE, {**BAD_LINE, "error": {"class": 3}}, {**BAD_LINE, "verdict": "skip"}])
+def test_two_lines_of_one_job_are_named(made: list[dict[str, Any]], second: dict[str, Any], tmp_path: Path) -> None:
+    """Found by `make fuzz`: the ledger has one row for each job, and sqlalchemy's IntegrityError came out."""
+    path = written([*made[:2], BAD_LINE, made[2], second], tmp_path / "plan.jsonl")
+    with pytest.raises(UsageError, match=r"lines 3 and 5 of the plan .*: found /in/b"):
+        read_plan(str(path))
+    assert "internal" not in command("apply", path, "-j", "1", code=2).stderr
+    assert not Path(f"{path}.ledger").exists()
+
+
+def test_one_source_may_have_two_lines(made: list[dict[str, Any]], tmp_path: Path) -> None:
+    """A line may be copied for an output of another type."""
+    copied = {**made[1], "output": made[1]["output"] + ".q8_0.gguf", "options": {"outtype": "q8_0"}}
+    path = written([*made, copied], tmp_path / "plan.jsonl")
+    command("apply", path, "-j", "1")
+    assert Path(made[1]["output"]).exists() and Path(copied["output"]).exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -282,9 +283,31 @@ def test_a_damaged_row_of_a_ledger_is_named(
         assert _run(["ledger", *map(str, arguments)]) == 5
         said = capsys.readouterr().err
         assert "a row of the ledger is damaged" in said and job in said and "restore a copy" in said
+    facts = json.loads((tmp_path / "e.json").read_text())
+    assert [Path(model["source"]).name for model in facts["models"]] == ["a.bin"]
+    assert [job in said for said in facts["damaged_rows"]] == [True] and job in (tmp_path / "e.html").read_text()
     for arguments in (["ledger", "list", ledger], ["apply", finished.with_suffix(""), "--ledger", ledger]):
         assert _run([str(each) for each in arguments]) in (0, 5)
         assert "internal" not in capsys.readouterr().err
+
+
+def test_recheck_looks_at_the_rest_and_names_every_damaged_row(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = str(shutil.copy(finished, tmp_path / "ledger"))
+    with sqlite3.connect(ledger) as database:
+        database.execute(DAMAGES["entry is cut"])
+    database.close()
+    assert _run(["ledger", "recheck", ledger]) == 5
+    assert re.fullmatch(r"= \S+/a\.gguf\n", capsys.readouterr().out)
+
+    with sqlite3.connect(ledger) as database:
+        ids = [job for [job] in database.execute("SELECT id FROM ggferry_jobs")]
+        database.execute(DAMAGES["receipt is a number"].replace("b.bin", "a.bin"))
+    database.close()
+    assert _run(["ledger", "recheck", ledger]) == 5
+    said = capsys.readouterr().err
+    assert "2 rows of the ledger are damaged" in said and all(job in said for job in ids) and len(ids) == 2
 
 
 @pytest.mark.parametrize("place", [rb"CREATE TABLE ggferry_", rb"CREATE INDEX ggferry_\w+ ON ggferry_jobs \("])
