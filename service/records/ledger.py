@@ -417,7 +417,8 @@ class Ledger(LedgerDatabase):
             query = query if states is None else query.where(jobs.c.state.in_(list(states)))
             ids = self._do(lambda connection: connection.execute(query).scalars().all(), reads=True)
             found, errors = self.read_each(ids)
-            return sorted(found, key=lambda row: (row["source"], row["id"])), errors
+            rows = cast("list[LedgerRow]", found)
+            return sorted(rows, key=lambda row: (row["source"], row["id"])), errors
 
     def job(self, wanted: str) -> TriedRow:
         """Return one job with its attempts, by the beginning of its id, its source or its output.
