@@ -93,7 +93,7 @@ def _annotated(record: type) -> list[tuple[str, Any, Option | str]]:
     return [(field.name, field.default, hints[field.name].__metadata__[0]) for field in ordered]
 
 
-def differing(request: Any) -> dict[str, Any]:
+def changed_options(request: Any) -> dict[str, Any]:
     """Return the options of a request that differ from their defaults, by name."""
     values = {each.name: (getattr(request, each.name), each.default) for each in options_declared(type(request))}
     return {name: value for name, (value, default) in values.items() if value != default}

@@ -17,6 +17,8 @@ from ggferry.support.records import dataclass
 LEVELS = ("none", "fast", "full")
 MMPROJ = ("both", "only", "none")
 RERANK = ("auto", "yes", "no")
+EXPANSIONS = ("f16", "f32", "q8_0")
+"""As in `quant.types`, which a command that only helps does not load."""
 FORMATS, DTYPES = ("gguf", "safetensors"), ("f32", "f16", "bf16")
 
 
@@ -143,13 +145,6 @@ def outtypes() -> list[str]:
     return ["keep", *map(str.lower, recipe_ids())]
 
 
-def expansions() -> list[str]:
-    """Return the values of --expand."""
-    from ggferry.quant.types import EXPANSIONS
-
-    return list(EXPANSIONS)
-
-
 def witnesses() -> list[str]:
     """Return the values of --witness."""
     from ggferry.converters.proof.references.examine import CHOICES
@@ -207,7 +202,7 @@ OPTIONS: tuple[Option, ...] = (
            "mmproj_outtype", choices=outtypes, in_plan=True, metavar="TYPE"),
     Option("expand", Kind.TEXT, "convert plan", Heading.TYPES,
            "f16, f32 or q8_0: for blocks GGUF has no counterpart of (Q4_2, Q4_3, QK_K=64).", "options.expand",
-           default="f16", choices=expansions, in_plan=True, receipt="expand"),
+           default="f16", choices=EXPANSIONS, in_plan=True, receipt="expand"),
     Option("recipe", Kind.TEXT_FILE, _WRITES, Heading.TYPES,
            "A recipe file (docs/recipes.md) instead of a name.", "options.recipe_text", receipt="recipe_text"),
     Option("pure", Kind.FLAG, _WRITES, Heading.TYPES, "Give all tensors one type, no mixture.", "options.pure",

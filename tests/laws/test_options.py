@@ -55,6 +55,12 @@ def value_of(option: Option, folder: str) -> object:
     return not option.default if option.kind is Kind.FLAG else VALUES[option.kind]
 
 
+def test_the_types_of_expand_are_those_that_blocks_expand_to() -> None:
+    from ggferry.quant.types import EXPANSIONS
+
+    assert next(option.choices for option in OPTIONS if option.name == "expand") == EXPANSIONS
+
+
 def test_every_field_of_a_request_is_the_target_of_options() -> None:
     targets = {option.target for option in OPTIONS if option.target}
     wanted = {f"options.{each.name}" for each in fields(Options)} | {

@@ -12,7 +12,7 @@ from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.formats.errors import ChangedError, RefusedError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
-from ggferry.service.operation import differing
+from ggferry.service.operation import changed_options
 from ggferry.service.operations.edit import EditChanges
 from ggferry.service.records.ledger import DONE, bucket
 from ggferry.service.records.plan_file import digest_of
@@ -45,7 +45,7 @@ def edit(
         raise RefusedError(
             "only the file of a done job on this server can be edited", found=row["state"], expected=DONE
         )
-    row, stated = _of_file(row, file), differing(changes)
+    row, stated = _of_file(row, file), changed_options(changes)
     key = digest_of([job, row["receipt"]["output"]["files"], stated])[:32]
     if store.first(sa.select(store.jobs.c.id).where(store.jobs.c.id == key)) is not None:
         return key
