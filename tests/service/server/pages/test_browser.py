@@ -305,11 +305,11 @@ def test_several_types_are_made_of_one_reading(page: Page, server: Server, tmp_p
     page.goto(page.url + "add")
     page.get_by_label("Path or URL").fill(str(server.data.parent / "archive" / "llama-7b" / "old.bin"))
     page.get_by_label("Type of the output").select_option("f16")
-    page.get_by_label("Further types").fill("bf16, bf16")
+    page.get_by_label("More output types").fill("bf16, bf16")
     page.get_by_role("button", name="Preview").click()
     expect(page.locator(".problem").first).to_contain_text("each once")
-    assert page.get_by_label("Further types").input_value() == "bf16,bf16"
-    page.get_by_label("Further types").fill(" bf16, f32")
+    assert page.get_by_label("More output types").input_value() == "bf16,bf16"
+    page.get_by_label("More output types").fill(" bf16, f32")
     page.get_by_role("button", name="Preview").click()
     page.wait_for_url("**/plans/*")
     expect(page.locator(".lines ins")).to_have_count(3)
