@@ -86,10 +86,10 @@ def test_the_source_is_understood_and_its_vocabulary_asked_once(
     count(kind, "understand")
     for name in ("understand", "load_tokenizer", "read_imatrix"):
         count(planning, name)
-    count(vocabulary, "hear")
+    count(vocabulary, "cross_check")
     ggferry.convert_many(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="q4_0,q8_0,f16", verify="fast", imatrix=MATRIX)
     assert called.count("understand") == called.count("load_tokenizer") == 1 + 3  # the source, and every output
-    assert called.count("hear") == called.count("read_imatrix") == 1
+    assert called.count("cross_check") == called.count("read_imatrix") == 1
 
 
 def test_the_command_writes_them_and_ends_with_a_table(

@@ -157,7 +157,7 @@ def test_time_grows_with_the_length_and_not_with_its_square(name: str) -> None:
 
 def test_a_pattern_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretokenizers, "SECONDS", 0.2)
-    with pytest.raises(UnsupportedError, match="for ever"):
+    with pytest.raises(UnsupportedError, match="timed out"):
         pretokenizers.Splitter((r"(?:(?:a|a)(?:a|a))*b|(a|aa)+$c",)).split("a" * 60)
 
 
