@@ -37,14 +37,14 @@ def with_target(checkpoint: Checkpoint, path: str) -> Checkpoint:
             raise UsageError(f"{TARGET} is for drafts in Hugging Face's form", path=checkpoint.path)
         if not os.path.isfile(os.path.join(path, "config.json")):
             raise UsageError(f"{TARGET}: no config.json in the folder", path=path)
-        said = _told(load_object(os.path.join(path, "config.json")), path)
+        facts = _draft_facts(load_object(os.path.join(path, "config.json")), path)
     except BaseException:
         checkpoint.close()
         raise
-    return replace(checkpoint, metadata={**checkpoint.metadata, TARGET: said})
+    return replace(checkpoint, metadata={**checkpoint.metadata, TARGET: facts})
 
 
-def _told(config: Mapping[str, Any], path: str) -> JSONObject:
+def _draft_facts(config: Mapping[str, Any], path: str) -> JSONObject:
     """Return what a draft's table may ask of its target, of the text part where the target has one."""
     part = config.get("text_config")
     text = {**config, **part} if isinstance(part, Mapping) else config

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from typing import TypeVar
 
 from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.conversion.kinds.adapter import AdapterKind
@@ -12,13 +14,14 @@ from ggferry.converters.conversion.kinds.gguf import GgufKind, plan_in
 from ggferry.converters.conversion.kinds.hf_folder import HfFolderKind
 from ggferry.converters.conversion.kinds.kind import OutputKind, PlannedOutput
 from ggferry.converters.conversion.kinds.mmproj import MmprojKind, instead_of_text, missing_processor, related, unread
-from ggferry.converters.conversion.request import GGUF, HF_FOLDER, MMPROJ, Request
+from ggferry.converters.conversion.request import GGUF, HF_FOLDER, MMPROJ, Request, open_source_of, split_mmproj
 from ggferry.converters.proof.references.examine import chosen
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError
 from ggferry.formats.memory_cap import limited
 from ggferry.support.records import dataclass
 
+Item = TypeVar("Item")
 KINDS: Mapping[str, OutputKind] = {GGUF: GgufKind(), MMPROJ: MmprojKind(), HF_FOLDER: HfFolderKind()}
 """The kind of each `OutputSpec.kind`."""
 ADAPTER = AdapterKind()
@@ -37,19 +40,15 @@ class ConversionPlan:
     request: Request
     outputs: tuple[PlannedOutput, ...]
 
-    def groups(self) -> list[list[PlannedOutput]]:
-        """Return the outputs by kind."""
-        return grouped(self.outputs)
+    @property
+    def main(self) -> Sequence[PlannedOutput]:
+        """The outputs without the mmproj file beside them; where that is the only one, it."""
+        return split_mmproj(self.outputs, _kind_name)[0]
 
     @property
     def mmproj(self) -> PlannedOutput | None:
-        """The mmproj file, where one is written."""
-        return next((output for output in self.outputs if output.kind.name == MMPROJ), None)
-
-    @property
-    def texts(self) -> tuple[PlannedOutput, ...]:
-        """The outputs that are no mmproj file."""
-        return tuple(output for output in self.outputs if output.kind.name != MMPROJ)
+        """The mmproj file beside other outputs."""
+        return split_mmproj(self.outputs, _kind_name)[1]
 
     def check_names(self) -> None:
         """Raise UsageError where two outputs would have one name."""
@@ -61,22 +60,26 @@ class ConversionPlan:
             )
 
 
-def grouped(outputs: Sequence[PlannedOutput]) -> list[list[PlannedOutput]]:
-    """Return outputs by kind, in their order."""
-    found: dict[str, list[PlannedOutput]] = {}
-    for output in outputs:
-        found.setdefault(output.kind.name, []).append(output)
-    return list(found.values())
+def _kind_name(output: PlannedOutput) -> str:
+    return output.kind.name
+
+
+def by_kind(
+    outputs: Sequence[PlannedOutput], items: Sequence[Item]
+) -> list[tuple[OutputKind, list[PlannedOutput], list[Item]]]:
+    """Return outputs by kind, in their order, with the item that belongs to each."""
+    pairs = zip(outputs, items, strict=True)
+    groups = [list(group) for _, group in groupby(pairs, key=lambda pair: _kind_name(pair[0]))]
+    return [(group[0][0].kind, [output for output, _ in group], [item for _, item in group]) for group in groups]
 
 
 def check_request(request: Request) -> None:
     """Check what can be checked before a source is opened. Raises UsageError."""
-    asked = request.outputs
-    if any(output.out == "" for output in asked):
+    specs = request.outputs
+    if any(spec.out == "" for spec in specs):
         raise UsageError("no name to write to", found="", expected="a file or a folder")
-    for kind in dict.fromkeys(output.kind for output in asked):
+    for kind in dict.fromkeys(spec.kind for spec in specs):
         KINDS[kind].check(request)
-    chosen(request.witness, request.level)
 
 
 def plan_conversion(request: Request, checkpoint: Checkpoint) -> ConversionPlan:
@@ -84,10 +87,10 @@ def plan_conversion(request: Request, checkpoint: Checkpoint) -> ConversionPlan:
 
     `checkpoint` is the request's source, as `request.open_source_of` returns it. Raises one of `formats.errors`.
     """
-    asked = request.outputs
+    specs = request.outputs
     chosen(request.witness, request.level)
-    texts = [spec for spec in asked if spec.kind != MMPROJ]
-    others = [spec for spec in asked if spec.kind == MMPROJ]
+    texts = [spec for spec in specs if spec.kind != MMPROJ]
+    others = [spec for spec in specs if spec.kind == MMPROJ]
     with limited(checkpoint.path):
         if texts and texts[0].kind == GGUF and is_adapter(checkpoint):
             return ConversionPlan(request, tuple(ADAPTER.plan(request, texts, checkpoint)))
@@ -109,6 +112,16 @@ def plan_conversion(request: Request, checkpoint: Checkpoint) -> ConversionPlan:
             if not note:
                 raise
     return ConversionPlan(request, tuple(_related(planned, beside, note)))
+
+
+def plan_source(request: Request) -> ConversionPlan:
+    """Open the source of a request, plan, and close it. Raises as `check_request` and `plan_conversion`."""
+    check_request(request)
+    checkpoint = open_source_of(request)
+    try:
+        return plan_conversion(request, checkpoint)
+    finally:
+        checkpoint.close()
 
 
 def _related(texts: Sequence[PlannedOutput], beside: Sequence[PlannedOutput], note: str) -> list[PlannedOutput]:

@@ -46,11 +46,11 @@ def with_receipt_options(request: Request, stated: Mapping[str, Any], path: str)
                 raise TypeError(f"{holder!r} is no object")
             if each.kind is Kind.FILE or each.target == "level" or key not in holder:
                 continue
-            default, asked = _at(Request(""), each), _at(request, each)
+            default, given = _at(Request(""), each), _at(request, each)
             value = _of_kind(holder[key], default, each)
             if each.kind is Kind.PAIRS:
-                request = _with(request, each, {**value, **asked})
-            elif asked == default:
+                request = _with(request, each, {**value, **given})
+            elif given == default:
                 request = _with(request, each, value)
     except (TypeError, AttributeError) as error:
         raise CorruptError(f"the receipt's options: {error}", path=path) from None

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ggferry.converters.conversion.draft_target import with_target
 from ggferry.converters.conversion.options import Kind, Option, option, types_of
@@ -29,6 +29,7 @@ from ggferry.quant.types import BlockError
 from ggferry.support.records import dataclass
 from ggferry.support.sizes import parse_size
 
+Item = TypeVar("Item")
 GGUF, MMPROJ, HF_FOLDER = "gguf", "mmproj", "hf_folder"
 """Kinds of outputs (`conversion.kinds`)."""
 BOTH, ONLY, NONE = "both", "only", "none"
@@ -152,6 +153,12 @@ class Request:
         """Return the request for one of the outputs alone."""
         options = replace(self.options, outtype=output.outtype)
         return replace(self, out=output.out, out_paths=(), options=options)
+
+
+def split_mmproj(outputs: Sequence[Item], kind: Callable[[Item], str]) -> tuple[Sequence[Item], Item | None]:
+    """Return outputs without the mmproj file beside them, and that file; where it is the only output, it and None."""
+    *others, last = outputs
+    return (others, last) if others and kind(last) == MMPROJ else (outputs, None)
 
 
 def mmproj_out(out: str | None, outtype: str, own: str) -> str | None:

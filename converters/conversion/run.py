@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, Target
-from ggferry.converters.conversion.plan import ConversionPlan, check_request, grouped, plan_conversion
+from ggferry.converters.conversion.plan import ConversionPlan, by_kind, check_request, plan_conversion
 from ggferry.converters.conversion.request import MMPROJ, Naming, Request, open_source_of, request_of
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.beside import SECOND, TEXT
@@ -23,11 +22,12 @@ from ggferry.converters.proof.receipt import to_json, what_was_read
 from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.write.watch_weights import check_sums
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import CorruptError, RefusedError, UsageError, VerificationError
+from ggferry.formats.errors import CorruptError, UsageError, VerificationError
 from ggferry.formats.files.digesting import begin, digesting, record
 from ggferry.formats.files.digests import Record
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.sources import known_by
+from ggferry.formats.free_space import check_free_space
 from ggferry.support.allocator import trim_heap
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
@@ -127,12 +127,9 @@ def run(
     with ExitStack() as stack:
         resumed = [output.kind.recover(output) for output in outputs]  # all, before any of them is claimed
         targets = [
-            stack.enter_context(
-                output.kind.target(output, opened.identities, any(resumed) or output.kind.name == MMPROJ)
-            )
-            for output in outputs
+            stack.enter_context(output.kind.target(output, opened.identities, any(resumed))) for output in outputs
         ]
-        _check_free_space(outputs)
+        check_free_space(outputs[0].paths[0], sum(output.plan.bytes_written for output in outputs))
         beside = others_beside(outputs[0], source)
         stack.callback(beside.close)
         try:
@@ -163,19 +160,19 @@ def others_beside(output: PlannedOutput, source: Checkpoint) -> Beside:
 def _write(outputs: Sequence[PlannedOutput], targets: Sequence[Target], stage: Stage) -> list[PlannedOutput]:
     """Write the outputs; return them with the notes made on the way."""
     checkpoint, threads = outputs[0].plan.graph.checkpoint, workers(outputs[0].request.jobs)
-    writers = {id(output): output.kind.writer(output, target) for output, target in zip(outputs, targets, strict=True)}
-    groups = grouped(outputs)
-    for group in groups:
-        group[0].kind.prefetch(group, [writers[id(output)] for output in group])
+    writers = [output.kind.writer(output, target) for output, target in zip(outputs, targets, strict=True)]
+    groups = by_kind(outputs, writers)
+    for kind, some, own in groups:
+        kind.prefetch(some, own)
     sums = check_sums(checkpoint, stage, threads)
     begin(checkpoint.files)
     with stage(Phase.WRITING, sum(output.plan.bytes_written for output in outputs)) as progress:
-        for group in groups:
-            group[0].kind.write([writers[id(output)] for output in group], threads, progress)
+        for kind, _, own in groups:
+            kind.write(own, threads, progress)
     trim_heap()
     for target in targets:
         target.finish()
-    return [output.kind.written(output, writers[id(output)], sums) for output in outputs]
+    return [output.kind.written(output, writer, sums) for output, writer in zip(outputs, writers, strict=True)]
 
 
 def prove(
@@ -194,16 +191,15 @@ def prove(
     """
     threads = workers(outputs[0].request.jobs)
     with ExitStack() as stack:
-        opened: dict[int, Checkpoint] = {}
+        opened = []
         for output, path in zip(outputs, paths, strict=True):
-            opened[id(output)] = again = output.kind.reopen(output, path)
-            stack.callback(again.close)
-        begin(file for again in opened.values() for file in again.files)
-        proofs: dict[int, Proof] = {}
-        for group in grouped(outputs):
-            found = group[0].kind.prove(group, [opened[id(output)] for output in group], stage, beside)
-            proofs |= {id(output): proof for output, proof in zip(group, found, strict=True)}
-        return [(proofs[id(output)], output.kind.records(output, opened[id(output)], threads)) for output in outputs]
+            opened.append(output.kind.reopen(output, path))
+            stack.callback(opened[-1].close)
+        begin(file for again in opened for file in again.files)
+        groups = by_kind(outputs, opened)
+        proofs = [proof for kind, some, own in groups for proof in kind.prove(some, own, stage, beside)]
+        records = [files for kind, some, own in groups for files in kind.records(some, own, threads)]
+        return list(zip(proofs, records, strict=True))
 
 
 def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, list[Record]]]) -> list[OutputReceipt]:
@@ -246,15 +242,3 @@ def _read_line(checkpoint: Checkpoint) -> str:
     count = sum(not isinstance(file, Computed | Dequantized) for file in checkpoint.files)
     parts = f" ({count} files)" if count > 1 else ""
     return f"read     {known_by(checkpoint.path)}{parts}: {what_was_read(checkpoint)}"
-
-
-def _check_free_space(outputs: Sequence[PlannedOutput]) -> None:
-    folder = os.path.dirname(os.path.abspath(outputs[0].paths[0]))
-    if not os.path.isdir(folder):
-        return
-    free, needed = os.statvfs(folder), sum(output.plan.bytes_written for output in outputs)
-    if free.f_bavail * free.f_frsize < needed:
-        raise RefusedError(
-            "not enough free disk space", path=folder, found=f"{free.f_bavail * free.f_frsize:,} bytes free",
-            expected=f"{needed:,} bytes",
-        )  # fmt: skip

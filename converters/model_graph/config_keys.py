@@ -166,8 +166,8 @@ def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any], part
             continue
         key = path if parts else path.removeprefix(f"{dialect.config_section}.")
         inner = next((key[len(name) + 1 :] for name in dialect.nested if key.startswith(f"{name}.")), key)
-        said = ((entry, key) for entry in dialect.ignored_keys), ((entry, inner) for entry in GENERAL)
-        if value is not None and not any(_speaks(entry, name, value, values) for entry, name in chain(*said)):
+        ignored = ((entry, key) for entry in dialect.ignored_keys), ((entry, inner) for entry in GENERAL)
+        if value is not None and not any(_speaks(entry, name, value, values) for entry, name in chain(*ignored)):
             found.append(path)
     return found
 

@@ -78,7 +78,7 @@ def under(members: tuple[str, ...], *hparams: HParam) -> tuple[HParam, ...]:
     )
 
 
-def said_of(*members: str) -> tuple[IgnoredKey, ...]:
+def ignored_in(*members: str) -> tuple[IgnoredKey, ...]:
     """Return the harmless keys of such configurations."""
     return tuple(replace(one, keys=_everywhere(one.keys, members, " ")) for one in IGNORED_KEYS)
 

@@ -57,7 +57,7 @@ DROPS = (
 )
 SPEAKS = tuple(Drop(name, "of what speaks") for name in ("talker.*", "token2wav.*", "code2wav.*"))
 IGNORED_KEYS = (
-    *ear.said_of(*MEMBERS),
+    *ear.ignored_in(*MEMBERS),
     IgnoredKey(" ".join(f"{member}.{key}" for member in MEMBERS for key in ("output_dim",)),
              "repeats the width of the text model", follows="a_projection"),
     IgnoredKey(" ".join(f"{member}.{key}" for member in MEMBERS

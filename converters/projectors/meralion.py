@@ -50,7 +50,7 @@ SPEC = Architecture(
             "hf", fixed=clip.hears("meralion"), drops=(*clip.TEXT, Drop("text_decoder.*", "of the text model")),
             renames=(("speech_encoder.", "audio_tower."),), nested=("speech_config",),
             ignored_keys=(
-                *ear.said_of("speech_config"),
+                *ear.ignored_in("speech_config"),
                 IgnoredKey("speech_config.decoder_* speech_config.max_target_positions "
                          "speech_config.is_encoder_decoder speech_config.mask_* speech_config.apply_spec_augment "
                          "speech_config.median_filter_width speech_config.use_weighted_layer_sum",

@@ -100,15 +100,20 @@ def _by_library(
     if reference is None or files is None:
         return None
     texts = texts_of(source, reference.added, depth.pieces, depth.own)
-    said = cross_check(reference, source, encode, texts, vocabulary=True)
+    agreement = cross_check(reference, source, encode, texts, vocabulary=True)
     if not reference.forced:  # --pre: the user overrides the pre-tokenizer of the file
-        _check(said.check.first, path)
-    raw = check_raw(output, reference, said.facts, files, path, sides.apart)
-    return {**said.check.as_dict(), **_notes_of(said), "held_against_source": raw}
+        _check(agreement.check.first, path)
+    raw = check_raw(output, reference, agreement.facts, files, path, sides.apart)
+    return {**agreement.check.as_dict(), **_notes_of(agreement), "held_against_source": raw}
 
 
-def _notes_of(said: Agreement) -> TokenizerRecord:
-    return {"by": said.by, "texts": said.texts, "excused": dict(said.excused), "reached": said.reached}
+def _notes_of(agreement: Agreement) -> TokenizerRecord:
+    return {
+        "by": agreement.by,
+        "texts": agreement.texts,
+        "excused": dict(agreement.excused),
+        "reached": agreement.reached,
+    }
 
 
 def _by_ourselves(source: Tokenizer, encode: Encoder, path: str, depth: Depth) -> TokenizerRecord:

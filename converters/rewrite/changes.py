@@ -300,17 +300,17 @@ def _named(stated: object, path: str) -> dict[str, str]:
     return found
 
 
-def changes_of(asked: RequestedChanges, metadata: Mapping[str, Value], tensors: Sequence[str]) -> Changes:
+def changes_of(requested: RequestedChanges, metadata: Mapping[str, Value], tensors: Sequence[str]) -> Changes:
     """Return what is to be done. Raises UsageError, RefusedError for keys of the file's layout."""
-    editor = Editor(metadata, tensors, asked.unknown_keys)
-    for pattern in asked.remove:
+    editor = Editor(metadata, tensors, requested.unknown_keys)
+    for pattern in requested.remove:
         editor.remove(pattern)
-    for item in asked.set:
+    for item in requested.set:
         editor.set(item)
-    for item in asked.set_files:
+    for item in requested.set_files:
         editor.set_file(item)
-    for item in asked.special_tokens:
+    for item in requested.special_tokens:
         editor.special_token(item)
-    if asked.chat_template is not None:
-        editor.chat_template(asked.chat_template)
-    return editor.finished(asked.rename)
+    if requested.chat_template is not None:
+        editor.chat_template(requested.chat_template)
+    return editor.finished(requested.rename)

@@ -91,7 +91,7 @@ class Edited:
     proof: str
 
 
-def plan_edit(parts: Sequence[Part], asked: RequestedChanges, *, broken: bool = False) -> Edit:
+def plan_edit(parts: Sequence[Part], requested: RequestedChanges, *, broken: bool = False) -> Edit:
     """Return what an edit does, without writing anything.
 
     Args:
@@ -104,7 +104,7 @@ def plan_edit(parts: Sequence[Part], asked: RequestedChanges, *, broken: bool = 
         RefusedError: It says how the file is laid out, or the model would no longer be understood.
     """
     names = [tensor.name for part in parts for tensor in part.tensors]
-    changes = changes_of(asked, parts[0].metadata, names)
+    changes = changes_of(requested, parts[0].metadata, names)
     files = tuple(_edited(part, changes, first=part is parts[0]) for part in parts)
     notes = [note for part in parts for note in part.file.notes]
     if parts[0].version == 1:
@@ -166,7 +166,7 @@ def _filler(room: int, part: Part) -> bytes | None:
 
 def edit(
     path: str,
-    asked: RequestedChanges,
+    requested: RequestedChanges,
     out: str | None = None,
     *,
     force: bool = False,
@@ -184,7 +184,7 @@ def edit(
         for part in parts:
             if os.path.lexists(journal_of(part.file.path)):
                 raise InconsistentError("an edit of it was broken off", path=part.file.path, hint=RECOVER)
-        made = plan_edit(parts, asked, broken=broken)
+        made = plan_edit(parts, requested, broken=broken)
         made = replace(made, notes=(*finished, *made.notes))
         if not made.changed and out is None:
             return Edited(made, True, (), None, (*made.notes, "nothing changes"), "nothing to prove")

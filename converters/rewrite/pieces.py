@@ -16,13 +16,14 @@ from itertools import accumulate
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.rewrite.parts import stored
-from ggferry.converters.rewrite.rewrite_output import CHUNK, Wrote, check_free_space, digest_of, fresh_digest, recovered
+from ggferry.converters.rewrite.rewrite_output import CHUNK, Wrote, digest_of, fresh_digest, recovered
 from ggferry.formats import limits
 from ggferry.formats.errors import NotFoundError, TruncatedError, UsageError, VerificationError
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import recorded, unrecorded
 from ggferry.formats.files.partial_files import begin_file, name_together
 from ggferry.formats.files.sources import LocalFile, Source, open_source
+from ggferry.formats.free_space import check_free_space
 from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.gguf.values import align
 from ggferry.formats.readers.gguf import MAGIC, parse

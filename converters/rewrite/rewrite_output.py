@@ -13,11 +13,12 @@ from ggferry.converters.rewrite.lineage import Lineage, carried_on
 from ggferry.converters.rewrite.parts import Part, Stored, laid_out, part_of
 from ggferry.converters.write.output_files import OutputSet
 from ggferry.converters.write.recovery import recover
-from ggferry.formats.errors import GgferryError, RefusedError, VerificationError
+from ggferry.formats.errors import GgferryError, VerificationError
 from ggferry.formats.files.digests import Digests, Record
 from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.formats.files.opened_files import Opened, unrecorded
 from ggferry.formats.files.sources import LocalFile, Source
+from ggferry.formats.free_space import check_free_space
 from ggferry.formats.gguf.header_layout import packed_key
 from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.values import string
@@ -165,17 +166,6 @@ def recovered(path: str) -> bool:
 def _there(path: str) -> bytes | None:
     """Return the bytes of a receipt that stays as it is, beside a file that it never fitted; None without one."""
     return read_bytes(Named(path), MAX_RECEIPT) if os.path.isfile(path) else None
-
-
-def check_free_space(target: str, needed: int) -> None:
-    """Raise RefusedError where the file system of `target` has less than `needed` bytes free."""
-    folder = os.path.dirname(os.path.abspath(target))
-    free = os.statvfs(folder)
-    if free.f_bavail * free.f_frsize < needed:
-        raise RefusedError(
-            "not enough free disk space", path=folder, found=f"{free.f_bavail * free.f_frsize:,} bytes free",
-            expected=f"{needed:,} bytes",
-        )  # fmt: skip
 
 
 def _copy(tensor: Stored, count: int, output: OutputSet, progress: Progress) -> str:

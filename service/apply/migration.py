@@ -15,6 +15,7 @@ from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, fault_of, of_os
 from ggferry.formats.files.local_files import confined
 from ggferry.formats.files.partial_files import sweep as sweep_partials
+from ggferry.formats.free_space import free_bytes
 from ggferry.service.apply.delete_sources import Deletion, choose, delete, require_proofs
 from ggferry.service.apply.job import Outcome, Settings
 from ggferry.service.apply.local_engine import LEASE, Emit, Run, run_local
@@ -72,46 +73,46 @@ class MigrationRequest:
 Made = tuple[Head, list[Entry]]
 
 
-def _checked(asked: MigrationRequest, made: Made | None = None) -> Made:
+def _checked(request: MigrationRequest, made: Made | None = None) -> Made:
     """Check that everything asked for can be done, make the files reachable, and return the plan.
 
     Raises UsageError, UnsupportedError, RefusedError.
     """
-    head, entries = read_plan(asked.plan) if made is None else made
-    secrets = read_secrets(asked.plan) if made is None else {}
-    configure_access(Access(secrets, head.redirects, asked.retry_timeout, asked.private))
-    if asked.engine not in ENGINES:
-        raise UsageError("--engine", found=asked.engine, expected=", ".join(ENGINES))
+    head, entries = read_plan(request.plan) if made is None else made
+    secrets = read_secrets(request.plan) if made is None else {}
+    configure_access(Access(secrets, head.redirects, request.retry_timeout, request.private))
+    if request.engine not in ENGINES:
+        raise UsageError("--engine", found=request.engine, expected=", ".join(ENGINES))
     for entry in entries:
         if entry.verdict == CONVERT and entry.output:
             request_of(entry.source, entry.recipe(head))
             for output in filter(is_remote, entry.outputs):
                 check_destination(output)
-    if not asked.outside_dest and (elsewhere := outside(head, entries)):
+    if not request.outside_dest and (elsewhere := outside(head, entries)):
         more = f" and {len(elsewhere) - 3} more" if elsewhere[3:] else ""
         raise RefusedError(
-            f"{len(elsewhere)} outputs of the plan are outside its dest", path=asked.plan,
+            f"{len(elsewhere)} outputs of the plan are outside its dest", path=request.plan,
             found=", ".join(elsewhere[:3]) + more, expected=head.dest,
             hint="--allow-outside-dest, or edit the lines or dest in the first one",
         )  # fmt: skip
-    if asked.delete_source:
-        require_proofs(asked.plan, head, entries)
+    if request.delete_source:
+        require_proofs(request.plan, head, entries)
     return head, entries
 
 
-def survey(asked: MigrationRequest) -> tuple[list[Entry], Deletion]:
+def survey(request: MigrationRequest) -> tuple[list[Entry], Deletion]:
     """Return what `apply` would convert and delete at present. Nothing is entered in the ledger or changed."""
-    head, entries = _checked(asked)
+    head, entries = _checked(request)
     rows: dict[str, LedgerRow] = {}
-    with suppress(NotFoundError), closing(Ledger(asked.ledger, must_exist=True)) as ledger:
+    with suppress(NotFoundError), closing(Ledger(request.ledger, must_exist=True)) as ledger:
         rows = {row["id"]: row for row in ledger.rows()}
-    share, shares = asked.shard
+    share, shares = request.shard
     ids = {entry.id(head): entry for entry in entries}
     mine = {i: entry for i, entry in ids.items() if entry.verdict == CONVERT and bucket(i) % shares == share}
     finished = {i for i, row in rows.items() if row["state"] == DONE}
-    left = {i: entry for i, entry in mine.items() if i not in rows or _is_open(rows[i], asked.retry, finished)}
+    left = {i: entry for i, entry in mine.items() if i not in rows or _is_open(rows[i], request.retry, finished)}
     done = {i: rows[i] for i in mine if i in finished and not rows[i]["deleted"]}
-    return [*left.values()], choose(ids, left, done, asked.despite_drops) if asked.delete_source else Deletion()
+    return [*left.values()], choose(ids, left, done, request.despite_drops) if request.delete_source else Deletion()
 
 
 def _is_open(row: LedgerRow, retry: bool, finished: Set[str]) -> bool:
@@ -133,19 +134,19 @@ class Migration:
     """
 
     def __init__(
-        self, asked: MigrationRequest, emit: Emit, made: Made | None = None, ledger: Ledger | None = None
+        self, request: MigrationRequest, emit: Emit, made: Made | None = None, ledger: Ledger | None = None
     ) -> None:
-        self.asked, self.emit = asked, emit
-        self.head, self.entries = _checked(asked, made)
+        self.asked, self.emit = request, emit
+        self.head, self.entries = _checked(request, made)
         self.deletion = Deletion()
-        mark = digest_of([_ledger_name(asked.ledger)])[:8]
-        self.asked = replace(asked, settings=replace(asked.settings, access=granted(), mark=mark))
+        mark = digest_of([_ledger_name(request.ledger)])[:8]
+        self.asked = replace(request, settings=replace(request.settings, access=granted(), mark=mark))
         retry.stopping.clear()
         if ledger is not None:
             self.ledger = ledger
             return
-        self.ledger = Ledger(asked.ledger)
-        self.ledger.retry_timeout = asked.lease
+        self.ledger = Ledger(request.ledger)
+        self.ledger.retry_timeout = request.lease
         self.ledger.on_away = lambda words: self.emit({"event": "warning", "message": words})
 
     def prepare(self) -> list[Entry]:
@@ -293,9 +294,8 @@ class Migration:
         if self.asked.max_disk is not None and total > self.asked.max_disk:
             _refuse("--max-disk", total, self.asked.max_disk)
         for folder, need in needs.values():
-            free = os.statvfs(folder)
-            if need > free.f_bavail * free.f_frsize:
-                _refuse(folder, need, free.f_bavail * free.f_frsize)
+            if need > (free := free_bytes(folder)):
+                _refuse(folder, need, free)
         self.emit({"event": "room", "bytes": total})
 
     # --- after each job ------------------------------------------------------------------------------------------

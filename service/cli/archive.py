@@ -82,13 +82,13 @@ def plan(
     check_target(out, overwrite=asked.force)
     recipe = {each.name: _plainly(each, given[each.name]) for each in options_of("plan") if _is_declared(each, given)}
     count = jobs or _cores()
-    wanted = PlanRequest(
+    request = PlanRequest(
         tuple(roots), dest, ",".join(types), asked.level, recipe, digest, count,
         Limits(size_of(memory, "--memory"), 1),
         Access(redirects=follow, retry_timeout=retry_timeout),
     )  # fmt: skip
     with model_counter(not given["as_json"]) as count_models:
-        head, entries = make(wanted, count_models)
+        head, entries = make(request, count_models)
     write_plan(out, head, entries, overwrite=asked.force)
     kept = write_secrets(out, secrets_of({each.path for entry in entries for each in (*entry.files, *entry.beside)}))
     facts = summary(entries, head)
@@ -168,16 +168,16 @@ def apply(
         Limits(size_of(memory, "--memory"), threads or max(1, _cores() // count)), scratch and os.path.abspath(scratch),
         timeout, size_of(cache, "--cache"), attempts,
     )  # fmt: skip
-    asked = MigrationRequest(
+    request = MigrationRequest(
         plan, ledger or f"{plan}{suffix}.ledger", engine, count, settings, share, retry_failed,
         None if max_disk is None else size_of(max_disk, "--max-disk"), delete_source, delete_despite_drops, lease,
         address, retry_timeout, allow_outside_dest,
     )  # fmt: skip
     if dry_run:
-        _show_survey(*survey(asked), as_json)
+        _show_survey(*survey(request), as_json)
         return
     early: list[Event] = []
-    migration = Migration(asked, early.append)
+    migration = Migration(request, early.append)
     left = migration.prepare()
     if delete_source:
         _confirm(migration.deletion, yes)

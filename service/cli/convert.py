@@ -95,7 +95,7 @@ def verify(
 
 def _convert(request: Request, source: LocalSource, given: dict[str, Any]) -> None:
     """Carry the request out and report what was done, or print its plan."""
-    from ggferry.converters.conversion.request import MMPROJ
+    from ggferry.converters.conversion.request import split_mmproj
     from ggferry.converters.conversion.run import convert
     from ggferry.converters.conversion.summary import rating, table
     from ggferry.service.cli.progress_bar import progress
@@ -108,21 +108,20 @@ def _convert(request: Request, source: LocalSource, given: dict[str, Any]) -> No
     tune_malloc()
     stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
     results = convert(request, stage, lambda receipt: source.check_unchanged())
-    texts = [result for result in results if result.kind != MMPROJ] or results
-    beside = results[-1] if len(results) > len(texts) else None
+    main, mmproj = split_mmproj(results, lambda result: result.kind)
     if as_json:
-        found = [_as_dict(result, beside) for result in texts]
-        several = {"outputs": found, "table": [rating(result).as_dict() for result in texts]}
+        found = [_as_dict(result, mmproj) for result in main]
+        several = {"outputs": found, "table": [rating(result).as_dict() for result in main]}
         print_json(several if len(found) > 1 else found[0])
         return
     for note in dict.fromkeys(note for result in results for note in result.receipt["notes"]):
         say(f"note     {note}")
-    for name, param in (item for result in (texts[0], beside) if result for item in result.assumed.items()):
+    for name, param in (item for result in (main[0], mmproj) if result for item in result.assumed.items()):
         say(f"assumed  {name} = {param.value} ({param.reason})")
     for result in results:
-        for line in result.lines[0 if result is not beside else 1 :]:
+        for line in result.lines[0 if result is not mmproj else 1 :]:
             tell(line)
-    for line in table(texts) if len(texts) > 1 else ():
+    for line in table(main) if len(main) > 1 else ():
         tell(line)
 
 
@@ -133,15 +132,10 @@ def _as_dict(result: Result, mmproj: Result | None = None) -> dict[str, Any]:
 
 
 def _print_plans(request: Request, as_json: bool) -> None:
-    from ggferry.converters.conversion.plan import check_request, plan_conversion
-    from ggferry.converters.conversion.request import HF_FOLDER, MMPROJ, open_source_of
+    from ggferry.converters.conversion.plan import plan_source
+    from ggferry.converters.conversion.request import HF_FOLDER, MMPROJ
 
-    check_request(request)
-    checkpoint = open_source_of(request)
-    try:
-        outputs = plan_conversion(request, checkpoint).outputs
-    finally:
-        checkpoint.close()
+    outputs = plan_source(request).outputs
     plans = [output.kind.describe(output) for output in outputs]
     if as_json:
         print_json({"plans": plans} if len(plans) > 1 else plans[0])

@@ -60,12 +60,12 @@ def takes(record: type) -> Callable[[Function], Function]:
 
     def wrap(function: Function) -> Function:
         def run(**values: Any) -> Any:
-            asked = {option.name: _plain(option, values[option.name]) for option in declared}
-            if asked.get("follow_redirects"):
+            given = {option.name: _plain(option, values[option.name]) for option in declared}
+            if given.get("follow_redirects"):
                 follow_redirects()
             if "progress" in reported:
-                asked["progress"] = stage_of(wanted=not asked.get("as_json"))
-            return function(record(**{name: value for name, value in asked.items() if value is not None}))
+                given["progress"] = stage_of(visible=not given.get("as_json"))
+            return function(record(**{name: value for name, value in given.items() if value is not None}))
 
         declared, reported = options_declared(record), {each.name for each in fields(record)}
         parameters = [_parameter(option, defaults=True) for option in declared]
@@ -87,13 +87,13 @@ def _plain(option: Option, value: Any) -> Any:
     return value if value != [] else None
 
 
-def stage_of(*, wanted: bool) -> Stage:
-    """Return a stage that displays a bar on a terminal where one is `wanted`."""
+def stage_of(*, visible: bool) -> Stage:
+    """Return a stage that displays a bar on a terminal where it is `visible`."""
 
     def stage(title: Phase, total: int) -> AbstractContextManager[Progress]:
         from ggferry.service.cli.progress_bar import progress
 
-        return progress(title, total, wanted=wanted)
+        return progress(title, total, wanted=visible)
 
     return stage
 

@@ -9,8 +9,8 @@ from typing import Unpack
 
 from ggferry.converters.conversion.kinds.gguf import plan_in
 from ggferry.converters.conversion.options import types_of
-from ggferry.converters.conversion.plan import plan_conversion
-from ggferry.converters.conversion.request import MMPROJ, open_source_of
+from ggferry.converters.conversion.plan import plan_source
+from ggferry.converters.conversion.request import split_mmproj
 from ggferry.converters.conversion.run import Result, quantize_request
 from ggferry.converters.conversion.run import convert as run
 from ggferry.converters.conversion.verify import reverify
@@ -73,12 +73,14 @@ def convert(
         'new.gguf'
     """
     with local_source(os.fspath(source)) as path, recorded():
-        asked = request("convert", path, options)
+        conversion = request("convert", path, options)
         out = os.getcwd() if out is None and path.url else out
-        asked = replace(asked, out=None if out is None else os.fspath(out))
-        if len(types_of(asked.options.outtype)) > 1:
-            raise UsageError("outtype", found=asked.options.outtype, expected="one type", hint="ggferry.convert_many")
-        return _conversions(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))[0]
+        conversion = replace(conversion, out=None if out is None else os.fspath(out))
+        if len(types_of(conversion.options.outtype)) > 1:
+            raise UsageError(
+                "outtype", found=conversion.options.outtype, expected="one type", hint="ggferry.convert_many"
+            )
+        return _conversions(run(conversion, path.staged(progress), lambda receipt: path.check_unchanged()))[0]
 
 
 @signed("convert")
@@ -110,8 +112,8 @@ def convert_many(
     """
     with local_source(os.fspath(source)) as path, recorded():
         name = os.getcwd() if out is None and path.url else out
-        asked = replace(request("convert", path, options), out=None if name is None else os.fspath(name))
-        return _conversions(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))
+        conversion = replace(request("convert", path, options), out=None if name is None else os.fspath(name))
+        return _conversions(run(conversion, path.staged(progress), lambda receipt: path.check_unchanged()))
 
 
 @signed("plan")
@@ -135,14 +137,9 @@ def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
         ['F32', 'Q8_0']
     """
     with local_source(os.fspath(source), tensors=False) as path, recorded():
-        asked = request("plan", path, options)
-        checkpoint = open_source_of(asked)
-        try:
-            made = plan_conversion(asked, checkpoint)
-        finally:
-            checkpoint.close()
-        first, *further = (_plan(plan_in(output)) for output in made.texts or made.outputs)
-        mmproj = _plan(plan_in(made.mmproj)) if made.texts and made.mmproj else None
+        made = plan_source(request("plan", path, options))
+        first, *further = (_plan(plan_in(output)) for output in made.main)
+        mmproj = _plan(plan_in(made.mmproj)) if made.mmproj else None
         return replace(first, mmproj=mmproj, further=tuple(further))
 
 
@@ -173,8 +170,8 @@ def quantize(
         True
     """
     with local_source(os.fspath(source)) as path, recorded():
-        asked = quantize_request(path, os.fspath(out), outtype, request_from("quantize", options), by_name)
-        return _conversions(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))[0]
+        conversion = quantize_request(path, os.fspath(out), outtype, request_from("quantize", options), by_name)
+        return _conversions(run(conversion, path.staged(progress), lambda receipt: path.check_unchanged()))[0]
 
 
 @signed("verify")
@@ -201,8 +198,8 @@ def verify(source: StrPath, output: StrPath, *, progress: Stage = silent, **opti
         'fast'
     """
     with local_source(os.fspath(source)) as left, local_source(os.fspath(output)) as right, recorded():
-        asked = request("verify", left, options)
-        report = reverify(asked, right, right.staged(left.staged(progress)), options.get("allow_keys") or ())
+        conversion = request("verify", left, options)
+        report = reverify(conversion, right, right.staged(left.staged(progress)), options.get("allow_keys") or ())
         left.check_unchanged()
         right.check_unchanged()
     return Verification(report.proof, report.keys, tuple(report.notes), report.line)
@@ -210,9 +207,9 @@ def verify(source: StrPath, output: StrPath, *, progress: Stage = silent, **opti
 
 def _conversions(results: Sequence[Result]) -> tuple[Conversion, ...]:
     """Return the outputs, each text model with the mmproj file that was written with it."""
-    texts = [result for result in results if result.kind != MMPROJ]
-    mmproj = next((_conversion(result, None) for result in results if result.kind == MMPROJ), None)
-    return tuple(_conversion(result, mmproj) for result in texts) if texts else tuple(filter(None, [mmproj]))
+    main, beside = split_mmproj(results, lambda result: result.kind)
+    mmproj = None if beside is None else _conversion(beside, None)
+    return tuple(_conversion(result, mmproj) for result in main)
 
 
 def _conversion(result: Result, mmproj: Conversion | None) -> Conversion:

@@ -58,11 +58,11 @@ class InspectCommand(InspectRequest):
     @property
     def parts(self) -> list[str]:
         """The parts that are asked for, by their names in JSON; none means all."""
-        wanted = {
+        selected = {
             "metadata": self.keys, "tensors": self.tensors, "tokens": self.tokens, "templates": self.template,
             "hex": self.hexadecimal, "sizes": self.sizes,
         }  # fmt: skip
-        return [name for name, value in wanted.items() if value]
+        return [name for name, value in selected.items() if value]
 
 
 def run(request: InspectRequest) -> Inspection:

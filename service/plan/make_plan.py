@@ -105,23 +105,23 @@ class Worker(Protocol):
 
 
 def plan(
-    wanted: PlanRequest, progress: Progress = lambda done, total: None, worker: Worker | None = None
+    request: PlanRequest, progress: Progress = lambda done, total: None, worker: Worker | None = None
 ) -> tuple[Head, list[Entry]]:
     """Return the plan of an archive. Raises UsageError, NotFoundError; a bad file is a line with its reason.
 
     `worker` reads the headers, from several threads; None: worker processes of its own.
     """
-    configure_access(wanted.access)
-    roots = tuple(local_path(root) for root in wanted.roots)
-    dest = None if wanted.dest is None else local_path(wanted.dest)
+    configure_access(request.access)
+    roots = tuple(local_path(root) for root in request.roots)
+    dest = None if request.dest is None else local_path(request.dest)
     for root in roots:
         if dest is None and root.partition("://")[0] in stores.READ_ONLY:
             raise UsageError("outputs cannot stand beside these sources", path=root, hint="--dest FOLDER")
-    outtype = ",".join(types_of(wanted.outtype))
-    head = Head(roots, dest, outtype, wanted.verify, redirects=wanted.access.redirects)
-    with confined(wanted.within), _places(roots) as (tree, mirror):
+    outtype = ",".join(types_of(request.outtype))
+    head = Head(roots, dest, outtype, request.verify, redirects=request.access.redirects)
+    with confined(request.within), _places(roots) as (tree, mirror):
         found = archive.groups(tree)
-        looked = _look(found, wanted, mirror, progress, worker)
+        looked = _look(found, request, mirror, progress, worker)
         names = Names(head, {f.path for f in tree.files.values()})
         entries = [_entry(group, facts, tree, mirror, names) for group, facts in zip(found, looked, strict=True)]
 
@@ -133,7 +133,7 @@ def plan(
             )
 
         def whole(each: Found) -> bool:
-            return not is_remote(each.path) if wanted.digest is None else wanted.digest
+            return not is_remote(each.path) if request.digest is None else request.digest
 
         entries = duplicates.mark(entries, open_file, whole)
     return head, sorted(entries, key=lambda entry: (entry.source, entry.verdict))
@@ -201,7 +201,7 @@ def _staged(found: Found, mirror: Mirror) -> Found:
 
 
 def _look(
-    found: Sequence[Group], wanted: PlanRequest, mirror: Mirror, progress: Progress, worker: Worker | None
+    found: Sequence[Group], request: PlanRequest, mirror: Mirror, progress: Progress, worker: Worker | None
 ) -> list[dict[str, Any] | None]:
     """Return what workers report of each group that may be a model; None for the others."""
     results: list[dict[str, Any] | None] = [None] * len(found)
@@ -220,19 +220,19 @@ def _look(
 
     def look() -> None:
         nonlocal done
-        own = nullcontext(worker) if worker is not None else Supervisor(wanted.limits, jobs=HEADERS_A_WORKER)
+        own = nullcontext(worker) if worker is not None else Supervisor(request.limits, jobs=HEADERS_A_WORKER)
         with own as supervisor:
             while True:
                 try:
                     i = work.get_nowait()
                 except queue.Empty:
                     return
-                results[i] = _facts(found[i], wanted, supervisor, mount)
+                results[i] = _facts(found[i], request, supervisor, mount)
                 with lock:
                     done += 1
                     progress(done, len(models))
 
-    threads = [threading.Thread(target=serve, daemon=True) for _ in range(min(wanted.jobs, len(models)))]
+    threads = [threading.Thread(target=serve, daemon=True) for _ in range(min(request.jobs, len(models)))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -242,21 +242,21 @@ def _look(
     return results
 
 
-def _facts(group: Group, wanted: PlanRequest, supervisor: Worker, mount: Mapping[str, Any]) -> dict[str, Any]:
-    recipe = {"outtype": wanted.outtype, "verify": wanted.verify, **wanted.recipe, **_own(group)}
+def _facts(group: Group, request: PlanRequest, supervisor: Worker, mount: Mapping[str, Any]) -> dict[str, Any]:
+    recipe = {"outtype": request.outtype, "verify": request.verify, **request.recipe, **_own(group)}
     command = {
         "op": "analyze",
         "source": group.source,
         "recipe": recipe,
         "config": group.config,
-        "threads": wanted.limits.threads,
+        "threads": request.limits.threads,
         "mount": mount,
-        "trees": wanted.within,
+        "trees": request.within,
     }
     try:
         facts = _run(command, supervisor)
         own = {**_own(group), **facts.pop("options")}
-        return {**facts, "options": {**wanted.recipe, **{k: v for k, v in own.items() if v is not None}}}
+        return {**facts, "options": {**request.recipe, **{k: v for k, v in own.items() if v is not None}}}
     except WorkerFailed as failure:
         return {"error": failure.error}
     except WorkerTimeout:

@@ -106,13 +106,6 @@ class PlanRecord(TypedDict):
     run: str | None
 
 
-class PlanLines(TypedDict):
-    """Lines of a plan, and where the next begin; None: there are no more."""
-
-    items: list[PlannedLine]
-    next: int | None
-
-
 # --- a job ---------------------------------------------------------------------------------------------------------
 
 

@@ -420,21 +420,21 @@ class Ledger(LedgerDatabase):
             rows = cast("list[LedgerRow]", found)
             return sorted(rows, key=lambda row: (row["source"], row["id"])), errors
 
-    def job(self, wanted: str) -> TriedRow:
+    def job(self, name_or_path: str) -> TriedRow:
         """Return one job with its attempts, by the beginning of its id, its source or its output.
 
         Raises NotFoundError.
         """
-        name = _plain(wanted)
+        name = _plain(name_or_path)
         found = [
             row
             for row in self.rows()
-            if row["id"].startswith(wanted)
+            if row["id"].startswith(name_or_path)
             or name in (row["source"], row["output"])
             or name in map(_plain, outputs_of(row["entry"]))
         ]
         if len(found) != 1:
-            raise NotFoundError(f"{len(found)} jobs go by this name", path=self.shown, found=wanted)
+            raise NotFoundError(f"{len(found)} jobs go by this name", path=self.shown, found=name_or_path)
         table = self.attempts
         query = sa.select(table).where(table.c.job == found[0]["id"]).order_by(table.c.id)
         return {**found[0], "tried": cast("list[AttemptRow]", self._plain_rows(query))}

@@ -258,11 +258,11 @@ def submit(service: Service, caller: Caller, plan: str, chosen: Sequence[str] | 
     service.uploads.check_free_space(
         caller.token, sum(entry.bytes_out for entry in ids.values() if entry.verdict == "convert")
     )
-    asked = MigrationRequest(
+    request = MigrationRequest(
         f"plan {plan}", service.settings.ledger_place, jobs=service.settings.jobs, trees=trees,
         private=service.settings.private,
     )  # fmt: skip
-    migration = Migration(asked, lambda event: None, (head, list(ids.values())), service.store)
+    migration = Migration(request, lambda event: None, (head, list(ids.values())), service.store)
     service.planner.note_submitted(plan, head.id)
     migration.prepare()
     service.runner.wake()

@@ -14,7 +14,7 @@ from ggferry.converters.conversion.kinds.gguf import plan_in
 from ggferry.converters.conversion.kinds.kind import PlannedOutput
 from ggferry.converters.conversion.options import PLAN_NAMES, Option, option, types_of
 from ggferry.converters.conversion.plan import ConversionPlan, plan_conversion
-from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.request import MMPROJ, Request
 from ggferry.converters.conversion.request import request_of as options_to_request
 from ggferry.converters.conversion_plan.output_metadata import output_name
 from ggferry.converters.conversion_plan.steps import Plan, count_types
@@ -59,7 +59,7 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
     `config`: the config.json in the folder of a GGML-era file, for what its header leaves open.
     """
     plan, options, notes = _planned(source, recipe, config)
-    outputs, mmproj = plan.texts or plan.outputs, plan.mmproj if plan.texts else None
+    outputs, mmproj = plan.main, plan.mmproj
     plans, first = [plan_in(output) for output in outputs], plan_in(outputs[0])
     checkpoint = first.graph.checkpoint
     try:
@@ -134,10 +134,10 @@ def _planned(source: str, recipe: Mapping[str, Any], config: str | None) -> Plan
 
 def _needed(plan: ConversionPlan, checkpoint: Checkpoint) -> Planned:
     """Return what of several types is to be made, with the types that are left, where that is not all of them."""
-    if not plan.texts:  # the mmproj file alone, which has a type of its own
+    if plan.main[0].kind.name == MMPROJ:  # alone, and of a type of its own
         return plan, {"outtype": types_of(plan.request.options.outtype)[0]}, []
-    left = [output for output in plan.texts if not _is_done(checkpoint, plan_in(output))]
-    if not left or len(left) == len(plan.texts):
+    left = [output for output in plan.main if not _is_done(checkpoint, plan_in(output))]
+    if not left or len(left) == len(plan.main):
         return plan, {}, []
     types = ",".join(output.request.options.outtype for output in left)
     plan = replace(plan, outputs=tuple(left))

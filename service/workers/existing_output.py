@@ -14,7 +14,7 @@ from typing import Any
 
 from ggferry.converters.conversion.options import LEVELS
 from ggferry.converters.conversion.receipt_options import declared_options
-from ggferry.converters.conversion.request import MMPROJ, Request
+from ggferry.converters.conversion.request import Request, split_mmproj
 from ggferry.converters.conversion.verify import reprove
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, files_written
 from ggferry.converters.metadata.receipt_fields import OutputReceipt
@@ -43,8 +43,8 @@ def adopt(request: Request, sources: Sequence[str], stage: Stage) -> list[Output
     They are proved at the requested level, `fast` at least, and each must be what the request makes of files with the
     digests `sources`. Raises RefusedError for any other file.
     """
-    texts = [output for output in request.outputs if output.kind != MMPROJ] or request.outputs
-    requests = [request.of_output(output) for output in texts]
+    main, _ = split_mmproj(request.outputs, lambda output: output.kind)
+    requests = [request.of_output(output) for output in main]
     stated = [_declared(request, sources) for request in requests]
     levels = [_level(each, request) for each, request in zip(stated, requests, strict=True)]
     try:
@@ -98,8 +98,8 @@ def _foreign(receipt: Mapping[str, Any], sources: Sequence[str], request: Reques
     It must state a proof at `level`. What else it says is compared with what is found.
     """
     try:
-        asked = json.loads(json.dumps(declared_options(request)))
-        if any(receipt["options"].get(key) != value for key, value in asked.items() if key not in OF_THE_PROOF):
+        declared = json.loads(json.dumps(declared_options(request)))
+        if any(receipt["options"].get(key) != value for key, value in declared.items() if key not in OF_THE_PROOF):
             return "its receipt is of other options"
         if not made_of(receipt, sources):
             return "its receipt is of another source"

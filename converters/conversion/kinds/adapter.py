@@ -23,12 +23,12 @@ class AdapterKind(GgufKind):
     name = "adapter"
     of_adapters = True
 
-    def plan(self, request: Request, asked: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
+    def plan(self, request: Request, specs: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
         """Plan the only output that an adapter has. Raises UsageError where several types are asked for."""
-        if asked[1:]:
+        if specs[1:]:
             hint = "give one --outtype, or the adapter a run of its own"
             raise UsageError("an adapter is written in one type at a time", path=request.source, hint=hint)
-        return [self._planned(one, adapter_plan(one, checkpoint), None) for one in map(request.of_output, asked)]
+        return [self._planned(one, adapter_plan(one, checkpoint), None) for one in map(request.of_output, specs)]
 
     def prove(
         self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint], stage: Stage, beside: Beside | None

@@ -52,15 +52,16 @@ class GgufKind:
     """GGUF files of a text model."""
 
     name = GGUF
+    of_adapters = False
 
     def check(self, request: Request) -> None:
         """Every option is one of this kind's."""
 
-    def plan(self, request: Request, asked: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
+    def plan(self, request: Request, specs: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
         """Understand the source once, and plan an output for every type that is asked for."""
-        if not asked:
+        if not specs:
             return []
-        requests = [text_request(request.of_output(spec)) for spec in asked]
+        requests = [text_request(request.of_output(spec)) for spec in specs]
         source = understood(requests[0], checkpoint)
         return [self._planned(one, plan_of(one, source), source.tokenizer) for one in requests]
 
@@ -147,16 +148,21 @@ class GgufKind:
         second, chats = beside.reading(), beside.conversations(opened[0])
         return [replace(proof, second_reader=second, testimonies=(*proof.testimonies, *chats)) for proof in found]
 
-    def records(self, output: PlannedOutput, opened: Checkpoint, threads: int) -> list[Record]:
-        """Return the digests of the files, taken of the bytes that the proof has read."""
+    def records(
+        self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint], threads: int
+    ) -> list[list[Record]]:
+        """Return the digests of the files, taken of the bytes that the proof has read, and side by side of the rest."""
+        files = [file for again in opened for file in again.files]
         found: dict[int, Record] = {}
 
         def add(file: Source) -> None:
-            found[id(file)] = record(file, max(1, threads // len(opened.files)))
+            found[id(file)] = record(file, max(1, threads // len(files)))
 
-        each(opened.files, add, min(threads, len(opened.files)))
-        names = map(os.path.basename, output.paths)
-        return [{**found[id(file)], "name": name} for file, name in zip(opened.files, names, strict=True)]
+        each(files, add, min(threads, len(files)))
+        return [
+            [{**found[id(file)], "name": os.path.basename(path)} for file, path in zip(again.files, paths, strict=True)]
+            for again, paths in zip(opened, (output.paths for output in outputs), strict=True)
+        ]
 
     def receipt(
         self, output: PlannedOutput, proof: Proof, files: Sequence[Record], source: Sequence[Record]
@@ -164,8 +170,6 @@ class GgufKind:
         """Return what every tensor and key was made of, and what was proved."""
         done = declared_options(replace(output.request, level=proof.level), adapter=self.of_adapters)
         return receipts.make_receipt(plan_in(output), proof, files, source, done)
-
-    of_adapters = False
 
     def receipt_path(self, output: PlannedOutput) -> str:
         """Return the first file's name with the ending of receipts."""

@@ -88,10 +88,10 @@ class HfFolderKind:
                 if getattr(given, key) != getattr(plain, key):
                     raise UsageError(f"{option.flag} is for --to gguf")
 
-    def plan(self, request: Request, asked: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
+    def plan(self, request: Request, specs: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
         """Return the folder."""
         found = []
-        for one in map(request.of_output, asked):
+        for one in map(request.of_output, specs):
             options = FolderOptions(one.hparams, one.vocab, one.dtype, one.max_shard_size, one.model_name, one.metadata)
             plan = plan_folder(options, checkpoint)
             found.append(PlannedOutput(self, one, plan, plan.tokenizer, (_folder(one),)))
@@ -160,10 +160,15 @@ class HfFolderKind:
         """Compare the model in the folder with the source, as if that had been made from it."""
         return [_proof(output, again, stage) for output, again in zip(outputs, opened, strict=True)]
 
-    def records(self, output: PlannedOutput, opened: Checkpoint, threads: int) -> list[Record]:
+    def records(
+        self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint], threads: int
+    ) -> list[list[Record]]:
         """Return the digests of the shards and the small files."""
-        plan, folder = plan_in(output), os.path.dirname(opened.path)
-        return [_record(os.path.join(folder, name), name) for name in (*plan.shards.names, *plan.texts)]
+        folders = [os.path.dirname(again.path) for again in opened]
+        return [
+            [_record(os.path.join(folder, name), name) for name in (*plan.shards.names, *plan.texts)]
+            for folder, plan in zip(folders, map(plan_in, outputs), strict=True)
+        ]
 
     def receipt(
         self, output: PlannedOutput, proof: Proof, files: Sequence[Record], source: Sequence[Record]

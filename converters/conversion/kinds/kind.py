@@ -61,16 +61,6 @@ class Target(Protocol):
         """Wait until everything is on disk."""
 
 
-class Writer(Protocol):
-    """What writes the tensors of one output."""
-
-    def notes(self) -> list[str]:
-        """Return what the user should know of the values that passed."""
-
-    def found_not_finite(self) -> bool:
-        """Return whether a value was NaN or infinite."""
-
-
 class OutputKind(Protocol):
     """A kind of output. Methods on several outputs take those of one conversion and of this kind.
 
@@ -83,7 +73,7 @@ class OutputKind(Protocol):
     def check(self, request: Request) -> None:
         """Raise UsageError for an option that this kind does not take."""
 
-    def plan(self, request: Request, asked: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
+    def plan(self, request: Request, specs: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
         """Return what will be written, without reading tensor data. Raises one of `formats.errors`."""
 
     def describe(self, output: PlannedOutput) -> dict[str, Any]:
@@ -123,8 +113,10 @@ class OutputKind(Protocol):
     ) -> list[Proof]:
         """Compare what was written with the source. Raises VerificationError."""
 
-    def records(self, output: PlannedOutput, opened: Checkpoint, threads: int) -> list[Record]:
-        """Return the digests of the output's files, which `opened` has read."""
+    def records(
+        self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint], threads: int
+    ) -> list[list[Record]]:
+        """Return for each output the digests of its files, which `opened` has read."""
 
     def receipt(
         self, output: PlannedOutput, proof: Proof, files: Sequence[Record], source: Sequence[Record]

@@ -6,6 +6,7 @@ Its name and its place are llama.cpp's: `mmproj-…`, beside the text model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,11 @@ from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import understand_projector
+from ggferry.converters.write.output_files import OutputSet
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import PROCESSORS
 from ggferry.formats.errors import GgferryError, MissingError, UnsupportedError, UsageError
+from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.memory_cap import limited
 from ggferry.formats.reader import Kind, kind_of
 
@@ -37,13 +40,13 @@ class MmprojKind(GgufKind):
 
     name = MMPROJ
 
-    def plan(self, request: Request, asked: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
+    def plan(self, request: Request, specs: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
         """Return the mmproj file; nothing where the model has no vision or audio encoder that is read.
 
         Raises UsageError where it alone is asked for and cannot be made, and what `mmproj_plan` raises, with the way
         to the text model.
         """
-        requests = [mmproj_request(request, spec) for spec in asked]
+        requests = [mmproj_request(request, spec) for spec in specs]
         try:
             plans = [(one, mmproj_plan(one, checkpoint)) for one in requests]
         except GgferryError as error:
@@ -55,21 +58,27 @@ class MmprojKind(GgufKind):
             raise UsageError(f"--mmproj only: {why_none(checkpoint)}", path=checkpoint.path)
         return [self._planned(one, plan, None) for one, plan in plans if plan is not None]
 
+    def target(
+        self, output: PlannedOutput, sources: Mapping[Identity, str], same: bool
+    ) -> AbstractContextManager[OutputSet]:
+        """Claim the names; the very file may be there already, as text models of other types share it."""
+        return super().target(output, sources, same=True)
+
     def _with_others(self, found: Sequence[Proof], opened: Sequence[Checkpoint], beside: Beside) -> list[Proof]:
         """Return the proofs with what other libraries read of the source; an mmproj file has no chat template."""
         return [replace(proof, second_reader=beside.reading()) for proof in found]
 
 
-def mmproj_request(request: Request, asked: OutputSpec) -> Request:
+def mmproj_request(request: Request, spec: OutputSpec) -> Request:
     """Return the request for the mmproj file: what chooses and lays out the text model's tensors is not for it."""
     plain = replace(
-        request.options, outtype=asked.outtype, recipe_text=None, output_tensor_type=None, token_embedding_type=None,
+        request.options, outtype=spec.outtype, recipe_text=None, output_tensor_type=None, token_embedding_type=None,
         tensor_types=(), leave_output_tensor=False, vocab_only=False, split_max_tensors=0, split_max_size=0,
         keep_split=False,
     )  # fmt: skip
     return replace(
         request, options=plain, hparams=mmproj_hparams(request), vocab=VocabOptions(), imatrix=None, witness=(),
-        text=None, mtp=False, out=asked.out, out_paths=(), mmproj=ONLY, mmproj_outtype=asked.outtype,
+        text=None, mtp=False, out=spec.out, out_paths=(), mmproj=ONLY, mmproj_outtype=spec.outtype,
     )  # fmt: skip
 
 

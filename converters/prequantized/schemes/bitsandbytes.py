@@ -167,8 +167,8 @@ def _four_bits(checkpoint: Checkpoint, found: Found, base: str, state: TensorRef
     found.used |= {scales.name, levels.name}
 
 
-def _nested(checkpoint: Checkpoint, said: JSONObject, base: str, state: TensorRef, blocks: int) -> Nested:
-    block, offset = _number(checkpoint, state, said, "nested_blocksize"), said.get("nested_offset")
+def _nested(checkpoint: Checkpoint, state_values: JSONObject, base: str, state: TensorRef, blocks: int) -> Nested:
+    block, offset = _number(checkpoint, state, state_values, "nested_blocksize"), state_values.get("nested_offset")
     if not isinstance(offset, float | int):
         raise InconsistentError(f"nested_offset of {state.name!r}", path=checkpoint.path, found=offset)
     outer = -(-blocks // block)
@@ -181,8 +181,8 @@ def _floats(checkpoint: Checkpoint, name: str, beside: str, count: int) -> Tenso
     return of_shape(checkpoint, ref, beside, (count,))
 
 
-def _number(checkpoint: Checkpoint, state: TensorRef, said: JSONObject, key: str) -> int:
-    value = said.get(key)
+def _number(checkpoint: Checkpoint, state: TensorRef, state_values: JSONObject, key: str) -> int:
+    value = state_values.get(key)
     if not isinstance(value, int) or not _is_size(value):
         raise InconsistentError(f"{key} of {state.name!r}", path=checkpoint.path, found=value, expected="more than 0")
     return value

@@ -88,18 +88,18 @@ class Rendered:
     def testimonies(self) -> tuple[CrossCheck, ...]:
         """One for the programs that rendered, and one for each that did not."""
         names = {"jinja2": self.jinja, "llama.cpp": self.runtime}
-        found = {name: said for name, said in names.items() if said and NOTHING not in said}
+        found = {name: version for name, version in names.items() if version and NOTHING not in version}
         silent = [
-            CrossCheck(name, what="conversations", side="output", why=said)
-            for name, said in names.items() if said and name not in found
+            CrossCheck(name, what="conversations", side="output", why=why)
+            for name, why in names.items() if why and name not in found
         ]  # fmt: skip
         if not found:
             return tuple(silent)
-        who = " and ".join(f"{name} {said}" for name, said in found.items())
-        said = CrossCheck(
+        who = " and ".join(f"{name} {version}" for name, version in found.items())
+        check = CrossCheck(
             who, "", "conversations", "output", count=len(self.alike), missed=tuple(self._missed())[:SOME]
         )
-        return said, *silent
+        return check, *silent
 
     def _missed(self) -> list[str]:
         if len(self.refused) == len(CONVERSATIONS):

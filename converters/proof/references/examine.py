@@ -55,12 +55,12 @@ def examine(
         if reference.name in wanted or AUTO in wanted:
             with stage(Phase.WITNESSES, 1), tempfile.TemporaryDirectory(prefix="ggferry-witness-") as folder:
                 case = Case(source, output, folder, workers(jobs))
-                check = _heard(reference, case, reference.name not in wanted)
+                check = _compared(reference, case, reference.name not in wanted)
             found += [check] if check else []
     return tuple(found)
 
 
-def _heard(reference: ReferenceImplementation, case: Case, auto: bool) -> CrossCheck | None:
+def _compared(reference: ReferenceImplementation, case: Case, auto: bool) -> CrossCheck | None:
     """Return the testimony, or why there is none; None where nobody expected one."""
     refusal = reference.unsupported(case)
     if refusal is not None:
@@ -76,11 +76,13 @@ def _heard(reference: ReferenceImplementation, case: Case, auto: bool) -> CrossC
         )  # fmt: skip
     if apart is None:
         return check
-    said = replace(check, worst=apart.worst, limit=apart.limit, place=apart.place)
+    compared = replace(check, worst=apart.worst, limit=apart.limit, place=apart.place)
     if apart.allowed:
-        return said
+        return compared
     if known := (*case.source.known_differences(reference.name, apart.tokens), *reference.known_differences(case)):
-        return replace(said, why=f"it computes otherwise, as is known: {known[0]} (differs by {short(apart.worst)})")
+        return replace(
+            compared, why=f"it computes otherwise, as is known: {known[0]} (differs by {short(apart.worst)})"
+        )
     side = case.source if reference.side == "source" else case.output
     raise VerificationError(
         f"{reference.name} {check.version} computes other {check.what} from the {reference.side} than we do",

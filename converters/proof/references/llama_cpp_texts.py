@@ -21,7 +21,7 @@ def testify(output: ModelGraph, before: Iterable[CrossCheck]) -> tuple[CrossChec
 
     Nothing is returned where llama.cpp is not among those that testified `before`.
     """
-    if not any(said.witness == NAME and said.why is None for said in before):
+    if not any(check.witness == NAME and check.why is None for check in before):
         return ()
     tokenizer = Tokenizer.from_kv(output.checkpoint.metadata)
     texts = {f"sample {number}": text for number, text in enumerate(TEXTS)} | PROBES
@@ -36,8 +36,8 @@ def testify(output: ModelGraph, before: Iterable[CrossCheck]) -> tuple[CrossChec
         name: own.encode(text, bos=False) if theirs is None else theirs.encode(text) for name, text in texts.items()
     }
     apart = [name for name in texts if answer.facts["ids"][name] != foretold[name]]
-    said = CrossCheck(
+    check = CrossCheck(
         NAME, answer.version, "texts", "output", count=len(texts) - len(apart),
         missed=tuple(f"it cuts {texts[name]!r:.60} otherwise than foretold" for name in apart[:SOME]),
     )  # fmt: skip
-    return (said,)
+    return (check,)

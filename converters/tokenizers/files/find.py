@@ -62,8 +62,8 @@ def load(
     Raises MissingError when no file holds the vocabulary, otherwise as each loader says.
     """
     sidecars = Sidecars.of(where)
-    wanted = TokenizerInputs(sidecars, added_tokens(sidecars), rows, pre)
-    tokenizer = _source(wanted).load(wanted)
+    inputs = TokenizerInputs(sidecars, added_tokens(sidecars), rows, pre)
+    tokenizer = _source(inputs).load(inputs)
     tokenizer = _by_class(tokenizer, sidecars)
     tokenizer = with_templates(with_flags(with_roles(tokenizer, sidecars), sidecars), sidecars)
     tokenizer = distinct(tokenizer)
@@ -76,22 +76,22 @@ def load(
 def reference(where: str | Mapping[str, str], pre: str | None = None) -> tuple[ReferenceTokenizer | None, Sidecars]:
     """Return the library and file that the tokenizer of `load` was made with (None where none), and all files."""
     sidecars = Sidecars.of(where)
-    wanted = TokenizerInputs(sidecars, added_tokens(sidecars), pre=pre)
-    found = _source(wanted).reference(wanted)
+    inputs = TokenizerInputs(sidecars, added_tokens(sidecars), pre=pre)
+    found = _source(inputs).reference(inputs)
     if found is not None and found.library == SENTENCEPIECE and _puts_no_space(sidecars):
         found = replace(found, data=found.data + WITHOUT_SPACE)
     return found, sidecars
 
 
-def _source(wanted: TokenizerInputs) -> Source:
+def _source(inputs: TokenizerInputs) -> Source:
     """Return the first source whose files are there."""
     sources: tuple[Source, ...] = scan("ggferry.converters.tokenizers.files", "SOURCE")
     for source in sorted(sources, key=lambda source: source.order):
-        if source.probe(wanted.sidecars):
+        if source.probe(inputs.sidecars):
             return source
     raise MissingError(
         "no file tells the vocabulary",
-        path=wanted.sidecars.place,
+        path=inputs.sidecars.place,
         expected="one of " + "; ".join(source.files for source in sources),
     )
 

@@ -48,15 +48,15 @@ def load_qwen(path: str, pre: str | None = None) -> Tokenizer:
     )
 
 
-def load(wanted: TokenizerInputs) -> Tokenizer:
+def load(inputs: TokenizerInputs) -> Tokenizer:
     """Read the qwen.tiktoken beside a checkpoint."""
-    return with_added(load_qwen(wanted.sidecars.files[NAME], wanted.pre), wanted.added)
+    return with_added(load_qwen(inputs.sidecars.files[NAME], inputs.pre), inputs.added)
 
 
-def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
+def reference(inputs: TokenizerInputs) -> ReferenceTokenizer:
     """Return tiktoken by QWen's pattern, which merges by rank and knows no list of merges."""
-    path = wanted.sidecars.files[NAME]
-    return ReferenceTokenizer(QWEN, read_bytes(path), path, wanted.added, wanted.pre is not None)
+    path = inputs.sidecars.files[NAME]
+    return ReferenceTokenizer(QWEN, read_bytes(path), path, inputs.added, inputs.pre is not None)
 
 
 def _probe(sidecars: Sidecars) -> bool:

@@ -40,18 +40,18 @@ def _as_fairseq(sidecars: Sidecars) -> bool:
     return named or sidecars.text("config.json", "model_type") in MODELS
 
 
-def load(wanted: TokenizerInputs) -> Tokenizer:
+def load(inputs: TokenizerInputs) -> Tokenizer:
     """Return the tokenizer of the model file.
 
     Raises UnsupportedError for an XLM-RoBERTa whose file fairseq would not number, otherwise as
     `sentencepiece_proto.read_model` does.
     """
-    path = _path(wanted.sidecars) or ""
+    path = _path(inputs.sidecars) or ""
     source = read_model(path)
     tokenizer = spm.from_model(source) if source.model_type == "bpe" else unigram.from_model(source)
-    if _as_fairseq(wanted.sidecars):
+    if _as_fairseq(inputs.sidecars):
         tokenizer = _renumbered(tokenizer, source, path)
-    return with_added(tokenizer, wanted.added)
+    return with_added(tokenizer, inputs.added)
 
 
 def _renumbered(found: Tokenizer, source: SentencePieceModel, path: str) -> Tokenizer:
@@ -75,11 +75,11 @@ def _renumbered(found: Tokenizer, source: SentencePieceModel, path: str) -> Toke
     )
 
 
-def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
+def reference(inputs: TokenizerInputs) -> ReferenceTokenizer:
     """Return SentencePiece itself; an XLM-RoBERTa's numbers are brought into fairseq's order beside it."""
-    path = _path(wanted.sidecars)
-    library = FAIRSEQ if _as_fairseq(wanted.sidecars) else SENTENCEPIECE
-    return ReferenceTokenizer(library, read_bytes(path or ""), path, wanted.added)
+    path = _path(inputs.sidecars)
+    library = FAIRSEQ if _as_fairseq(inputs.sidecars) else SENTENCEPIECE
+    return ReferenceTokenizer(library, read_bytes(path or ""), path, inputs.added)
 
 
 SOURCE = Source(

@@ -139,16 +139,16 @@ def _pre(config: Mapping[str, Any], path: str | None) -> str:
     )
 
 
-def load(wanted: TokenizerInputs) -> Tokenizer:
+def load(inputs: TokenizerInputs) -> Tokenizer:
     """Read the tekken.json beside a checkpoint."""
-    path = wanted.sidecars.files[NAME]
-    return with_added(load_tekken(wanted.sidecars.object(NAME), path, wanted.pre), wanted.added)
+    path = inputs.sidecars.files[NAME]
+    return with_added(load_tekken(inputs.sidecars.object(NAME), path, inputs.pre), inputs.added)
 
 
-def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
+def reference(inputs: TokenizerInputs) -> ReferenceTokenizer:
     """Return tiktoken by the file's own pattern, as mistral-common uses it."""
     return ReferenceTokenizer(
-        TEKKEN, wanted.sidecars.raw(NAME), wanted.sidecars.files[NAME], wanted.added, wanted.pre is not None
+        TEKKEN, inputs.sidecars.raw(NAME), inputs.sidecars.files[NAME], inputs.added, inputs.pre is not None
     )
 
 

@@ -119,19 +119,19 @@ def _probe(sidecars: Sidecars) -> bool:
     return path is not None and is_tiktoken(read_bytes(path)[:4096])
 
 
-def load(wanted: TokenizerInputs) -> Tokenizer:
+def load(inputs: TokenizerInputs) -> Tokenizer:
     """Read Meta's folder of a LLaMA 3: tokenizer.model, and params.json to distinguish 3.0 from later versions."""
-    params = wanted.sidecars.object("params.json"), "use_scaled_rope", wanted.sidecars.path("params.json")
+    params = inputs.sidecars.object("params.json"), "use_scaled_rope", inputs.sidecars.path("params.json")
     later = json_kinds.flag(*params, True)
     return with_added(
-        load_tiktoken(wanted.sidecars.files["tokenizer.model"], rows=wanted.rows, later=later), wanted.added
+        load_tiktoken(inputs.sidecars.files["tokenizer.model"], rows=inputs.rows, later=later), inputs.added
     )
 
 
-def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
+def reference(inputs: TokenizerInputs) -> ReferenceTokenizer:
     """Return tiktoken, which merges by rank and knows no list of merges."""
-    path = wanted.sidecars.files["tokenizer.model"]
-    return ReferenceTokenizer(TIKTOKEN, read_bytes(path), path, wanted.added)
+    path = inputs.sidecars.files["tokenizer.model"]
+    return ReferenceTokenizer(TIKTOKEN, read_bytes(path), path, inputs.added)
 
 
 SOURCE = Source("tiktoken", 10, "tokenizer.model of LLaMA 3", _probe, load, reference)

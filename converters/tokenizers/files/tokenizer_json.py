@@ -41,12 +41,12 @@ _KNOWN: Recent[Tokenizer] = Recent(128 << 20)
 """(Digest of tokenizer.json, added tokens, --pre) → the proved tokenizer that was made of it."""
 
 
-def load(wanted: TokenizerInputs) -> Tokenizer:
+def load(inputs: TokenizerInputs) -> Tokenizer:
     """Return the tokenizer of tokenizer.json with all added tokens, before special roles, flags and padding.
 
     Raises CorruptError for a file that contradicts itself, UnsupportedError for a kind without a GGUF form.
     """
-    sidecars, added, pre = wanted.sidecars, wanted.added, wanted.pre
+    sidecars, added, pre = inputs.sidecars, inputs.added, inputs.pre
     document = sidecars.object(ORIGIN)
     path = sidecars.path(ORIGIN) or ORIGIN
     model = json_kinds.as_object(document.get("model"), "model", path)
@@ -56,29 +56,29 @@ def load(wanted: TokenizerInputs) -> Tokenizer:
         key = sidecars.digest(ORIGIN), added, pre
         found = _KNOWN.get(key)
         if found is None:
-            found = _bpe(replace(read_document(document, path), added=added), _reference(wanted), pre)
+            found = _bpe(replace(read_document(document, path), added=added), _reference(inputs), pre)
             if key[0] is not None:
                 _KNOWN.put(key, found, held(found.texts()))
         return found
     if kind == "Unigram":
-        return _sayable(with_added(_unigram(document, path), added), _reference(wanted))
+        return _sayable(with_added(_unigram(document, path), added), _reference(inputs))
     if kind == "WordPiece":
         made = word_piece(read_vocabulary(model.get("vocab"), path), sidecars, added, path)
-        return _sayable(made, _reference(wanted))
+        return _sayable(made, _reference(inputs))
     raise UnsupportedError(
         "a tokenizer.json of this type has no GGUF form", path=path, found=kind, expected="BPE, Unigram, WordPiece"
     )
 
 
-def _reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
+def _reference(inputs: TokenizerInputs) -> ReferenceTokenizer:
     """Return tokenizers with the file as it is; tokens that only sidecar files list are added, as in transformers."""
-    sidecars, path = wanted.sidecars, wanted.sidecars.path(ORIGIN)
+    sidecars, path = inputs.sidecars, inputs.sidecars.path(ORIGIN)
     document = sidecars.object(ORIGIN)
     listed = json_kinds.objects(document, "added_tokens", path)
     known = {entry.get("content") for entry in listed}
-    more = [as_entry(one) for one in wanted.added if one.content not in known]
+    more = [as_entry(one) for one in inputs.added if one.content not in known]
     data = json.dumps({**document, "added_tokens": [*listed, *more]}).encode() if more else sidecars.raw(ORIGIN)
-    return ReferenceTokenizer(TOKENIZERS, data, path, wanted.added, forced=wanted.pre is not None)
+    return ReferenceTokenizer(TOKENIZERS, data, path, inputs.added, forced=inputs.pre is not None)
 
 
 def _sayable(tokenizer: Tokenizer, reference: ReferenceTokenizer) -> Tokenizer:

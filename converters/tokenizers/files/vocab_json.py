@@ -24,29 +24,29 @@ SLOW_BPE: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def load(wanted: TokenizerInputs) -> Tokenizer:
+def load(inputs: TokenizerInputs) -> Tokenizer:
     """Return the tokenizer of vocab.json and merges.txt.
 
     They are a tokenizer.json in two files whose pre-tokenizer only the class knows.
     """
-    known, origin = _pre(wanted)
-    joined = Sidecars({**wanted.sidecars.files, "tokenizer.json": wanted.sidecars.files["merges.txt"]})
-    joined.preset("tokenizer.json", _document(wanted.sidecars))
-    tokenizer = hf_json.load(replace(wanted, sidecars=joined, pre=known))
+    known, origin = _pre(inputs)
+    joined = Sidecars({**inputs.sidecars.files, "tokenizer.json": inputs.sidecars.files["merges.txt"]})
+    joined.preset("tokenizer.json", _document(inputs.sidecars))
+    tokenizer = hf_json.load(replace(inputs, sidecars=joined, pre=known))
     return replace(tokenizer, origins={**tokenizer.origins, "pre": origin})
 
 
-def _pre(wanted: TokenizerInputs) -> tuple[str, str]:
+def _pre(inputs: TokenizerInputs) -> tuple[str, str]:
     """Return the pre-tokenizer's name and what states it. Raises UnsupportedError where nothing does."""
-    name = wanted.sidecars.text("tokenizer_config.json", "tokenizer_class").removesuffix("Fast")
-    known = wanted.pre or SLOW_BPE.get(name)
+    name = inputs.sidecars.text("tokenizer_config.json", "tokenizer_class").removesuffix("Fast")
+    known = inputs.pre or SLOW_BPE.get(name)
     if known is None:
         raise UnsupportedError(
             "vocab.json and merges.txt do not say how text is cut into words, and the class is not known here",
-            path=wanted.sidecars.path("vocab.json"), found=name or "no tokenizer_class", expected=", ".join(SLOW_BPE),
+            path=inputs.sidecars.path("vocab.json"), found=name or "no tokenizer_class", expected=", ".join(SLOW_BPE),
             hint="--pre NAME",
         )  # fmt: skip
-    return known, "--pre" if wanted.pre else f"class {name}"
+    return known, "--pre" if inputs.pre else f"class {name}"
 
 
 def _document(sidecars: Sidecars) -> JSONObject:
@@ -59,9 +59,9 @@ def _document(sidecars: Sidecars) -> JSONObject:
     }
 
 
-def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
+def reference(inputs: TokenizerInputs) -> ReferenceTokenizer:
     """Return tokenizers, with the class's pattern: GPT-2's is the library's own, others are spelled out."""
-    document, (known, _) = _document(wanted.sidecars), _pre(wanted)
+    document, (known, _) = _document(inputs.sidecars), _pre(inputs)
     if known != "gpt-2":
         steps = [
             {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
@@ -69,10 +69,10 @@ def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
         ]
         last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
         document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*steps, last]}
-    document["added_tokens"] = [as_entry(one) for one in wanted.added]
-    path = wanted.sidecars.path("vocab.json")
+    document["added_tokens"] = [as_entry(one) for one in inputs.added]
+    path = inputs.sidecars.path("vocab.json")
     return ReferenceTokenizer(
-        TOKENIZERS, json.dumps(document).encode(), path, wanted.added, forced=wanted.pre is not None
+        TOKENIZERS, json.dumps(document).encode(), path, inputs.added, forced=inputs.pre is not None
     )
 
 

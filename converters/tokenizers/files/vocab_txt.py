@@ -16,11 +16,11 @@ from ggferry.formats.json_files import kinds as json_kinds
 from ggferry.formats.limits import MAX_VOCAB
 
 
-def load(wanted: TokenizerInputs) -> Tokenizer:
+def load(inputs: TokenizerInputs) -> Tokenizer:
     """Return the tokenizer of vocab.txt: one WordPiece token a line, whose number is its id."""
-    path = wanted.sidecars.files["vocab.txt"]
+    path = inputs.sidecars.files["vocab.txt"]
     words = _words(path)
-    return word_piece({word: token for token, word in enumerate(words)}, wanted.sidecars, wanted.added, path)
+    return word_piece({word: token for token, word in enumerate(words)}, inputs.sidecars, inputs.added, path)
 
 
 def _words(path: str) -> list[str]:
@@ -36,14 +36,14 @@ def _words(path: str) -> list[str]:
     return words
 
 
-def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
+def reference(inputs: TokenizerInputs) -> ReferenceTokenizer:
     """Return tokenizers, with the steps that transformers' BertTokenizer takes for such files."""
-    sidecars = wanted.sidecars
+    sidecars = inputs.sidecars
     config, path = sidecars.object("tokenizer_config.json"), sidecars.path("tokenizer_config.json")
     words = _words(sidecars.files["vocab.txt"])
     ids = {word: token for token, word in enumerate(words)}
     stated = [special_text(config, f"{role}_token", path) for role in ("unk", "cls", "sep", "pad", "mask")]
-    named = {*filter(None, stated), "[UNK]", *(one.content for one in wanted.added)} & set(words)
+    named = {*filter(None, stated), "[UNK]", *(one.content for one in inputs.added)} & set(words)
     normalizer = {
         "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
         "strip_accents": json_kinds.flag(config, "strip_accents", path),
@@ -57,7 +57,7 @@ def reference(wanted: TokenizerInputs) -> ReferenceTokenizer:
         "added_tokens": [as_entry(Added(ids[word], word, special=True)) for word in sorted(named, key=ids.__getitem__)],
         "normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": model,
     }  # fmt: skip
-    return ReferenceTokenizer(TOKENIZERS, json.dumps(document).encode(), sidecars.files["vocab.txt"], wanted.added)
+    return ReferenceTokenizer(TOKENIZERS, json.dumps(document).encode(), sidecars.files["vocab.txt"], inputs.added)
 
 
 def _probe(sidecars: Sidecars) -> bool:

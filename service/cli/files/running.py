@@ -51,9 +51,9 @@ def _forward(request: ForwardCommand, out: str) -> None:
     dtype, mel = dtype_of(request.npy_dtype), request.mel
     ids = _ids(request.tokens or "")
     with open_source(request.path, request.cache) as path:
-        asked = request_of(path, model_options(request))
+        conversion = request_of(path, model_options(request))
         with recorded() as opened:
-            graph = graph_of(path, asked.hparams, asked.arch, rerank=asked.rerank)
+            graph = graph_of(path, conversion.hparams, conversion.arch, rerank=conversion.rerank)
             inputs = {} if mel is None else {"mel": _load_array(mel)}
         check_target(out, overwrite=request.force, sources=opened.identities)
         for note in (*graph.checkpoint.notes, *graph.notes):
@@ -61,7 +61,7 @@ def _forward(request: ForwardCommand, out: str) -> None:
         if not reads_tokens(graph):
             inputs = {} if mel is None else {"spectrum": inputs["mel"]}
         result = ENCODER_STATES if request.encoder else result_of(graph).of(inputs)
-        with computing_on(asked.device):
+        with computing_on(conversion.device):
             found = run(graph, ids, inputs=inputs, part="encode" if request.encoder else "logits").astype(dtype)
         graph.checkpoint.close()
         path.check_unchanged()
@@ -86,12 +86,12 @@ def _features(request: ForwardCommand, out: str) -> None:
     sensed = {"image": request.image, "audio": request.audio, PIXELS: request.pixels, SPECTRUM: request.mel}
     arrays = {name: _load_array(path) for name, path in sensed.items() if path and name in (PIXELS, SPECTRUM)}
     with open_source(request.path, request.cache) as path:
-        asked = request_of(path, model_options(request))
+        conversion = request_of(path, model_options(request))
         with recorded() as opened:
-            checkpoint = open_source_of(asked)
-            graph = senses_of(checkpoint, asked.hparams)
+            checkpoint = open_source_of(conversion)
+            graph = senses_of(checkpoint, conversion.hparams)
         check_target(out, overwrite=request.force, sources=opened.identities)
-        with computing_on(asked.device):
+        with computing_on(conversion.device):
             found, notes = features(graph, **{**sensed, **arrays})
         for note in (*checkpoint.notes, *graph.notes, *notes):
             say(f"note     {note}")

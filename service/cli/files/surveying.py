@@ -150,7 +150,7 @@ def judge(file: str, given: dict[str, Any]) -> None:
         raise UsageError("--level", found=given["level"], expected="fast, full")
     if given["follow_redirects"]:
         follow_redirects()
-    cache, stage = given["cache"], stage_of(wanted=not given["as_json"])
+    cache, stage = given["cache"], stage_of(visible=not given["as_json"])
     nbytes = None if cache is None else size_of(cache, "--cache")
     report = run(ExamineRequest(file, data=given["level"] == "full", cache=nbytes, progress=stage))
     if given["as_json"]:

@@ -49,10 +49,10 @@ def computed(request: ForwardCommand) -> None:
     dtype = dtype_of(request.npy_dtype)
     documents = list(lines_of(request.documents)) if request.documents is not None else []
     with open_source(request.path, request.cache) as path:
-        asked = request_of(path, model_options(request))
+        conversion = request_of(path, model_options(request))
         with recorded() as opened:
-            graph = graph_of(path, asked.hparams, asked.arch, rerank=asked.rerank)
-            tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint), asked.vocab)
+            graph = graph_of(path, conversion.hparams, conversion.arch, rerank=conversion.rerank)
+            tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint), conversion.vocab)
         if tokenizer is None:
             raise RefusedError("the file has no vocabulary", path=graph.checkpoint.path)
         if request.out is not None:
@@ -62,7 +62,7 @@ def computed(request: ForwardCommand) -> None:
             notes.append(segments_note(graph, tokenizer))
         for note in filter(None, notes):
             say(f"note     {note}")
-        with computing_on(asked.device):
+        with computing_on(conversion.device):
             if request.score is None:
                 found = vectors(graph, tokenizer, request.texts)
             else:

@@ -96,9 +96,9 @@ def browse(
 
 
 @router.post("/inspect")
-def inspect(service: ServiceDep, caller: Reader, asked: Inspecting) -> Mapping[str, Any]:
+def inspect(service: ServiceDep, caller: Reader, body: Inspecting) -> Mapping[str, Any]:
     """Show what a file holds, without reading its tensor data."""
-    return functions.inspect(service, caller, asked.as_request(InspectRequest, path=asked.source))
+    return functions.inspect(service, caller, body.as_request(InspectRequest, path=body.source))
 
 
 @router.get("/models/{job}/inspection")
@@ -114,9 +114,9 @@ def conversion(service: ServiceDep, caller: Reader, job: JobId) -> Mapping[str, 
 
 
 @router.post("/models/{job}/tokens")
-def tokens(service: ServiceDep, caller: Reader, job: JobId, asked: Tokenizing) -> list[functions.Token]:
+def tokens(service: ServiceDep, caller: Reader, job: JobId, body: Tokenizing) -> list[functions.Token]:
     """Encode a text by a model's own vocabulary."""
-    return functions.tokenize(service, job, asked.as_request(TokenizeRequest, path=""))
+    return functions.tokenize(service, job, body.as_request(TokenizeRequest, path=""))
 
 
 @router.get("/report")

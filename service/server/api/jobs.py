@@ -52,15 +52,15 @@ class Editing(RequestBody):
 
 
 @router.post("/plans", status_code=201, responses={202: {"description": "It is still being made"}})
-def make_plan(request: Request, service: ServiceDep, caller: Submitter, asked: Planning, key: Key = None) -> Response:
+def make_plan(request: Request, service: ServiceDep, caller: Submitter, body: Planning, key: Key = None) -> Response:
     """Plan what is at a source: headers are read, no tensor data. `state` says how far the plan is."""
 
     def work() -> Response:
-        found = functions.make_plan(service, caller, asked.source, asked.options, asked.wait)
+        found = functions.make_plan(service, caller, body.source, body.options, body.wait)
         status = 202 if found["state"] == "planning" else 201
         return JSONResponse(found, status, {"Location": f"{VERSION}/plans/{found['id']}"})
 
-    return once(service, caller, request, key, asked, work)
+    return once(service, caller, request, key, body, work)
 
 
 @router.get("/plans/{plan}")
@@ -87,11 +87,11 @@ def plan_file(service: ServiceDep, caller: Reader, plan: PlanId) -> Response:
 
 
 @router.post("/jobs", status_code=202)
-def submit(request: Request, service: ServiceDep, caller: Submitter, asked: Submission, key: Key = None) -> Response:
+def submit(request: Request, service: ServiceDep, caller: Submitter, body: Submission, key: Key = None) -> Response:
     """Convert the models of a plan. What is done already is not done again."""
     return once(
-        service, caller, request, key, asked,
-        lambda: JSONResponse(functions.submit(service, caller, asked.plan, asked.models), 202),
+        service, caller, request, key, body,
+        lambda: JSONResponse(functions.submit(service, caller, body.plan, body.models), 202),
     )  # fmt: skip
 
 
@@ -115,15 +115,15 @@ def retry(service: ServiceDep, caller: Submitter, job: JobId) -> Mapping[str, An
 
 @router.post("/jobs/{job}/edit", status_code=201)
 def edit(
-    request: Request, service: ServiceDep, caller: Submitter, job: JobId, asked: Editing, key: Key = None
+    request: Request, service: ServiceDep, caller: Submitter, job: JobId, body: Editing, key: Key = None
 ) -> Response:
     """Change keys of a done job's file: a new file with a receipt of its own, listed as a model; the old one stays."""
 
     def work() -> Response:
-        found = functions.edit(service, caller, job, asked.as_request(EditChanges), asked.file)
+        found = functions.edit(service, caller, job, body.as_request(EditChanges), body.file)
         return JSONResponse(found, 201, {"Location": f"{VERSION}/jobs/{found['id']}"})
 
-    return once(service, caller, request, key, asked, work)
+    return once(service, caller, request, key, body, work)
 
 
 @router.get("/jobs/{job}/receipt")

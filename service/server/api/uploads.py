@@ -50,15 +50,15 @@ class Announcement(BaseModel):
 
 
 @router.post("/uploads", status_code=201)
-def begin(request: Request, service: ServiceDep, caller: Submitter, asked: Announcement, key: Key = None) -> Response:
+def begin(request: Request, service: ServiceDep, caller: Submitter, body: Announcement, key: Key = None) -> Response:
     """Begin an upload. Then PUT each file, whole or in pieces."""
 
     def work() -> Response:
-        files = [each.model_dump(exclude_none=True) for each in asked.files]
+        files = [each.model_dump(exclude_none=True) for each in body.files]
         found = service.uploads.begin(caller.token, files)
         return JSONResponse(found, 201, {"Location": f"{VERSION}/uploads/{found['id']}"})
 
-    return once(service, caller, request, key, asked, work)
+    return once(service, caller, request, key, body, work)
 
 
 @router.get("/uploads")

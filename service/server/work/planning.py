@@ -91,7 +91,7 @@ class Planner:
     def _make(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> None:
         values: JSONObject
         try:
-            head, entries = make(self._wanted(plan, place, recipe), worker=self.inspectors)
+            head, entries = make(self._plan_request(plan, place, recipe), worker=self.inspectors)
             self._keep_secrets(entries)
             body = "\n".join([to_line(head), *map(to_line, entries)]) + "\n"
             models.index(self.store, plan, models.entries_of(head, entries))
@@ -114,7 +114,7 @@ class Planner:
             with self._lock:
                 write_secrets(secrets_file(self.settings), {**read_secrets(secrets_file(self.settings)), **found})
 
-    def _wanted(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> PlanRequest:
+    def _plan_request(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> PlanRequest:
         more = {key: value for key, value in recipe.items() if key not in ("outtype", "verify")}
         limits = self.settings.limits
         return PlanRequest(

@@ -23,6 +23,7 @@ from ggferry.formats.errors import BusyError, ChecksumError, GgferryError, NotFo
 from ggferry.formats.files.local_files import open_file
 from ggferry.formats.files.partial_files import sync_folder
 from ggferry.formats.files.partial_names import NAME_MAX
+from ggferry.formats.free_space import free_bytes
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.plan.make_plan import PlanRequest
 from ggferry.service.plan.make_plan import plan as make
@@ -110,8 +111,7 @@ class Uploads:
         if used + more > quota:
             words = "the token's quota has no room for it"
             raise RefusedError(words, found=used + more, expected=f"≤ {quota}", hint="delete uploads, or ask for more")
-        free = os.statvfs(self.settings.quarantine)
-        room = free.f_bavail * free.f_frsize - self._pending() - SPARE
+        room = free_bytes(self.settings.quarantine) - self._pending() - SPARE
         if more > room:
             raise RefusedError("the server's disk has no room for it", found=more, expected=f"≤ {max(0, room)}")
 
@@ -298,11 +298,11 @@ class Uploads:
                     raise ChecksumError(words, path=each["name"], found=came, expected=each["sha256"])
 
     def _planned(self, folder: str) -> list[Entry]:
-        wanted = PlanRequest(
+        request = PlanRequest(
             (folder,), os.path.join(self.settings.outputs, "none"), verify="fast", digest=False,
             limits=self.settings.limits, access=Access(private=self.settings.private), trees=(folder,),
         )  # fmt: skip
-        return make(wanted, worker=self.inspectors)[1]
+        return make(request, worker=self.inspectors)[1]
 
 
 class OffsetError(RefusedError):
