@@ -414,7 +414,7 @@ INVERSES: dict[str, Inverse] = {
     "query_groups": groups, "interval": interval, "recurrent_layers": interval, "sparsity": sparsity,
     "pooling_type": pooling_type, "sparse_layers": sparse_layers, "key_heads": key_heads,
     "heads_by_window": heads_by_window, "experts": experts, "experts_used": experts,
-    "proportional_factors": proportional_factors, "turned_full": laguna_rotated, "turned_windowed": laguna_rotated,
+    "proportional_factors": proportional_factors, "rotated_full": laguna_rotated, "rotated_windowed": laguna_rotated,
     "score_scale": in_the_weights,
     "first_position": first_position,
     "full_indexers": lambda values: {"index_full": values.get("index_full")},

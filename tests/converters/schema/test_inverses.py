@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ggferry.converters.schema.inverses import fraction
+from ggferry.converters.model_graph.open_checkpoint import architectures
+from ggferry.converters.schema.derivations import rule_name
+from ggferry.converters.schema.inverses import HINGES, INVERSES, fraction
 
 
 @pytest.mark.parametrize("whole", [24, 64, 80, 96, 128, 192])
@@ -18,3 +20,12 @@ def test_a_fraction_of_a_head_turns_as_much_of_it(whole: int) -> None:
 )
 def test_a_fraction_is_short(part: int, whole: int, expected: float) -> None:
     assert fraction(part, whole) == expected
+
+
+def test_every_inverse_is_of_a_derivation_or_computed_tensor_of_some_table() -> None:
+    used = {rule_name(param.derive) for spec in architectures().values() for param in spec.hparams if param.derive}
+    for spec in architectures().values():
+        for role in spec.roles:
+            used |= {rule_name(origin.computed) for origin in role.sources.values() if origin.computed}
+    assert set(INVERSES) <= used, sorted(set(INVERSES) - used)
+    assert set(HINGES) <= {param.name for spec in architectures().values() for param in spec.hparams}
