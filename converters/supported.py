@@ -118,7 +118,7 @@ def out_types() -> list[OutType]:
 
 
 def coverage(listed: Iterable[str], second_files: bool = False) -> Coverage:
-    """Return which of the class names are read; with `second_files`, of whose models what sees and hears is.
+    """Return which of the class names are read; with `second_files`, of whose models the encoder is.
 
     A name that comes twice counts once.
     """
@@ -133,7 +133,7 @@ def coverage(listed: Iterable[str], second_files: bool = False) -> Coverage:
 
 
 def is_of_second_files(value: Any) -> bool:
-    """Return whether a JSON document lists classes of which the second file, mmproj, is asked."""
+    """Return whether a JSON document lists classes of which the mmproj file, mmproj, is asked."""
     return isinstance(value, Mapping) and value.get("second_files") is True
 
 

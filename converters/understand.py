@@ -36,7 +36,7 @@ from ggferry.formats.errors import (
 from ggferry.formats.reader import Kind, kind_of
 
 CLIP = "clip"
-"""What GGUF calls the architecture of every second file."""
+"""What GGUF calls the architecture of every mmproj file."""
 
 
 def understand(
@@ -70,7 +70,7 @@ def understand(
     """
     if not checkpoint.tensors and not vocab_only:
         raise MissingError(
-            "a vocabulary and no tensor: a vocab-only file, or a model cut exactly there",
+            "vocabulary without tensors: a vocab-only file, or a model cut exactly there",
             path=checkpoint.path, offset=checkpoint.nbytes, hint="--vocab-only converts the vocabulary",
         )  # fmt: skip
     whole = checkpoint
@@ -153,7 +153,7 @@ def _named(name: str) -> Architecture:
 
 
 def _table_of_file(checkpoint: Checkpoint) -> Architecture | None:
-    """Return the table that describes a GGUF file: of its architecture or, of a second file, of its projectors."""
+    """Return the table that describes a GGUF file: of its architecture or, of an mmproj file, of its projectors."""
     named = architecture_name(checkpoint)
     return projector_named(projector_types(checkpoint)) if named == CLIP else architecture_named(named)
 
@@ -262,7 +262,7 @@ def _by_class(checkpoint: Checkpoint) -> tuple[Architecture, str]:
         halves = [one for spec in known.values() for one in spec.dialects if one.types and name in one.classes]
         if halves:
             raise UnsupportedError(
-                f"the text half of a {name}", path=checkpoint.path, found=text_type(checkpoint.metadata, halves[0]),
+                f"text backbone of a {name}", path=checkpoint.path, found=text_type(checkpoint.metadata, halves[0]),
                 expected=", ".join(sorted({kind for half in halves for kind in half.types})),
             )  # fmt: skip
         if name in by_class:
@@ -291,7 +291,7 @@ def _matching_dialect(
 
 
 def understand_projector(checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None) -> ModelGraph | None:
-    """Bind what sees and hears of a training checkpoint, which a second file holds.
+    """Bind the vision or audio encoder of a training checkpoint, which an mmproj file holds.
 
     Args:
         checkpoint: The model.

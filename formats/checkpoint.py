@@ -114,7 +114,7 @@ class RawVocab:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A source tensor that is deliberately not carried over, and why."""
+    """A source tensor that is deliberately not copied, and why."""
 
     ref: TensorRef
     reason: str
@@ -165,7 +165,7 @@ class Checkpoint:
         big_endian: Whether the container is big-endian.
         alignment: Bytes to which tensor data is aligned.
         notes: What the reader saw that a user should know.
-        dropped: Tensors that are not carried over.
+        dropped: Tensors that are not copied.
     """
 
     container: str

@@ -106,7 +106,7 @@ class NotFoundError(GgferryError):
 
 
 class AccessError(GgferryError):
-    """A place that may not be read, listed or written with the rights at hand.
+    """A place that may not be read, listed or written with the given rights.
 
     Unlike with NotFoundError, it may exist.
     """

@@ -56,7 +56,7 @@ def _whole_numbers(rows: Floats) -> Bytes:
     wrong = np.argwhere(~((rows == np.rint(rows)) & (np.abs(rows) < 2**24)))
     if len(wrong):
         row, column = wrong[0].tolist()
-        raise ValueRefused(row, column, f"{rows[row, column]!s} is no whole number below 2^24")
+        raise ValueRefused(row, column, f"{rows[row, column]!s} is not a whole number below 2^24")
     copy: Any = rows.astype("<i8", order="C")
     found: Bytes = copy.view(np.uint8)
     return found

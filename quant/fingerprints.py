@@ -1,6 +1,7 @@
 """Marks of encoded rows: taken when they are made, and compared when they are read again.
 
-A search for the best scales costs many times what decoding costs. Marks tell that a file holds the very bytes that the
+A search for the best scales costs many times what decoding costs. Marks tell that a file holds exactly the bytes that
+the
 encoder gave, so that a proof need not search for all of them again.
 """
 

@@ -22,6 +22,7 @@ from ggferry.support.progress import Stage
 from ggferry.support.sizes import parse_size
 
 if TYPE_CHECKING:
+    from ggferry.formats.json_files.kinds import JSONObject
     from ggferry.service.sources.local_source import LocalSource
 
 StrPath = str | os.PathLike[str]
@@ -32,12 +33,12 @@ Result = TypeVar("Result")
 
 def declare(
     kind: Kind, help: str, *flags: str, metavar: str | None = None, python: str = "", least: int | None = None,
-    choices: tuple[str, ...] = (), longest: int = 1000, negated: bool = False,
+    most: int | None = None, choices: tuple[str, ...] = (), longest: int = 1000, negated: bool = False,
 ) -> Option:  # fmt: skip
     """Return an option that one verb has; its name and its default are those of the field it annotates."""
     return Option(
-        "", kind, help=help, flags=flags, metavar=metavar, python=python, least=least, choices=choices,
-        longest=longest, negated=negated,
+        "", kind, help=help, flags=flags, metavar=metavar, python=python, least=least, most=most,
+        choices=choices, longest=longest, negated=negated,
     )  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def _annotated(record: type) -> list[tuple[str, Any, Option | str]]:
     return [(field.name, field.default, hints[field.name].__metadata__[0]) for field in ordered]
 
 
-def changed_options(request: Any) -> dict[str, Any]:
+def changed_options(request: Any) -> JSONObject:
     """Return the options of a request that differ from their defaults, by name."""
     values = {each.name: (getattr(request, each.name), each.default) for each in options_declared(type(request))}
     return {name: value for name, (value, default) in values.items() if value != default}

@@ -136,8 +136,9 @@ def command(made: Any, path: str, heading: str) -> Iterator[str]:
     for param in made.get_params(context):
         record = param.get_help_record(context)
         if record and not {"--help", "--install-completion", "--show-completion"} & set(param.opts):
-            own = "Arguments" if param.param_type_name == "argument" else "Options"
-            groups.setdefault(str(getattr(param, "rich_help_panel", None) or own), []).append(record)
+            panel = str(getattr(param, "rich_help_panel", None) or "Options")
+            own = "Arguments" if param.param_type_name == "argument" else panel  # as `HeadedCommand` has them
+            groups.setdefault(own, []).append(record)
     for title, records in sorted(groups.items(), key=lambda group: (group[0] != "Arguments", group[0] == "Options")):
         yield from (f"| {title} | |", "|---|---|", *(f"| {code(name)} | {cell(text)} |" for name, text in records), "")
     for name, below in getattr(made, "commands", {}).items():

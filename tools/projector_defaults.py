@@ -1,8 +1,8 @@
-"""Write what transformers takes where a configuration of what sees or hears is silent.
+"""Write what transformers takes where a configuration of a vision or audio encoder is silent.
 
     python tools/projector_defaults.py > converters/model_graph/class_defaults/projectors.txt
 
-Run where transformers is installed. Only what a table of second files asks for is listed.
+Run where transformers is installed. Only what a table of mmproj files asks for is listed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ggferry.converters.model_graph.open_checkpoint import projectors
 from ggferry.converters.schema.architecture import Architecture, Dialect
 
 HEAD = """\
-# What transformers {version} takes where a configuration of a model that sees or hears is silent, of the keys that our
+# What transformers {version} takes where a configuration of a multimodal model is silent, of the keys that our
 # tables ask for. A class: the values of its keys, the type of each part that may be of several, the values of a part
 # that is absent. A type of such a part, after a colon: the values of its keys.
 # Made by tools/projector_defaults.py; not edited by hand.
 """
 PARTS = ("vision_config", "audio_config", "encoder_config", "projector_config", "thinker_config")
-"""The members that a second file is made of."""
+"""The members that an mmproj file is made of."""
 TYPES = ("clip_vision_model", "pixtral", "siglip_vision_model")
 """Types of parts that may be of several, besides each class's own."""
 

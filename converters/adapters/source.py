@@ -129,7 +129,7 @@ def _low(checkpoint: Checkpoint, name: str, a: TensorRef, b: TensorRef, scale: f
                 f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected=", ".join(FLOATS)
             )
         if len(ref.shape) != len(a.shape) or not 2 <= len(ref.shape) <= 3 or 0 in ref.shape:
-            raise ShapeError(f"{ref.name!r} is no matrix", path=checkpoint.path, found=ref.shape)
+            raise ShapeError(f"{ref.name!r} is not a matrix", path=checkpoint.path, found=ref.shape)
     if a.shape[-2] != b.shape[-1] or a.shape[:-2] != b.shape[:-2]:
         raise ShapeError(
             f"the two matrices of {name!r} do not multiply", path=checkpoint.path,
@@ -145,7 +145,7 @@ def _low(checkpoint: Checkpoint, name: str, a: TensorRef, b: TensorRef, scale: f
 
 def _halves(checkpoint: Checkpoint, halves: Mapping[str, Mapping[str, TensorRef]]) -> None:
     if not halves:
-        raise MissingError("an adapter without a pair of matrices", path=checkpoint.path)
+        raise MissingError("adapter has no pair of matrices", path=checkpoint.path)
     for name, sides in halves.items():
         for side in "AB":
             if side not in sides:
@@ -177,7 +177,7 @@ def _read_gguf(checkpoint: Checkpoint) -> Found:
     for name, ref in checkpoint.tensors.items():
         stem, dot, side = name.rpartition(".lora_")
         if not dot or side not in ("a", "b"):
-            raise UnsupportedError("a tensor of an adapter that is no part of a pair", path=checkpoint.path, found=name)
+            raise UnsupportedError("adapter tensor is not part of a pair", path=checkpoint.path, found=name)
         halves.setdefault(stem, {})[side.upper()] = ref
     _halves(checkpoint, halves)
     pairs = {
@@ -234,7 +234,7 @@ def _configuration(checkpoint: Checkpoint) -> Mapping[str, Any]:
     beside = checkpoint.sidecars.get("adapter_config")
     if beside is None:
         raise MissingError(
-            "an adapter without adapter_config.json: nothing says at which scale it applies", path=checkpoint.path
+            "adapter_config.json is missing: nothing says at which scale it applies", path=checkpoint.path
         )
     found: Mapping[str, Any] = load_json(beside)
     return found

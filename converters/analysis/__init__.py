@@ -1,1 +1,1 @@
-"""What files at hand say of themselves: validity, sizes, memory, formats, quality."""
+"""What local files say of themselves: validity, sizes, memory, formats, quality."""

@@ -1,4 +1,4 @@
-"""The other half of a model that also sees or hears: in the same checkpoint, or in the file beside this one."""
+"""The other half of a multimodal model: in the same checkpoint, or in the file beside this one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ggferry.formats.reader import Kind, kind_of
 def other_half(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """Return what is known of a model's other half, as plain data; None where there is none, or none is found.
 
-    Of a checkpoint that is what sees and hears, which a second file will hold. Of a GGUF file it is the file that its
+    Of a checkpoint that is the vision or audio encoder, which an mmproj file will hold. Of a GGUF file it is the file
+    that its
     receipt names, or that has its name but for llama.cpp's prefix.
     """
     try:

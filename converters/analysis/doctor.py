@@ -49,7 +49,7 @@ class Diagnosis:
     """What was found out about one file or folder.
 
     Attributes:
-        path: What was looked at.
+        path: What was inspected.
         what: What it is, in words.
         whole: Whether its structure is whole; None where nobody can say.
         exit_code: 0, or the exit code of commands that are given it.
@@ -211,7 +211,7 @@ def _checkpoint(checkpoint: Checkpoint, path: str, name: str) -> Diagnosis:
         what += f", {graph.architecture.name}"
         faulty = faults(checkpoint, graph.architecture.name, graph.notes) if kind is Kind.GGUF else ()
         runtimes = ", ".join(each for each in graph.runtimes if each != LLAMA_CPP or not faulty)
-        findings += [*faulty, f"as GGUF run by {runtimes}" if runtimes else "no runtime is known to run it"]
+        findings += [*faulty, f"supported by {runtimes} (as GGUF)" if runtimes else "no runtime is known to run it"]
         if faulty:
             edit = f"ggferry edit {shlex.quote(name)} --set KEY=VALUE"
             remedy = Remedy("correct the keys, if their right values are known", edit)
@@ -335,7 +335,7 @@ def _no_checkpoint(path: str, name: str, error: GgferryError) -> Diagnosis:
     models = sorted(each for each in names if each.endswith((".gguf", ".bin", ".safetensors", ".pth")))
     if models:
         hint = Remedy(
-            "look at them one by one, or plan the folder as an archive",
+            "examine them one by one, or plan the folder as an archive",
             f"ggferry plan {shlex.quote(name)} -o plan.jsonl --dest OUT",
         )
         return Diagnosis(name, f"a folder of {len(models)} models", None, error.exit_code, (str(error),), (hint,))

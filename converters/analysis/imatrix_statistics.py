@@ -151,7 +151,7 @@ def describe(matrix: Imatrix) -> Described:
     columns = {name: _columns(matrix, name) for name in matrix.entries}
     found = {name: one for name in columns if (one := _of_tensor(name, *columns[name])) is not None}
     if not found:
-        raise CorruptError("an importance matrix without a token", path=matrix.path)
+        raise CorruptError("importance matrix has no tokens", path=matrix.path)
     predicting = _first_predicting(found.values(), matrix.predicting)
     for one in found.values():
         _compare(one, found, columns, predicting)

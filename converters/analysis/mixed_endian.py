@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
-SAMPLE, CHUNK = 1 << 20, 4 << 20  # bytes that are looked at of a tensor, and that are copied at a time
+SAMPLE, CHUNK = 1 << 20, 4 << 20  # bytes that are inspected of a tensor, and that are copied at a time
 LARGEST = 1e12
 """No weight is larger; a number with the exponent of chance is larger, or is none, once in a few dozen times."""
 
@@ -105,7 +105,7 @@ def _negative_scales(ref: TensorRef, rows: Bytes) -> bool:
 def repair(path: str, out: str, *, force: bool = False, stage: Stage = silent) -> tuple[str, ...]:
     """Write a big-endian file again with every tensor big-endian, and prove it; return the tensors that were swapped.
 
-    The header and all other tensors keep their bytes. The file gets its name when it has been read again: its stray
+    The header and all other tensors keep their bytes. The file gets its name when it has been read again: its mixed
     tensors hold what the source holds in the other order, everything else is equal. A kill leaves nothing that looks
     finished.
 

@@ -51,7 +51,7 @@ def _is_onnx(head: bytes) -> bool:
 
 
 _AGAIN = "download it again: this is the answer of a server, not the file"
-_UNPACK = "unpack it and look at what is inside"
+_UNPACK = "unpack it and examine what is inside"
 HEADS: tuple[tuple[Head, OtherFormat], ...] = (
     (_starts(b"version https://git-lfs"), OtherFormat(
         "a git-LFS pointer: the file itself was never downloaded", "fetch the files behind the pointers",
@@ -76,10 +76,10 @@ HEADS: tuple[tuple[Head, OtherFormat], ...] = (
     (_starts(b"\x28\xb5\x2f\xfd"), OtherFormat("zstd-compressed data", _UNPACK, "unzstd -k FILE")),
     (_starts(b"Rar!"), OtherFormat("a RAR archive", _UNPACK, "unrar x FILE")),
     (lambda head: head[257:262] == b"ustar", OtherFormat("a tar archive", _UNPACK, "tar xf FILE")),
-    (_starts(b"\x7fELF"), OtherFormat("a program (ELF)", "this is no model")),
-    (_starts(b"%PDF"), OtherFormat("a PDF document", "this is no model")),
+    (_starts(b"\x7fELF"), OtherFormat("a program (ELF)", "this is not a model")),
+    (_starts(b"%PDF"), OtherFormat("a PDF document", "this is not a model")),
     (lambda head: head[:4] == b"ggsn",
-     OtherFormat("a saved session of llama.cpp", "this is no model, but what one computed")),
+     OtherFormat("a saved session of llama.cpp", "this is not a model, but what one computed")),
 )  # fmt: skip
 """First bytes → what they are; the first that fits is taken."""
 

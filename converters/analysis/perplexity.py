@@ -123,7 +123,7 @@ def perplexity(
         raise UsageError("--ctx", found=context, expected=f"{LEAST} or more")
     count = min(len(tokens) // context, chunks or len(tokens))
     if count < 1:
-        raise UsageError("a text shorter than one chunk", found=f"{len(tokens)} tokens", expected=f"{context} or more")
+        raise UsageError("text is shorter than one chunk", found=f"{len(tokens)} tokens", expected=f"{context} or more")
     sums, made = _Sums(), list[Chunk]()
     start = context // 2
     group = max(1, min(TOGETHER, HELD // (8 * rows * (context - 1 - start))))

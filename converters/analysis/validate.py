@@ -82,7 +82,7 @@ class Report:
         path: The file.
         what: Container, era and types, in words.
         architecture: The architecture; None where no table describes the model.
-        tensors: How many tensors were looked at.
+        tensors: How many tensors were inspected.
         findings: What was found, faults first.
         runtimes: Which programs load it.
     """
@@ -151,14 +151,15 @@ def _other_than_model(checkpoint: Checkpoint) -> str | None:
 
 
 def _of_second(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield what is to be said of a file of what sees or hears (mmproj): whether its table is met, and its notes."""
+    """Yield what is to be said of a file of a vision or audio encoder (mmproj): whether its table is met, and its
+    notes."""
     try:
         graph = understand(checkpoint)
     except GgferryError as error:
         yield Finding(Grade.FAULT, "model", _words(error))
         return
     told = graph.architecture.display_name or "no table describes it"
-    yield Finding(Grade.NOTE, "model", f"what sees or hears of a model: {projector_types(checkpoint)} ({told})")
+    yield Finding(Grade.NOTE, "model", f"vision or audio encoder of a model: {projector_types(checkpoint)} ({told})")
     yield from (Finding(Grade.NOTE, "model", note) for note in graph.notes)
 
 

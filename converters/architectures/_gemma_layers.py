@@ -42,7 +42,7 @@ DROPS = (
 )
 IGNORED_KEYS = (
     half.VISION_KEYS, half.AUDIO_KEYS,
-    IgnoredKey("vision_soft_tokens_per_image audio_soft_tokens_per_image", "of the halves that see and hear"),
+    IgnoredKey("vision_soft_tokens_per_image audio_soft_tokens_per_image", "of the vision and audio encoders"),
     IgnoredKey("vocab_size_per_layer_input", "the tensor says it"),
     IgnoredKey("vocab_size_per_layer_input", "as many as there are tokens", follows="n_vocab"),
 )

@@ -1,4 +1,4 @@
-"""DeepSeek's sparse attention: an indexer beside latent attention, which chooses what is looked at.
+"""DeepSeek's sparse attention: an indexer beside latent attention, which chooses what is inspected.
 
 Sources: llama.cpp `src/models/{deepseek32,glm-dsa}.cpp`; transformers `modeling_{deepseek_v32,glm_moe_dsa}.py`.
 """

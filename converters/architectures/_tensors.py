@@ -177,7 +177,7 @@ def experts(
 
 def or_joined(roles: Sequence[Role], source: str = "mlp.experts.", *, width: str = "n_ff_exp") -> tuple[Role, ...]:
     """Return `roles`, those of `experts`, and beside the stacks of gate and up the one that holds both where the hparam
-    `joined` is true: a checkpoint that keeps them so is carried over as it is."""
+    `joined` is true: a checkpoint that keeps them so is copied as it is."""
     apart = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
     when = both(roles[0].when, "joined == 1")
     shape = f"n_expert 2*{width} n_embd"

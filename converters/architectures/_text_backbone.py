@@ -1,4 +1,4 @@
-"""The text half of a model that also sees or hears: what its part of the configuration and of the weights is called,
+"""The text half of a multimodal model: what its part of the configuration and of the weights is called,
 and what is left out.
 
 Names: transformers 4 kept the text model under `language_model.`, transformers 5 under `model.language_model.`.
@@ -59,7 +59,7 @@ def drop_talker(*patterns: str) -> tuple[Drop, ...]:
     return tuple(Drop(pattern, "the part that speaks: this file holds the text model") for pattern in patterns)
 
 
-# Qwen's models of everything keep what reads, sees and hears together, apart from what speaks.
+# Qwen's models of everything keep text model, vision and audio encoder together, apart from the talker.
 THINKERS = IgnoredKey(
     "talker_config talker_config.* token2wav_config token2wav_config.* code2wav_config "
     "code2wav_config.* enable_audio_output enable_talker "
@@ -85,7 +85,7 @@ _OTHER_HALF = IgnoredKey(
     "audio_config audio_config.* token_classification_bias encoder_config encoder_config.* has_lora_adapter "
     "window_size mm_* alignment_intermediate_size img_processor img_processor.* speech_config speech_config.* "
     "speech_mlp_*",
-    "of the half that sees or hears, dropped",
+    "of the vision or audio encoder, dropped",
 )
 _WHOLE = IgnoredKey("tie_word_embeddings", "what the whole model says wins, and tensors are there or not",
     (False, True))

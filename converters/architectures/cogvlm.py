@@ -1,6 +1,6 @@
 """CogVLM, the text half: LLaMA turned in halves, whose blocks have further matrices for what is seen.
 
-Those matrices (`vis_*`) are carried over and not computed with: tokens of text never pass them. Sources: llama.cpp
+Those matrices (`vis_*`) are copied and not computed with: tokens of text never pass them. Sources: llama.cpp
 `src/models/cogvlm.cpp`, `conversion/cogvlm.py`; THUDM's `modeling_cogvlm.py`. CogVLM 2 has fewer keys than heads and
 biases of what is seen, for which llama.cpp has no word.
 """

@@ -3,7 +3,7 @@ to what an indexer chooses; gated head by head; the rotary key normed; experts s
 
 Sources: llama.cpp `src/models/dots3note.cpp`, `conversion/dots3.py`; transformers `modeling_dots3_note.py`. The factors
 of the low ranks go into the weights of their norms. llama.cpp turns the indexer's heads by halves: its rows, which turn
-in pairs, are put in that order, which the tool does not do. Of a model that sees and hears the text half is taken.
+in pairs, are put in that order, which the tool does not do. Of a multimodal model the text half is taken.
 """
 
 from dataclasses import replace

@@ -54,7 +54,7 @@ SPEC = Architecture(
                 ),
             ),
         ),
-        # ggml's script repeats the keys and values for every head; one copy of them is carried over.
+        # ggml's script repeats the keys and values for every head; one copy is kept.
         Dialect(
             "ggml",
             renames=gpt.GGML_RENAMES,

@@ -72,7 +72,7 @@ def check_target(graph: ModelGraph, target: str | None, vocabulary: bool) -> Non
     draft, folder = reads_target(graph.architecture), kind_of(graph.checkpoint.container) is Kind.TRAINING
     if draft and folder and target is None and vocabulary:
         raise MissingError(
-            "a draft: it guesses tokens for another model, whose vocabulary it takes", path=graph.checkpoint.path,
+            "speculative draft: it takes the vocabulary of its target model", path=graph.checkpoint.path,
             hint=f"{TARGET} DIR",
         )  # fmt: skip
     _check_width(graph)

@@ -44,6 +44,7 @@ class Kind(Enum):
     FLAG = "true or false"
     TEXT = "text"
     NUMBER = "a whole number"
+    SECONDS = "a number of seconds"
     SIZE = "a size"
     """Bytes: a whole number, or a text that `support.sizes` parses."""
     FILE = "a path"
@@ -122,6 +123,11 @@ class Option:
         return self.all_flags[0]
 
     @property
+    def either_way(self) -> bool:
+        """Return whether one flag means yes and another no; without either, the command decides."""
+        return self.kind is Kind.FLAG and self.all_flags[1:] == (f"--no-{self.flag[2:]}",)
+
+    @property
     def all_flags(self) -> tuple[str, ...]:
         """Return all its flags."""
         return self.flags or ("--" + self.name.replace("_", "-"),)
@@ -193,7 +199,7 @@ OPTIONS: tuple[Option, ...] = (
            "separated by commas, are written together (convert: -o 'model-{outtype}.gguf').",
            "options.outtype", default="keep", choices=outtypes, in_plan=True, receipt="outtype"),
     Option("mmproj", Kind.TEXT, "convert plan", Heading.OUTPUT,
-           "Of a model that also sees or hears: both files, only what sees and hears (mmproj-….gguf), or none of that.",
+           "For multimodal models: both files, only the encoder (mmproj-….gguf), or none of it.",
            "mmproj", default="both", choices=MMPROJ, in_plan=True),
     Option("mmproj_out", Kind.TEXT, "convert", Heading.OUTPUT,
            "The mmproj file (default: the output's name, after mmproj-).", "mmproj_out", ("--mmproj-outfile",)),
@@ -229,7 +235,8 @@ OPTIONS: tuple[Option, ...] = (
            "A config.json that says what a GGML-era file does not hold.", "config", ("--hf-config",), metavar="DIR",
            in_plan=True, receipt="config"),
     Option("hparams", Kind.PAIRS, "convert verify open_model", Heading.MODEL,
-           "State a GGUF key, without its architecture: attention.head_count=4; repeatable.", "hparams", ("--hparam",),
+           "Override a GGUF key (without architecture prefix): attention.head_count=4; repeatable.", "hparams",
+           ("--hparam",),
            metavar="KEY=VALUE", in_plan=True, receipt="hparams"),
     Option("mtp", Kind.FLAG, _READS, Heading.MODEL, "Include multi-token-prediction (MTP) layers.", "mtp",
            default=False, in_plan=True, receipt="mtp"),
@@ -238,7 +245,7 @@ OPTIONS: tuple[Option, ...] = (
            "its model card, modules or name say.", "rerank", default="auto", choices=RERANK, in_plan=True,
            receipt="rerank"),
     Option("target_model", Kind.FILE, "convert verify open_model", Heading.MODEL,
-           "The folder of the model that a draft guesses for: its tokenizer, and what its config.json says.", "target",
+           "Target model of a speculative draft: its folder, for tokenizer and config.json.", "target",
            ("--target-model", "--target-model-dir"), metavar="DIR", in_plan=True, receipt="target_model"),
     Option("base", Kind.FILE, _READS, Heading.MODEL, "The base model of an adapter, or its config.json alone.", "base",
            metavar="DIR", in_plan=True, receipt="base", of_adapters=True),
@@ -288,14 +295,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("level", Kind.TEXT, "verify", Heading.PROOF, "full or fast (no forward passes).", "level", default="full",
            choices=LEVELS[1:]),
     Option("witness", Kind.TEXTS, "convert quantize verify plan", Heading.PROOF,
-           "Programs asked for their logits: auto, transformers, llama.cpp, ctransformers; none.", "witness",
+           "Programs whose logits are compared: auto, transformers, llama.cpp, ctransformers; none.", "witness",
            default=(), metavar="NAME", choices=witnesses, in_plan=True, receipt="witness"),
     Option("allow_keys", Kind.TEXTS, "verify", Heading.PROOF, "Let these keys differ; repeatable.", metavar="GLOB"),
     Option("allow_quantization_error", Kind.FLAG, _ALL + " plan", Heading.PROOF,
            "Accept tensors that lie further from the source than quantizing them explains.",
            "allow_quantization_error", default=False, in_plan=True, receipt="allow_quantization_error"),
     Option("text", Kind.TEXT_FILE, "convert verify", Heading.PROOF,
-           "A text, each line of which both tokenizers encode, too.", "text", metavar="FILE"),
+           "Extra text for the tokenizer check, line by line.", "text", metavar="FILE"),
     Option("allow_requantize", Kind.FLAG, "convert quantize plan", Heading.PROOF,
            "Quantize what is quantized already.", "options.allow_requantize", default=False, in_plan=True,
            receipt="allow_requantize"),
@@ -311,11 +318,11 @@ OPTIONS: tuple[Option, ...] = (
            "Where forward passes are computed: cpu, cuda, cuda:N; auto takes a GPU if there is one.", "device",
            default="cpu", metavar="DEVICE", in_plan=True),
     Option("cache", Kind.SIZE, _ALL, Heading.RUN,
-           "Kept on this disk of a source that is a URL, while it is read and for another try (default: 64GiB).",
+           "Disk cache for remote sources (default: 64GiB).",
            metavar="SIZE", least=0, terminal=True),
     Option("follow_redirects", Kind.FLAG, _ALL,
            Heading.RUN,
-           "Let the web server of a source send us to another one.", default=False, terminal=True),
+           "Follow redirects to other hosts.", default=False, terminal=True),
     Option("as_json", Kind.FLAG,
            _ALL + " plan",
            Heading.RUN,

@@ -43,7 +43,7 @@ def with_receipt_options(request: Request, stated: Mapping[str, Any], path: str)
         for each in _declared(adapter=True):
             holder, key = _holder(stated, each)
             if not isinstance(holder, Mapping):
-                raise TypeError(f"{holder!r} is no object")
+                raise TypeError(f"{holder!r} is not an object")
             if each.kind is Kind.FILE or each.target == "level" or key not in holder:
                 continue
             default, given = _at(Request(""), each), _at(request, each)
@@ -86,16 +86,16 @@ def _of_kind(value: Any, default: Any, each: Option) -> Any:
     """`value`, if it is of the kind that a receipt has for this option. Raises TypeError."""
     if isinstance(default, tuple):
         if not isinstance(value, list):
-            raise TypeError(f"{value!r} is no list")
+            raise TypeError(f"{value!r} is not a list")
         return tuple(tuple(item) if isinstance(item, list) else _of_text(item) for item in value)
     kind = _STATED_AS.get(each.kind, str)
     if type(value) is not kind and not (value is None and default is None):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
     pairs: Any = value
     return {str(key): str(item) for key, item in pairs.items()} if each.kind is Kind.PAIRS else value
 
 
 def _of_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value

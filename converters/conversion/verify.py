@@ -14,13 +14,13 @@ from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion.kinds.adapter import adapter_plan
 from ggferry.converters.conversion.kinds.gguf import plan_in, text_request
 from ggferry.converters.conversion.kinds.gguf_plan import edited, tokenizer_of
-from ggferry.converters.conversion.kinds.kind import check_with_references, depth_of
+from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_references, depth_of
 from ggferry.converters.conversion.plan import plan_conversion
 from ggferry.converters.conversion.receipt_options import missing_files, with_receipt_options
 from ggferry.converters.conversion.request import Request, open_source_of
 from ggferry.converters.conversion.run import others_beside, prove, receipts_of
 from ggferry.converters.conversion_plan.output_metadata import assemble
-from ggferry.converters.conversion_plan.steps import steps_of_types
+from ggferry.converters.conversion_plan.steps import steps_of_types, with_set_digest
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.converters.metadata.general_keys import Entry
@@ -39,6 +39,7 @@ from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.reranking.recognize import asked_with
 from ggferry.converters.rewrite.lineage import edited_keys
+from ggferry.converters.rewrite.rewrite_output import digest_of
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import CLIP, understand, understand_projector
 from ggferry.converters.write.watch_weights import check_sums
@@ -55,6 +56,8 @@ from ggferry.formats.errors import (
 from ggferry.formats.files.digesting import digesting
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import read_bytes
+from ggferry.formats.gguf.shards import SET_DIGEST
+from ggferry.formats.gguf.tensor_digests import digest_of_set
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.json_files.kinds import JSONObject
@@ -130,7 +133,7 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
                 and not _is_second(after)
             ):
                 request = replace(request, vocab=VocabOptions(none=True))
-                notes.append("the output has no vocabulary; the source's was not looked at")
+                notes.append("the output has no vocabulary; the source's was not compared")
             proof, keys, runtime = _model_again(request, before, after, stage, allow_keys)
         return Report(proof, keys, [*notes, *keys.notes, *runtime, *proof.notes], line_of(proof))
     finally:
@@ -139,7 +142,7 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
 
 
 def _is_second(checkpoint: Checkpoint) -> bool:
-    """Return whether a GGUF file holds what sees and hears."""
+    """Return whether a GGUF file holds a vision or audio encoder."""
     kind = checkpoint.metadata.get("general.architecture")
     return isinstance(kind, Value) and kind.data == CLIP
 
@@ -185,7 +188,7 @@ def _model_again(
 
 
 def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> ModelGraph:
-    """Return what the source has of the output's model: of one that also sees or hears, that half or the text model.
+    """Return what the source has of the output's model: of a multimodal one, that half or the text model.
 
     Raises VerificationError where the source has no such half.
     """
@@ -237,6 +240,7 @@ def reprove(request: Request, levels: Sequence[str], stage: Stage) -> list[Outpu
             for output in outputs:
                 for drop in output.plan.graph.dropped:
                     check_replica(plan_in(output), drop)
+            outputs = [_with_digest_of_shards(output) for output in outputs]
             proofs = prove(outputs, [output.paths[0] for output in outputs], stage, beside)
         except (TransientError, ChangedError):
             raise
@@ -249,6 +253,21 @@ def reprove(request: Request, levels: Sequence[str], stage: Stage) -> list[Outpu
         if beside is not None:
             beside.close()
         before.close()
+
+
+def _with_digest_of_shards(output: PlannedOutput) -> PlannedOutput:
+    """Return an output that exists with the digest that its shards must hold; none where these hold none."""
+    plan = plan_in(output)
+    if len(plan.layouts) < 2:
+        return output
+    with closing(open_checkpoint(output.paths[0])) as again:
+        found = ""
+        if SET_DIGEST in again.metadata:
+            found = digest_of_set(
+                digest_of(again.files[ref.spans[0].file], ref.spans[0].offset, ref.nbytes, lambda count: None)
+                for ref in again.tensors.values()
+            )
+    return replace(output, plan=with_set_digest(plan, found))
 
 
 def _receipt(output: Checkpoint) -> tuple[JSONObject | None, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from ggferry.converters.conversion_plan.choose_types import Decision, TypeOptions, choose_types
@@ -15,7 +15,7 @@ from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import UnsupportedTypeError
 from ggferry.formats.gguf import shards
-from ggferry.formats.gguf.values import Value
+from ggferry.formats.gguf.values import Value, string
 from ggferry.formats.gguf.write import GGUFLayout, lay_out
 from ggferry.formats.imatrix import Imatrix
 from ggferry.quant.types import BlockType
@@ -109,6 +109,8 @@ class Plan:
         imatrix: The importance matrix, if any.
         notes: What the user should know.
         objections: Why llama.cpp would not load the output, beside what its keys and tensors say.
+        set_digest: What the shards hold as the digest of all tensors: zeros until these are written, empty for shards
+            that hold none, as those of earlier versions. One file that holds everything never has it.
     """
 
     graph: ModelGraph
@@ -119,6 +121,7 @@ class Plan:
     imatrix: Imatrix | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
     objections: tuple[str, ...] = ()
+    set_digest: str = shards.UNKNOWN_DIGEST
 
     @property
     def bytes_read(self) -> int:
@@ -179,13 +182,13 @@ def steps_of_types(graph: ModelGraph, types: Mapping[str, BlockType]) -> list[St
 
 
 def place(
-    steps: Sequence[Step], metadata: Mapping[str, Entry], options: Options
+    steps: Sequence[Step], metadata: Mapping[str, Entry], options: Options, set_digest: str = shards.UNKNOWN_DIGEST
 ) -> tuple[list[Step], tuple[GGUFLayout, ...]]:
     """Lay out the output file or shards: return the steps with their offsets, and the layout of each file."""
     files = cut(steps, options)
     layouts = tuple(
         lay_out(
-            shard_metadata(metadata, number, len(files), len(steps)),
+            shard_metadata(metadata, number, len(files), len(steps), set_digest),
             [(step.name, step.type, step.node.shape) for step in shard],
             alignment=options.alignment,
             big_endian=options.big_endian,
@@ -210,12 +213,21 @@ def cut(steps: Sequence[Step], options: Options) -> list[list[Step]]:
     )
 
 
-def shard_metadata(metadata: Mapping[str, Entry], number: int, count: int, tensors: int) -> dict[str, Value]:
-    """Return the keys of one shard: all of them in the first, `split.*` in every one."""
+def with_set_digest(plan: Plan, digest: str) -> Plan:
+    """Return a plan whose shards hold this digest of all tensors; nothing changes its place."""
+    _, layouts = place(plan.steps, plan.metadata, plan.options, digest)
+    return replace(plan, layouts=layouts, set_digest=digest)
+
+
+def shard_metadata(
+    metadata: Mapping[str, Entry], number: int, count: int, tensors: int, set_digest: str
+) -> dict[str, Value]:
+    """Return the keys of one shard: all in the first; in every one `split.*` and, unless empty, the set's digest."""
     keys = {key: entry.value for key, entry in metadata.items()} if number == 0 else {}
     if count == 1:
         return keys
-    return {**keys, **shards.split_keys(number, count, tensors)}
+    own = {shards.SET_DIGEST: string(set_digest)} if set_digest else {}
+    return {**keys, **shards.split_keys(number, count, tensors), **own}
 
 
 def type_table(steps: Sequence[Step]) -> dict[str, tuple[str, int]]:

@@ -127,12 +127,12 @@ def embedding(graph: ModelGraph, states: Any, weights: Weights | None = None, *,
 
 
 def reads_tokens(graph: ModelGraph) -> bool:
-    """Return whether a pass of this model reads tokens: what sees or hears reads a picture or a spectrum."""
+    """Return whether a pass of this model reads tokens: a vision or audio encoder reads a picture or a spectrum."""
     return getattr(_computation(graph), "TOKENS", True)
 
 
 def fixed_inputs(graph: ModelGraph) -> list[tuple[str, Any]]:
-    """Return the name and the values (numpy float32) of every input on which proofs compare what sees or hears."""
+    """Return the inputs on which proofs compare the vision or audio encoder: name and values (numpy float32)."""
     with torch.inference_mode(), one_thread():
         return [(name, values.numpy()) for name, values in _computation(graph).fixed_inputs(Model(graph))]
 

@@ -60,7 +60,7 @@ class PartialMatrix:
         if not resume:
             if there and not force:
                 hint = "--resume continues it, --force begins anew"
-                raise RefusedError("a measurement that was interrupted is kept here", path=self.path, hint=hint)
+                raise RefusedError("an interrupted measurement is kept here", path=self.path, hint=hint)
             return 0
         if not there:
             raise NotFoundError("no interrupted measurement to continue", path=self.path)

@@ -62,7 +62,8 @@ def scores(graph: ModelGraph, tokenizer: Tokenizer, query: str, documents: Seque
     _check_states(graph)
     if graph.sizes.get("pooling") != RANK:
         raise UnsupportedError(
-            "it gives no scores: it is no reranker", path=graph.checkpoint.path, found=graph.architecture.name,
+            "the model gives no scores: it is not a reranker", path=graph.checkpoint.path,
+            found=graph.architecture.name,
             expected="a model with a classifier", hint="--rerank yes, for a causal Qwen3 that was trained as one",
         )  # fmt: skip
     whole = with_template(graph, tokenizer) or tokenizer

@@ -1,1 +1,1 @@
-"""The road back: a bound model written as a Hugging Face folder, by the tables of its architecture read backwards."""
+"""Export to Hugging Face: a bound model written as a folder, by the tables of its architecture read backwards."""

@@ -129,7 +129,7 @@ def _tried(graph: ModelGraph, known: KnownClass, dialect: Dialect) -> tuple[Back
     config, missed, unplaced = _config(graph, dialect, known, values, tensors)
     notes = [f"config.json states {name}, which is no key of transformers' {known.name}" for name in missed]
     if known.config_section:
-        notes.append(f"{known.name} also has a half that sees or hears: this folder holds the text model alone")
+        notes.append(f"{known.name} also has a vision or audio encoder: this folder holds the text model alone")
     return BackPlan(graph, dialect, known, config, tensors, tuple(notes)), (len(missed), not known.keys, unplaced)
 
 
@@ -194,7 +194,7 @@ def check_alike(graph: ModelGraph, again: ModelGraph) -> None:
         if a is not None and (b is None or not _same(a.data, b.data)) and not _implied(again, key, a.data):
             raise UnsupportedError(f"config.json does not lead back to {key}", found=b and b.data, expected=a.data)
         if a is None and b is not None and not _implied(graph, key, b.data):
-            raise UnsupportedError(f"a class that takes {key} for another", found=b.data)
+            raise UnsupportedError(f"class takes {key} for another", found=b.data)
     odd = sorted(set(graph.by_name) ^ set(again.by_name))
     if odd:
         raise UnsupportedError("its tensors do not lead back to those of the model", found=odd[0])

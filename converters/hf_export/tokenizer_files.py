@@ -73,7 +73,7 @@ def as_json(value: Any) -> bytes:
 def _byte_level(tokenizer: Tokenizer) -> JSONObject:
     pre = find_pre(tokenizer.pre)
     if not pre.byte_level:
-        raise UnsupportedError("a pre-tokenizer of a vocabulary that is not spelled in bytes", found=tokenizer.pre)
+        raise UnsupportedError("pre-tokenizer of a vocabulary that is not byte-level", found=tokenizer.pre)
     letters = {"type": "ByteLevel", "add_prefix_space": tokenizer.flags.get("add_space_prefix", False),
                "trim_offsets": True, "use_regex": False}  # fmt: skip
     cuts = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

@@ -1,4 +1,4 @@
-"""What stands beside a GGUF file, by name: its receipt, and the second file of a model that sees or hears.
+"""What stands beside a GGUF file, by name: its receipt, and the mmproj file of a multimodal model.
 
 Kept apart from what makes them, because whoever looks for one needs the name alone.
 """
@@ -15,19 +15,19 @@ RECEIPT = ".receipt.json"
 """What a receipt's name adds to the name of its file."""
 MAX_RECEIPT = 1 << 28
 SECOND: Final = "mmproj"
-"""The type (`general.type`) of the file of what sees and hears, llama.cpp's prefix of its name, and the receipt's
+"""The type (`general.type`) of the mmproj file, llama.cpp's prefix of its name, and the receipt's
 member that lists it beside a text model."""
 TEXT: Final = "text"
 """The member of that file's receipt that lists the text models beside it."""
 
 
 def second_name(name: str) -> str:
-    """Return the file name of a second file (mmproj): with llama.cpp's prefix, unless the name says so already."""
+    """Return the file name of an mmproj file (mmproj): with llama.cpp's prefix, unless the name says so already."""
     return name if SECOND in name else f"{SECOND}-{name}"
 
 
 def files_written(*receipts: Mapping[str, Any]) -> list[FileRecord]:
-    """Return the records of all files that hold the model: the outputs', and those of what sees and hears beside them.
+    """Return the records of all files that hold the model: the outputs', and the mmproj files beside them.
 
     Several outputs share the latter; each is listed once.
     """

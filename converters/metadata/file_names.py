@@ -109,7 +109,7 @@ def file_name(parts: NameParts) -> str:
     everything unsafe become dashes (also the dot of 'Llama-3.1': the convention has none in a base name). Without a
     version it is v1.0; without a size label two dashes follow each other, as the convention demands. A size label or
     version that the convention cannot express is kept as a word of the fine tune, a fine tune without a size label as
-    words of the base name. The file of what sees and hears (type 'mmproj') has llama.cpp's name: that word first, no
+    words of the base name. The mmproj file (type 'mmproj') has llama.cpp's name: that word first, no
     size label, and a version only if one is stated.
     """
     base, fine = [parts.base_name], [parts.fine_tune or ""]
@@ -271,7 +271,7 @@ def guess(
     if level:
         notes = [f"the file name does not name the model; its directory {names[level]!r} does", *notes]
     if dropped:
-        notes.append(f"left out of the name, as they tell of the storage only: {', '.join(dropped)}")
+        notes.append(f"ignored in file name (storage type): {', '.join(dropped)}")
     origin = NameOrigin.FILE if level == 0 and names and _extensions().search(names[0]) else NameOrigin.FOLDER
     if not any(tag == "base" for tag, _ in tagged):
         tagged.insert(0, ("base", visible(fallback) or "model"))

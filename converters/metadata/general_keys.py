@@ -261,7 +261,7 @@ def _take_card(found: _Collector, card: Mapping[str, Any], description: str) -> 
                     return visible(value)
                 found.notes.append(f"{CARD}: {field} {brief(value)} is a local path; left out")
             elif value is not None and not isinstance(value, str):
-                found.notes.append(f"{CARD}: {field} is no text; left out")
+                found.notes.append(f"{CARD}: {field} is not text; left out")
         return None
 
     def listed(*fields: str) -> list[str]:
@@ -272,7 +272,7 @@ def _take_card(found: _Collector, card: Mapping[str, Any], description: str) -> 
                 if isinstance(item, str) and visible(item) and not is_local(item):
                     items.append(visible(item))
                 elif item is not None:
-                    found.notes.append(f"{CARD}: {field} {brief(item)} is no term; left out")
+                    found.notes.append(f"{CARD}: {field} {brief(item)} is not a term; left out")
         return items
 
     for key, fields in CARD_TEXTS.items():
@@ -325,6 +325,6 @@ def _take_sampling(found: _Collector, generation_config: Mapping[str, Any]) -> N
         value = sampling_value(key, generation_config[field])
         if value is None:
             shown = brief(generation_config[field])
-            found.notes.append(f"generation_config.json: {field} {shown} is no value for sampling; left out")
+            found.notes.append(f"generation_config.json: {field} {shown} is not a value for sampling; left out")
         else:
             found.offer(f"sampling.{key}", value, "generation_config.json")

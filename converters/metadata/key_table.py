@@ -95,7 +95,7 @@ def _wrong(short: str, value: Any) -> str | None:
         return _wrong_group(value)
     if short.startswith("sampling."):
         made = sampling_value(short.removeprefix("sampling."), value)
-        return None if made else "is no such number or text"
+        return None if made else "is not a number or text that this key can hold"
     if short in CARD_LISTS:
         return None if texts or isinstance(value, str) else "must be an array of texts"
     return None if isinstance(value, str) or (short == "license" and texts) else "must be a text"

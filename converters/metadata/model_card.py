@@ -65,7 +65,7 @@ def front_matter(text: str) -> Card:
     except yaml.YAMLError as error:
         return {}, (f"the front matter of README.md is no YAML ({error!s:.80}); it was not read",)
     if not isinstance(card, dict):
-        return {}, ("the front matter of README.md is no mapping; it was not read",) if card is not None else ()
+        return {}, ("the front matter of README.md is not a mapping; it was not read",) if card is not None else ()
     return card, tuple(
         f"README.md line {line}: {key[:40]!r} a second time; the first was kept" for line, key in repeated
     )
@@ -95,7 +95,7 @@ def _built(text: str) -> tuple[Any, list[tuple[int, str]]]:
             parent.append(value)
         elif key is None:
             if not isinstance(value, str):
-                raise _UnreadError("a key that is no text", event)
+                raise _UnreadError("key is not text", event)
             keys[-1] = (value, event.start_mark.line)
         else:
             name, line = key

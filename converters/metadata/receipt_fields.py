@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
 from ggferry.formats.files.digests import Record
+from ggferry.formats.json_files.kinds import JSONObject
 
 FileRecord = Record
 
@@ -17,7 +18,7 @@ class SourceRecord(TypedDict):
     container: str
     version: int | None
     era: str | None
-    header: dict[str, Any]
+    header: JSONObject
     types: str
 
 
@@ -173,7 +174,7 @@ class Receipt(TypedDict):
     format: int
     source: SourceRecord
     output: OutputRecord
-    options: dict[str, Any]
+    options: JSONObject
     architecture: str
     runtimes: RuntimesRecord
     hparams: dict[str, HparamRecord]
@@ -232,7 +233,7 @@ class FolderReceipt(TypedDict):
     to: str
     source: FolderSource
     output: FolderOutput
-    options: dict[str, Any]
+    options: JSONObject
     architecture: str
     hparams: dict[str, HparamRecord]
     tensors: list[FolderTensor]

@@ -61,7 +61,8 @@ GENERAL = (
 
 
 OF_THE_HALF = ("projector_", "multimodal_projector", "vision_feature_", "downsample_", "mm_", "select_layer")
-"""How keys of a whole model begin that say something of what sees or hears: only a second file can account for them."""
+"""How keys of a whole model begin that say something of a vision or audio encoder: only an mmproj file can account
+for them."""
 WHOLE = ("tie_word_embeddings",)
 """Keys for which the whole configuration wins over its text part: transformers ties weights by the whole, whatever the
 text model's default has put into the part."""
@@ -158,7 +159,7 @@ def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any], part
     """Return the paths of keys that were neither asked for nor are harmless; null values do not count.
 
     `values` are the hparams by short name. Of a configuration that another file's model shares, only the members
-    `parts` are looked at.
+    `parts` are inspected.
     """
     found = []
     for path, value in recorded.unasked():
@@ -224,5 +225,5 @@ def unread_notes(
         more = f" and {len(keys) - TOLD} more" if len(keys) > TOLD else ""
         notes.append(f"{file} keys that ggferry does not use: {named}{more}")
     if pooled:
-        notes.append("modules.json says how the texts' vectors are pooled, which is not carried over")
+        notes.append("modules.json says how the texts' vectors are pooled, which is not copied")
     return tuple(notes)

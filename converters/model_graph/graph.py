@@ -68,7 +68,7 @@ class Loss:
     def note(self) -> str:
         """The loss in one line."""
         count = "1 tensor is" if self.tensors == 1 else f"{self.tensors} tensors are"
-        return f"{count} not carried over ({self.example!r}, {self.bytes:,} bytes in all): {self.reason}"
+        return f"{count} not copied ({self.example!r}, {self.bytes:,} bytes in all): {self.reason}"
 
 
 def losses(dropped: Iterable[Dropped]) -> tuple[Loss, ...]:
@@ -91,7 +91,7 @@ class ModelGraph:
         checkpoint: The source; computed tensors (`From.computed`) are in one more file of it, a `Computed`.
         hparams: The model's hparams by short name, without those whose value is what the absence of their key means.
         nodes: The tensors of the GGUF model.
-        dropped: Source tensors that are not carried over.
+        dropped: Source tensors that are not copied.
         notes: What the user should know.
         by_name: The nodes by name.
     """

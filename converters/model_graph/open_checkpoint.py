@@ -44,12 +44,12 @@ def architectures_of_headers() -> Mapping[str, Architecture]:
 
 @cache
 def projectors() -> Mapping[str, Architecture]:
-    """Return every table of a second file, of models that also see or hear, by its projector types."""
+    """Return every table of an mmproj file, of multimodal models, by its projector types."""
     return {spec.projector: spec for spec in scan(_PROJECTORS, "SPEC")}
 
 
 def projectors_of_classes(names: Sequence[str]) -> Mapping[str, Architecture]:
-    """Return the tables of second files by projector type that name these classes; no other table is imported."""
+    """Return the tables of mmproj files by projector type that name these classes; no other table is imported."""
     if len(names) > _FEW:
         return projectors()
     return {spec.projector: spec for spec in mentioning(_PROJECTORS, "SPEC", *names)} if names else {}
@@ -65,7 +65,7 @@ def architecture_named(name: str) -> Architecture | None:
 
 
 def projector_named(types: str) -> Architecture | None:
-    """Return the table of second files of these projector types, found as `architecture_named` finds its own."""
+    """Return the table of mmproj files of these projector types, found as `architecture_named` finds its own."""
     spec = single(_PROJECTORS, types.replace(".", "_").replace("+", "_"), "SPEC")
     return spec if isinstance(spec, Architecture) and spec.projector == types else projectors().get(types)
 

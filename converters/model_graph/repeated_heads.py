@@ -65,7 +65,7 @@ def untiled(checkpoint: Checkpoint, dialect: Dialect) -> Checkpoint:
                 for start, stop, first in pairs
             ]
     note = f"multi-query attention: the keys and values that every file of this kind repeats for its {heads} heads"
-    note += " are carried over once; --arch gpt2 keeps the copies"
+    note += " are copied once; --arch gpt2 keeps the copies"
     return replace(checkpoint, tensors=tensors, dropped=tuple(dropped), notes=(*checkpoint.notes, note))
 
 

@@ -107,12 +107,14 @@ def assign(
             dropped.append((ref, drop))
         elif not places:
             raise UnexpectedTensorError(
-                f"a tensor that has no role in a {architecture.name} model",
+                f"tensor has no role in a {architecture.name} model",
                 path=checkpoint.path, offset=ref.spans[0].offset if ref.spans else None, found=ref.name,
             )  # fmt: skip
         for key, place in places:
             if place in found[key]:
-                raise DuplicateError("two tensors for one role", path=checkpoint.path, found=ref.name, expected=key[0])
+                raise DuplicateError(
+                    "several tensors for one role", path=checkpoint.path, found=ref.name, expected=key[0]
+                )
             found[key][place] = ref
     origins = {role.name: origin_of(role, dialect) for role in architecture.roles}
     patterns = {name: origin.patterns for name, origin in origins.items() if origin is not None}
@@ -335,7 +337,7 @@ def check_conditions(
         decided = verdict(slot.role.when, values if slot.n is None else {**values, "n": slot.n})
         if decided is False and slot.refs:
             raise UnexpectedTensorError(
-                f"a tensor that a model without {slot.role.when} does not have", path=checkpoint.path,
+                f"tensor belongs only to a model with {slot.role.when}", path=checkpoint.path,
                 offset=slot.refs[0].spans[0].offset if slot.refs[0].spans else None, found=slot.refs[0].name,
                 hint=_how_to_say(slot.role, unsaid),
             )  # fmt: skip

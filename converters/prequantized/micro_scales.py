@@ -81,7 +81,7 @@ class Nvfp4Blocks:
         if (scales >= NAN).any():
             code = int(scales[scales >= NAN][0])
             raise BadValueError(
-                f"{self.scales.name!r}: a scale that is not a number of its own or below zero",
+                f"{self.scales.name!r}: scale is negative or not a number",
                 path=self.checkpoint.files[self.scales.spans[0].file].path, found=f"0x{code:02x}", expected="E4M3 ≥ 0",
             )  # fmt: skip
         values = _nibbles(self.checkpoint, self.codes, start, stop, -1, BLOCK // GROUP, GROUP)

@@ -1,1 +1,1 @@
-"""One module a projector, the second file of a model that also sees or hears: `SPEC: Architecture`, tables only."""
+"""One module a projector, the mmproj file of a multimodal model: `SPEC: Architecture`, tables only."""

@@ -1,4 +1,5 @@
-"""Roles and hparams of ears of the Whisper kind, under the names of transformers, which several projectors share.
+"""Roles and hparams of audio encoders of the Whisper kind, under the names of transformers, which several projectors
+share.
 
 Source: llama.cpp `conversion/ultravox.py`; what clip.cpp asks of such a file.
 """
@@ -31,7 +32,8 @@ ACTIVATION = HParam(
 SCALED = HParam(
     "a_scaled", None, clip.BOOL, {"hf": "audio_config.scale_embedding"}, words={False: False}, required=False
 )
-"""Whether embeddings are multiplied by the root of the width: no published ear does so, and GGUF has no key for it."""
+"""Whether embeddings are multiplied by the root of the width: no published audio encoder does so, and GGUF has no key
+for it."""
 WHISPER = (clip.PROJECTOR, *clip.AUDIO, clip.A_EPS, N_CTX, ACTIVATION, SCALED)
 """Hparams of a Whisper encoder before a projector."""
 STACK = HParam("a_stack", "audio.projector.stack_factor", check="0 < a_stack")
@@ -71,7 +73,8 @@ IGNORED_KEYS = (
 
 
 def under(members: tuple[str, ...], *hparams: HParam) -> tuple[HParam, ...]:
-    """Return the hparams as configurations state them that call the ear's part one of `members`, not audio_config."""
+    """Return the hparams as configurations state them that call the audio encoder's part one of `members`, not
+    audio_config."""
     return tuple(
         replace(one, fields={name: _everywhere(place, members, "|") for name, place in one.fields.items()})
         for one in hparams

@@ -1,4 +1,4 @@
-"""Table pieces that second files share: hparams of what sees and what hears, drops, harmless keys.
+"""Table pieces that mmproj files share: hparams of what sees and what hears, drops, harmless keys.
 
 Places under `hf` are whole paths in config.json; `preprocessor.…` is in preprocessor_config.json or
 processor_config.json (`formats.checkpoint_folder.sidecars.with_preprocessor`). Keys: gguf-py `constants.Keys.Clip…`;

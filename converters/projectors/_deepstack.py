@@ -11,7 +11,7 @@ def image_size(values: Values) -> int:
     """Return the side of the picture whose patches the table of positions counts."""
     side = isqrt(values["positions"])
     if side * side != values["positions"]:
-        raise ValueError(f"{values['positions']} positions are no square")
+        raise ValueError(f"{values['positions']} positions are not a square")
     return int(side * values["v_patch_size"])
 
 

@@ -1,4 +1,4 @@
-"""Roles and hparams of Gemma 4's eye and ear, with a transformer or without one.
+"""Roles and hparams of Gemma 4's vision and audio encoders, with a transformer or without one.
 
 Source: transformers `modeling_gemma4.py`, `modeling_gemma4_unified.py`; llama.cpp `conversion/gemma.py` and what
 clip.cpp asks of such files.

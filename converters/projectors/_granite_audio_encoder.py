@@ -1,4 +1,4 @@
-"""Roles of Granite Speech's ear: a conformer, and a Q-Former behind it."""
+"""Roles of Granite Speech's audio encoder: a conformer, and a Q-Former behind it."""
 
 from ggferry.converters.projectors import _conformer as conformer
 from ggferry.converters.schema.derivations import Values

@@ -1,4 +1,4 @@
-"""Roles and hparams of the ears of Qwen's models of everything: Qwen2.5-Omni's, Qwen3-Omni's and Qwen3-ASR's.
+"""Roles and hparams of the audio encoders of Qwen's models of everything: Qwen2.5-Omni's, Qwen3-Omni's and Qwen3-ASR's.
 
 Source: transformers `modeling_qwen2_5_omni.py`, `modeling_qwen3_omni_moe.py`; llama.cpp `conversion/qwenvl.py`,
 `conversion/qwen3vl.py`. No checkpoint holds their positions, which are sines and cosines.
@@ -18,7 +18,7 @@ from ggferry.converters.schema.roles import roles
 from ggferry.formats.limits import MAX_WIDTH
 
 MEMBERS = ("audio_config", "thinker_config.audio_config")
-"""Where transformers' own checkpoints and Qwen's describe the ear."""
+"""Where transformers' own checkpoints and Qwen's describe the audio encoder."""
 LENGTH = 1500
 """Rows of the table of positions, as llama.cpp's converter makes it: Whisper's."""
 
@@ -42,7 +42,7 @@ def positions(values: Values) -> Sequence[float]:
 
 
 def hparams(*more: HParam) -> tuple[HParam, ...]:
-    """Return the hparams of one of these ears, and `more`."""
+    """Return the hparams of one of these audio encoders, and `more`."""
     windows = HParam("a_window", None, fields={"hf": "audio_config.n_window"}, required=False)
     known = replace(ear.N_CTX, fields={}, defaults=(Default(LENGTH, "Whisper's, as llama.cpp has it", dialect="hf"),))
     variant = (known if one is ear.N_CTX else one for one in (*clip.AUDIO, clip.A_EPS, ear.N_CTX, ear.ACTIVATION))

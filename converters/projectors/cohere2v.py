@@ -28,7 +28,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="cohere2v",
-    display_name="Cohere 2 Vision, the half that sees",
+    display_name="Cohere 2 Vision, vision encoder",
     hf_classes=("Cohere2VisionForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

@@ -46,7 +46,7 @@ _UNNORMED = Caveat(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="dots_ocr",
-    display_name="dots.ocr, the half that sees",
+    display_name="dots.ocr, vision encoder",
     hf_classes=("DotsOCRForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,

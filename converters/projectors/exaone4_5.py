@@ -37,7 +37,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="exaone4_5",
-    display_name="EXAONE 4.5, the half that sees",
+    display_name="EXAONE 4.5, vision encoder",
     hf_classes=("Exaone4_5_ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

@@ -36,7 +36,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="gemma3",
-    display_name="Gemma 3, the half that sees",
+    display_name="Gemma 3, vision encoder",
     hf_classes=("Gemma3ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

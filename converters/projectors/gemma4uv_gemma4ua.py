@@ -1,4 +1,4 @@
-"""The unified Gemma 4's eye and ear: two projections of pixels and samples, without a transformer.
+"""The unified Gemma 4's vision and audio encoders: two projections of pixels and samples, without a transformer.
 
 Source: transformers `modeling_gemma4_unified.py`; llama.cpp `conversion/gemma.py`, `tools/mtmd/models/gemma4uv.cpp`,
 `tools/mtmd/models/gemma4ua.cpp`.
@@ -27,7 +27,7 @@ HPARAMS = tuple(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="gemma4uv+gemma4ua",
-    display_name="Gemma 4 unified, the half that sees and hears",
+    display_name="Gemma 4 unified, vision and audio encoders",
     hf_classes=("Gemma4UnifiedForConditionalGeneration",),
     hparams=HPARAMS,
     roles=roles(gemma4.UNIFIED),

@@ -1,4 +1,4 @@
-"""Gemma 4's eye alone: the large models hear nothing.
+"""Gemma 4's vision encoder alone: the large models hear nothing.
 
 Source: transformers `modeling_gemma4.py`; llama.cpp `conversion/gemma.py`, `tools/mtmd/models/gemma4v.cpp`.
 """
@@ -10,7 +10,7 @@ from ggferry.converters.schema.architecture import Architecture, Dialect
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="gemma4v",
-    display_name="Gemma 4, the half that sees",
+    display_name="Gemma 4, vision encoder",
     hparams=(clip.PROJECTOR, clip.V_PROJECTOR, *gemma4.VISION_ENCODER),
     roles=gemma4.SEEN,
     blocks=clip.SEEN,

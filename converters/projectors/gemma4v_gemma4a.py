@@ -1,4 +1,4 @@
-"""Gemma 4's eye and ear: the small models see and hear.
+"""Gemma 4's vision and audio encoders: the small models have both.
 
 Source: transformers `modeling_gemma4.py`; llama.cpp `conversion/gemma.py`, `tools/mtmd/models/gemma4v.cpp`,
 `tools/mtmd/models/gemma4a.cpp`.
@@ -12,7 +12,7 @@ from ggferry.converters.schema.roles import roles
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="gemma4v+gemma4a",
-    display_name="Gemma 4, the half that sees and hears",
+    display_name="Gemma 4, vision and audio encoders",
     hf_classes=("Gemma4ForConditionalGeneration", "EmbeddingGemma2Model"),
     hparams=(clip.V_PROJECTOR, clip.A_PROJECTOR, *gemma4.VISION_ENCODER, *gemma4.AUDIO_ENCODER),
     roles=roles(gemma4.SEEN, gemma4.HEARD),

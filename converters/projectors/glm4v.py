@@ -50,7 +50,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="glm4v",
-    display_name="GLM-4V, the half that sees",
+    display_name="GLM-4V, vision encoder",
     hf_classes=("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "GlmOcrForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,

@@ -1,4 +1,5 @@
-"""Granite Speech's ear: a conformer whose attention sees blocks of frames, then a Q-Former over windows of states.
+"""Granite Speech's audio encoder: a conformer whose attention sees blocks of frames, then a Q-Former over windows of
+states.
 
 Source: transformers `modeling_granite_speech.py`, `modeling_blip_2.py`; llama.cpp `conversion/granite.py`,
 `tools/mtmd/models/granite-speech.cpp`. llama.cpp's converter calls the folded batch norm conv_norm_var
@@ -69,7 +70,7 @@ _SPECTRUM = {"sample_rate": 16000, "n_fft": 512, "win_length": 400, "hop_length"
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="granite_speech",
-    display_name="Granite Speech, the half that hears",
+    display_name="Granite Speech, audio encoder",
     hf_classes=("GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration"),
     hparams=HPARAMS,
     roles=roles(granite.ENDS, granite.BLOCKS, granite.QUERIES),

@@ -54,7 +54,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="hunyuanvl",
-    display_name="HunYuan-VL, the half that sees",
+    display_name="HunYuan-VL, vision encoder",
     hf_classes=("HunYuanVLForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

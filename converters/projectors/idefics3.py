@@ -47,7 +47,7 @@ _UNMARKED = Caveat(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="idefics3",
-    display_name="Idefics 3 and SmolVLM, the half that sees",
+    display_name="Idefics 3 and SmolVLM, vision encoder",
     hf_classes=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
     hparams=(*HPARAMS, *_TOKENS),
     roles=roles(

@@ -32,7 +32,7 @@ _IGNORED_KEYS = (
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="internvl",
-    display_name="InternVL, the half that sees",
+    display_name="InternVL, vision encoder",
     hf_classes=("InternVLChatModel", "InternVisionModel"),
     hparams=internvl.HPARAMS,
     roles=internvl.ROLES,

@@ -37,7 +37,7 @@ _SPEAKS = "of the part that draws pictures, which this file does not hold"
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="janus_pro",
-    display_name="Janus-Pro, the half that sees",
+    display_name="Janus-Pro, vision encoder",
     hf_classes=("JanusForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

@@ -83,7 +83,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="kimik25",
-    display_name="Kimi K2.5, the half that sees",
+    display_name="Kimi K2.5, vision encoder",
     hf_classes=(
         "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration", "Glm5vForConditionalGeneration",
     ),

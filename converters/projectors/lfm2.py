@@ -51,7 +51,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="lfm2",
-    display_name="LFM2-VL, the half that sees",
+    display_name="LFM2-VL, vision encoder",
     hf_classes=("Lfm2VlForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

@@ -1,4 +1,4 @@
-"""LFM2-Audio's ear: NVIDIA NeMo's FastConformer and two matrices.
+"""LFM2-Audio's audio encoder: NVIDIA NeMo's FastConformer and two matrices.
 
 Source: llama.cpp `conversion/lfm2.py`, `tools/mtmd/models/conformer.cpp`, after LiquidAI's liquid-audio.
 """
@@ -53,12 +53,12 @@ ROLES = roles(
 )
 """The last three are of what speaks: llama.cpp keeps the embeddings of codes here, and the first tells it a width."""
 _SPEAKS = "of what speaks, for which this file has no place"
-_POSITIONS = "llama.cpp makes positions of 512 columns only, and this ear is {a_n_embd} wide"
+_POSITIONS = "llama.cpp makes positions of 512 columns only, and this audio encoder is {a_n_embd} wide"
 
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="lfm2a",
-    display_name="LFM2-Audio, the half that hears",
+    display_name="LFM2-Audio, audio encoder",
     hf_classes=("Lfm2AudioForConditionalGeneration",),
     hparams=(*HPARAMS, HParam("a_adapter", None)),
     roles=ROLES,

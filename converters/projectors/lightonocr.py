@@ -13,7 +13,7 @@ from ggferry.converters.schema.architecture import Architecture
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="lightonocr",
-    display_name="LightOnOCR, the half that sees",
+    display_name="LightOnOCR, vision encoder",
     hf_classes=("LightOnOCRForConditionalGeneration", "LightOnOcrForConditionalGeneration"),
     hparams=tuple(
         replace(one, fields={}, defaults=(llava.LAST,)) if one.name == "feature_layers" else one

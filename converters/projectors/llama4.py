@@ -63,7 +63,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="llama4",
-    display_name="Llama 4, the half that sees",
+    display_name="Llama 4, vision encoder",
     hf_classes=("Llama4ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

@@ -1,4 +1,4 @@
-"""MERaLiON 2's ear: Whisper's encoder, whose states are normed again and stacked, then a gated network.
+"""MERaLiON 2's audio encoder: Whisper's encoder, whose states are normed again and stacked, then a gated network.
 
 Source: MERaLiON's `modeling_meralion2.py`; llama.cpp `conversion/ultravox.py`, `tools/mtmd/models/whisper-enc.cpp`.
 """
@@ -40,7 +40,7 @@ _NORMED = (
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="meralion",
-    display_name="MERaLiON 2, the half that hears",
+    display_name="MERaLiON 2, audio encoder",
     hf_classes=("MERaLiON2ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

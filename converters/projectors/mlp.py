@@ -55,7 +55,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="mlp",
-    display_name="LLaVA 1.5, the half that sees",
+    display_name="LLaVA 1.5, vision encoder",
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,

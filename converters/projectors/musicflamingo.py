@@ -1,4 +1,4 @@
-"""Audio Flamingo 3's ear: Whisper's encoder, whose states are averaged by two and projected by two matrices.
+"""Audio Flamingo 3's audio encoder: Whisper's encoder, whose states are averaged by two and projected by two matrices.
 
 Source: transformers `modeling_audioflamingo3.py`; llama.cpp `conversion/ultravox.py`,
 `tools/mtmd/models/whisper-enc.cpp`.
@@ -26,7 +26,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="musicflamingo",
-    display_name="Audio Flamingo 3, the half that hears",
+    display_name="Audio Flamingo 3, audio encoder",
     hf_classes=("AudioFlamingo3ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

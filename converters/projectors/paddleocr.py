@@ -46,7 +46,7 @@ _SMOOTHED = Caveat(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="paddleocr",
-    display_name="PaddleOCR-VL, the half that sees",
+    display_name="PaddleOCR-VL, vision encoder",
     hf_classes=("PaddleOCRVLForConditionalGeneration", "PaddleOCRVisionModel"),
     hparams=HPARAMS,
     roles=ROLES,

@@ -16,7 +16,7 @@ from ggferry.converters.schema.roles import roles
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="pixtral",
-    display_name="Pixtral and Mistral 3, the half that sees",
+    display_name="Pixtral and Mistral 3, vision encoder",
     hf_classes=("Mistral3ForConditionalGeneration",),
     hparams=(
         *pixtral.HPARAMS,

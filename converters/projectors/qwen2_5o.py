@@ -1,4 +1,5 @@
-"""Qwen2.5-Omni's eye, which is Qwen2.5-VL's, and its ear, which is Qwen2-Audio's with sines for positions.
+"""Qwen2.5-Omni's vision encoder, which is Qwen2.5-VL's, and its audio encoder, which is Qwen2-Audio's with sines for
+positions.
 
 Source: transformers `modeling_qwen2_5_omni.py`; llama.cpp `conversion/qwenvl.py`, which calls both halves by one name.
 """
@@ -40,7 +41,7 @@ _CHUNKS = (
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="qwen2.5o",
-    display_name="Qwen2.5-Omni, the half that sees and hears",
+    display_name="Qwen2.5-Omni, vision and audio encoders",
     hf_classes=("Qwen2_5OmniModel",),
     hparams=HPARAMS,
     roles=ROLES,

@@ -31,7 +31,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="qwen2.5vl_merger",
-    display_name="Qwen2.5-VL, the half that sees",
+    display_name="Qwen2.5-VL, vision encoder",
     hf_classes=("Qwen2_5_VLForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

@@ -1,4 +1,4 @@
-"""Qwen2-Audio's ear: Whisper's encoder, whose states are averaged by two and projected by one matrix.
+"""Qwen2-Audio's audio encoder: Whisper's encoder, whose states are averaged by two and projected by one matrix.
 
 Source: transformers `modeling_qwen2_audio.py`; llama.cpp `conversion/ultravox.py`, `tools/mtmd/models/whisper-enc.cpp`.
 """
@@ -19,7 +19,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="qwen2a",
-    display_name="Qwen2-Audio, the half that hears",
+    display_name="Qwen2-Audio, audio encoder",
     hf_classes=("Qwen2AudioForConditionalGeneration",),
     hparams=ear.WHISPER,
     roles=ROLES,

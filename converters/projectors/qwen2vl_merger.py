@@ -33,7 +33,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="qwen2vl_merger",
-    display_name="Qwen2-VL, the half that sees",
+    display_name="Qwen2-VL, vision encoder",
     hf_classes=("Qwen2VLForConditionalGeneration", "Qwen2VLModel", "Sarashina2VisionForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,

@@ -1,4 +1,4 @@
-"""Qwen3-ASR's ear: chunks of a spectrum convolved over both axes, a transformer, two matrices.
+"""Qwen3-ASR's audio encoder: chunks of a spectrum convolved over both axes, a transformer, two matrices.
 
 Source: transformers `modeling_qwen3_asr.py`; llama.cpp `conversion/qwen3vl.py`, `tools/mtmd/models/qwen3a.cpp`.
 """
@@ -10,7 +10,7 @@ from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="qwen3a",
-    display_name="Qwen3-ASR, the half that hears",
+    display_name="Qwen3-ASR, audio encoder",
     hf_classes=("Qwen3ASRForConditionalGeneration",),
     hparams=(clip.PROJECTOR, *qwen.hparams(qwen.WIDE, qwen.SEEN_AT_ONCE)),
     roles=qwen.LATER,

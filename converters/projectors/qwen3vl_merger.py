@@ -61,7 +61,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="qwen3vl_merger",
-    display_name="Qwen3-VL, the half that sees",
+    display_name="Qwen3-VL, vision encoder",
     hf_classes=(
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",

@@ -1,4 +1,4 @@
-"""Qwen3-Omni's eye, which is Qwen3-VL's under other names, and its ear, which is Qwen3-ASR's.
+"""Qwen3-Omni's vision encoder, which is Qwen3-VL's under other names, and its audio encoder, which is Qwen3-ASR's.
 
 Source: transformers `modeling_qwen3_omni_moe.py`; llama.cpp `conversion/qwen3vl.py`.
 """
@@ -53,13 +53,13 @@ ROLES = roles(
 _WIDER = Caveat(
     "0 < deepstack_end",
     "rows of a picture hold the deepstack blocks' features behind the picture's, so that they are wider than those of "
-    "a recording, and llama.cpp (b11549) takes no second file whose halves differ in width",
+    "a recording, and llama.cpp (b11549) takes no mmproj file whose halves differ in width",
     unsupported_by="llama.cpp",
 )
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="qwen3vl_merger+qwen3a",
-    display_name="Qwen3-Omni, the half that sees and hears",
+    display_name="Qwen3-Omni, vision and audio encoders",
     hf_classes=("Qwen3OmniMoeForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

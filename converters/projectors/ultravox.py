@@ -1,4 +1,5 @@
-"""Ultravox's ear: Whisper's encoder, whose states are stacked and go through a gated network between two norms.
+"""Ultravox's audio encoder: Whisper's encoder, whose states are stacked and go through a gated network between two
+norms.
 
 Source: fixie-ai/ultravox `ultravox_model.py`, `ultravox_config.py`; llama.cpp `conversion/ultravox.py`,
 `tools/mtmd/models/whisper-enc.cpp`. Its text model is a checkpoint of its own: this file is all there is.
@@ -36,7 +37,7 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="ultravox",
-    display_name="Ultravox, the half that hears",
+    display_name="Ultravox, audio encoder",
     hf_classes=("UltravoxModel",),
     hparams=HPARAMS,
     roles=ROLES,

@@ -1,4 +1,4 @@
-"""Voxtral's ear: Whisper's encoder, whose states are stacked by four and projected by two matrices.
+"""Voxtral's audio encoder: Whisper's encoder, whose states are stacked by four and projected by two matrices.
 
 Source: transformers `modeling_voxtral.py`; llama.cpp `conversion/ultravox.py`, `tools/mtmd/models/whisper-enc.cpp`.
 """
@@ -33,7 +33,7 @@ _HALVED = (
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="voxtral",
-    display_name="Voxtral, the half that hears",
+    display_name="Voxtral, audio encoder",
     hf_classes=("VoxtralForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,

@@ -67,7 +67,7 @@ class Proof:
         logits: The comparison of forward passes; None where there was none.
         tokenizer: Numbers of texts compared and equal, or why there was nothing to compare.
         deltas: The comparison of an adapter's products; None for a model.
-        testimonies: Those of the independent programs that were asked.
+        testimonies: Comparisons with independent programs.
         second_reader: What the libraries that the source is made with read of it.
     """
 
@@ -94,7 +94,7 @@ class Proof:
         """A line for each tensor that lost more than its type's rounding explains, the worst first.
 
         A line about tensors with other bytes than our encoders', which are llama-quantize's, and lines about witnesses
-        that did not testify follow.
+        that was not compared follow.
         """
         banded = [(t, t.band) for t in self.tensors if t.band is not None and t.outlier]
         outliers = sorted(banded, key=lambda pair: -pair[0].relative_rms / pair[1][1])
@@ -191,7 +191,7 @@ def _kinds(case: Case) -> Iterator[tuple[BlockType, BlockType, int]]:
 
 
 def of_texts(tokenizer: Mapping[str, Any]) -> tuple[CrossCheck, ...]:
-    """Return the testimony of the library that encoded the texts on the source's side, where there was one."""
+    """Return the comparison with the library that encoded the texts on the source's side, where there was one."""
     name, _, version = tokenizer.get("by", "").partition(" ")
     return (CrossCheck(name, version, "texts", "source", tokenizer["equal"]),) if name else ()
 

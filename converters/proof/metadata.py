@@ -119,7 +119,7 @@ class KeyProof:
 
 def check_metadata(plan: Plan, again: Checkpoint) -> None:
     """Check that the file has every key of the plan with its value, and no other key. Raises VerificationError."""
-    expected = shard_metadata(plan.metadata, 0, len(plan.layouts), len(plan.steps))
+    expected = shard_metadata(plan.metadata, 0, len(plan.layouts), len(plan.steps), plan.set_digest)
     if plan.options.alignment != 32:
         expected.setdefault("general.alignment", u32(plan.options.alignment))
     odd = sorted(set(expected) ^ set(again.metadata))

@@ -18,6 +18,7 @@ from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.references.cross_check import CONVERSATIONS, cross_check_line
 from ggferry.converters.proof.runtime_notes import computed_differently, loads
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.kinds import strict
 from ggferry.formats.reader import Kind, kind_of, label_of
@@ -72,7 +73,7 @@ def make_receipt(
             name: {"value": param.value, "origin": param.origin, **_rounding(param.value)}
             for name, param in graph.hparams.items()
         },
-        "metadata": {key: entry.origin for key, entry in plan.metadata.items()},
+        "metadata": {**{key: entry.origin for key, entry in plan.metadata.items()}, **_of_shards(plan)},
         "tensors": tensors,
         "dropped": [
             {"name": d.ref.name, "file": d.ref.spans[0].file, "reason": d.reason, "loses": d.loses}
@@ -87,6 +88,12 @@ def make_receipt(
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
     }  # fmt: skip
     return cast("Receipt", receipt)
+
+
+def _of_shards(plan: Plan) -> dict[str, str]:
+    """Return the origin of the key that ties shards together; empty for one file."""
+    tied = len(plan.layouts) > 1 and plan.set_digest
+    return {SET_DIGEST: "BLAKE3 of the BLAKE3 digests of all tensors' data in the shards"} if tied else {}
 
 
 def _rounding(value: Any) -> dict[str, float]:
@@ -177,7 +184,7 @@ def _loss(proof: Proof) -> str:
 
 
 def how_it_was_proved(proof: Proof) -> str:
-    """Return who testified, then grades, worst error, logits, tokenizer."""
+    """Return what was compared, then grades, worst error, logits, tokenizer."""
     grades: dict[str, int] = {}
     for tensor in proof.tensors:
         grades[tensor.grade] = grades.get(tensor.grade, 0) + 1

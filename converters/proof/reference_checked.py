@@ -95,7 +95,7 @@ def unchecked(graph: ModelGraph) -> tuple[str, ...]:
     if not graph.nodes:
         return ()
     if not rows:
-        return (f"no independent test has seen {name}",)
+        return (f"{name}: no independent reference test",)
     found = sorted(features(graph))
     alone = [one for one in found if not any(one in row for row in rows)]
     pairs = combinations((one for one in found if one not in alone), 2)
@@ -103,7 +103,7 @@ def unchecked(graph: ModelGraph) -> tuple[str, ...]:
     if not lacking:
         return ()
     more = f", nor {len(lacking) - _NAMED} more combinations" if lacking[_NAMED:] else ""
-    return (f"no independent test has seen {name} with {', nor with '.join(lacking[:_NAMED])}{more}",)
+    return (f"{name}: no independent reference test with {', nor with '.join(lacking[:_NAMED])}{more}",)
 
 
 @cache

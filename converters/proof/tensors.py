@@ -2,10 +2,10 @@
 
 Nothing the converter decided is trusted. Copies and permutations must be equal byte for byte, repacks within what the
 rounding of their scales allows. Rounded tensors are encoded again from the source; where the bytes are equal, nothing
-is left to judge. Where they are not, because another program quantized the file or its importance matrix is not at
-hand, every block and every row must be like what it was made of (`quant.accuracy.likeness`), and the error of the whole
-tensor must be one that its type explains: that of ordinary weights (`quant.accuracy.bands`), or that of our own encoder
-on these.
+is left to judge. Where they are not, because another program quantized the file or its importance matrix is not
+given, every block and every row must be like what it was made of (`quant.accuracy.likeness`), and the error of the
+whole tensor must be one that its type explains: that of ordinary weights (`quant.accuracy.bands`), or that of our own
+encoder on these.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TensorProof:
         grade: How exactly it was kept.
         max_error: max |Δ| over all values.
         relative_rms: RMS(Δ) / RMS(source) over all values.
-        encoded_again: Whether encoding the source's values gave the very bytes of the output; None where nothing was
+        encoded_again: Whether encoding the source's values gave exactly the bytes of the output; None where nothing was
             rounded.
         sampled: Share of its values that were encoded again; the others' bytes are those that their encoder gave when
             they were written.
@@ -182,7 +182,7 @@ class _Comparison:
         self.encodable = threading.Event()
         """Whether there is an encoder, whose bytes were compared."""
         self.unweighted = threading.Event()
-        """Whether the importance matrix at hand did not give the bytes, so that they may have been made without one."""
+        """Whether the given importance matrix did not give the bytes, so that they may have been made without one."""
         self.kept: dict[int, int] = {}
         """By first row, rows whose bytes were held against their marks instead of being encoded again."""
 
@@ -340,7 +340,7 @@ class _Comparison:
     def _as_encoded(self, start: int, expected: Floats, blocks: Bytes, weights: Floats | None) -> bool:
         """Return whether encoding the source's rows gives these bytes.
 
-        They may have been made with the importance matrix at hand or without one, all rows of a tensor alike. Raises
+        They may have been made with the given importance matrix or without one, all rows of a tensor alike. Raises
         VerificationError where nobody but we can have made them.
         """
         for one in [weights, None] if weights is not None and not self.encoding.ours else [weights]:

@@ -181,7 +181,7 @@ class Editor:
             raise UsageError(f"{option} {key}: type of an item", found=kind, expected=own)
         self._guard(key, option)
         if key in self.after:
-            raise UsageError(f"{option}: a key that is changed already", found=key)
+            raise UsageError(f"{option}: key is changed already", found=key)
         self.items.setdefault(key, {})[index] = value_of(text, own, f"{option} {key}[{index}]").data
 
     def _guard(self, key: str, option: str) -> None:
@@ -193,7 +193,7 @@ class Editor:
     def _put(self, key: str, value: Value | None, option: str) -> None:
         self._guard(key, option)
         if key in self.after or key in self.items:
-            raise UsageError(f"{option}: a key that is changed already", found=key)
+            raise UsageError(f"{option}: key is changed already", found=key)
         self.after[key] = value
 
     def chat_template(self, path: str) -> None:

@@ -19,7 +19,6 @@ from ggferry.converters.rewrite.rewrite_output import (
     NewFile,
     Wrote,
     check_header,
-    fresh_digest,
     recovered,
     write,
 )
@@ -33,6 +32,7 @@ from ggferry.formats.files.partial_files import sweep
 from ggferry.formats.files.patched_start import Patch, hold, journal_of, patch, recover
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.gguf.header_layout import Placed, lay_out_packed, packed_key
+from ggferry.formats.gguf.tensor_digests import fresh_digest
 from ggferry.formats.gguf.values import Value, ValueType, string
 from ggferry.support.progress import Phase, Progress, Stage, silent
 from ggferry.support.records import dataclass
@@ -183,7 +183,7 @@ def edit(
         stack.callback(close, parts)
         for part in parts:
             if os.path.lexists(journal_of(part.file.path)):
-                raise InconsistentError("an edit of it was broken off", path=part.file.path, hint=RECOVER)
+                raise InconsistentError("an edit of it was interrupted", path=part.file.path, hint=RECOVER)
         made = plan_edit(parts, requested, broken=broken)
         made = replace(made, notes=(*finished, *made.notes))
         if not made.changed and out is None:
@@ -206,7 +206,8 @@ def check_replaceable(path: str) -> None:
     """Raise RefusedError for a name that is a link, or one of several of a file: an edit would change others, too."""
     if os.path.islink(path):
         raise RefusedError(
-            "a link: what it leads to would change, or the link would be lost", path=path, found=os.path.realpath(path),
+            "file is a symlink: its target would change, or the link would be lost", path=path,
+            found=os.path.realpath(path),
             hint="name the file itself, or --outfile FILE",
         )  # fmt: skip
     if os.path.isfile(path) and os.stat(path).st_nlink > 1:
@@ -299,7 +300,7 @@ def _receipt_beside(
 
 def _both_digests(part: Part, old: bytes, new: bytes, progress: Progress) -> tuple[Record, Record]:
     """Return what the file is with its old header, and what with the new one."""
-    source, sums = part.source, (fresh_digest(), fresh_digest())
+    source, sums = part.source, (fresh_digest(workers()), fresh_digest(workers()))
     for state, header in zip(sums, (old, new), strict=True):
         state.update(header)
     buffer = memoryview(bytearray(CHUNK))

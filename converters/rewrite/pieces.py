@@ -16,7 +16,7 @@ from itertools import accumulate
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.rewrite.parts import stored
-from ggferry.converters.rewrite.rewrite_output import CHUNK, Wrote, digest_of, fresh_digest, recovered
+from ggferry.converters.rewrite.rewrite_output import CHUNK, Wrote, digest_of, recovered
 from ggferry.formats import limits
 from ggferry.formats.errors import NotFoundError, TruncatedError, UsageError, VerificationError
 from ggferry.formats.files.local_files import Named
@@ -25,11 +25,13 @@ from ggferry.formats.files.partial_files import begin_file, name_together
 from ggferry.formats.files.sources import LocalFile, Source, open_source
 from ggferry.formats.free_space import check_free_space
 from ggferry.formats.gguf.shards import shard_of
+from ggferry.formats.gguf.tensor_digests import fresh_digest
 from ggferry.formats.gguf.values import align
 from ggferry.formats.readers.gguf import MAGIC, parse
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
+from ggferry.support.threads import workers
 
 _FORMS = tuple(
     re.compile(form, re.DOTALL)
@@ -177,7 +179,7 @@ def join(pieces: Pieces, out: str | None, *, force: bool = False, stage: Stage =
         recovered(target)
         partial = stack.enter_context(begin_file(target, overwrite=force, sources=opened.identities))
         check_free_space(target, whole.size)
-        sums, buffer = fresh_digest(), memoryview(bytearray(min(CHUNK, whole.size)))
+        sums, buffer = fresh_digest(workers()), memoryview(bytearray(min(CHUNK, whole.size)))
         with stage(Phase.WRITING, whole.size) as progress:
             for at in range(0, whole.size, CHUNK):
                 piece = buffer[: min(CHUNK, whole.size - at)]

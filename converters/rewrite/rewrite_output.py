@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from ggferry.formats.files.sources import LocalFile, Source
 from ggferry.formats.free_space import check_free_space
 from ggferry.formats.gguf.header_layout import packed_key
 from ggferry.formats.gguf.shards import SET_DIGEST
+from ggferry.formats.gguf.tensor_digests import digest_of_set, fresh_digest
 from ggferry.formats.gguf.values import string
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Progress, Stage
@@ -134,20 +135,8 @@ def write(
     return Wrote(tuple(paths), total, len(sums), notes, output.receipt_path if receipt else None)
 
 
-UNKNOWN = "0" * 64
-"""Stands in a header for the digest of a set until its data has been read."""
-
-
-def digest_of_set(sums: Iterable[str]) -> str:
-    """Return the digest of a model's tensors: BLAKE3 of the BLAKE3 digests of their data, in hex, a line each."""
-    state = fresh_digest()
-    for each in sums:
-        state.update(f"{each}\n".encode())
-    return str(state.hexdigest())
-
-
 def _with_digest(file: NewFile, digest: str) -> NewFile:
-    """Return a shard that names its set by the digest of the whole, which takes as many bytes as `UNKNOWN`."""
+    """Return a shard that names its set by the digest of the whole, which takes as many bytes as `UNKNOWN_DIGEST`."""
     key = packed_key(SET_DIGEST, string(digest), file.like.version, file.like.file.big_endian)
     return replace(file, keys={**file.keys, SET_DIGEST: key})
 
@@ -170,7 +159,7 @@ def _there(path: str) -> bytes | None:
 
 def _copy(tensor: Stored, count: int, output: OutputSet, progress: Progress) -> str:
     """Copy a tensor with its padding, `count` bytes; return the digest of its data."""
-    sums, buffer = fresh_digest(), memoryview(bytearray(min(CHUNK, count)))
+    sums, buffer = fresh_digest(workers()), memoryview(bytearray(min(CHUNK, count)))
     for at in range(0, count, CHUNK):
         piece = buffer[: min(CHUNK, count - at)]
         tensor.source.read_into(tensor.offset + at, piece)
@@ -182,20 +171,13 @@ def _copy(tensor: Stored, count: int, output: OutputSet, progress: Progress) -> 
 
 def digest_of(source: Source, offset: int, count: int, progress: Progress) -> str:
     """Return the BLAKE3 digest of `count` bytes, in hex; they are streamed."""
-    sums, buffer = fresh_digest(), memoryview(bytearray(min(CHUNK, count)))
+    sums, buffer = fresh_digest(workers()), memoryview(bytearray(min(CHUNK, count)))
     for at in range(0, count, CHUNK):
         piece = buffer[: min(CHUNK, count - at)]
         source.read_into(offset + at, piece)
         sums.update(piece)
         progress(len(piece))
     return str(sums.hexdigest())
-
-
-def fresh_digest() -> Any:
-    """Return a BLAKE3 state."""
-    from blake3 import blake3
-
-    return blake3(max_threads=workers())
 
 
 def check_written(file: NewFile, path: str, sums: Mapping[str, str], progress: Progress) -> None:
@@ -215,10 +197,10 @@ def check_header(found: Part, keys: Mapping[str, bytes], tensors: Sequence[Store
     """Check that a file holds these keys and tensors, in this order. Raises VerificationError naming the first."""
     if list(found.keys.items()) != list(keys.items()):
         wrong = next((key for key in {**keys, **found.keys} if found.keys.get(key) != keys.get(key)), "their order")
-        raise VerificationError("a key is not what was asked for", path=path, found=wrong)
+        raise VerificationError("a key is not as requested", path=path, found=wrong)
     for there, asked in zip(found.tensors, tensors, strict=False):
         if there.facts != asked.facts:
-            raise VerificationError("a tensor is not what was asked for", path=path, found=there.facts,
+            raise VerificationError("a tensor is not as requested", path=path, found=there.facts,
                                     expected=asked.facts)  # fmt: skip
     if len(found.tensors) != len(tensors):
         raise VerificationError("number of tensors", path=path, found=len(found.tensors), expected=len(tensors))

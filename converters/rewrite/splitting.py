@@ -11,12 +11,21 @@ from typing import Any
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.rewrite.lineage import Lineage, begin
 from ggferry.converters.rewrite.parts import Part, Stored, close, parse_parts
-from ggferry.converters.rewrite.rewrite_output import UNKNOWN, NewFile, Wrote, digest_of, recovered, write
+from ggferry.converters.rewrite.rewrite_output import NewFile, Wrote, digest_of, recovered, write
 from ggferry.formats.errors import InconsistentError, UsageError, VerificationError
 from ggferry.formats.files.digests import Digests
 from ggferry.formats.files.opened_files import recorded
 from ggferry.formats.gguf.header_layout import packed_key
-from ggferry.formats.gguf.shards import SET_DIGEST, SHARD_KEYS, SPLIT_KEYS, cut, shard_of, shortened, split_keys
+from ggferry.formats.gguf.shards import (
+    SET_DIGEST,
+    SHARD_KEYS,
+    SPLIT_KEYS,
+    UNKNOWN_DIGEST,
+    cut,
+    shard_of,
+    shortened,
+    split_keys,
+)
 from ggferry.formats.gguf.values import ALIGNMENT_KEY, Value, string
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.threads import workers
@@ -71,7 +80,7 @@ def plan_split(parts: Sequence[Part], out: str | None, cuts: Cuts) -> list[NewFi
 def _shard_keys(whole: Part, number: int, count: int) -> dict[str, bytes]:
     """Return the keys of one shard: all in the first; in the others what its own layout needs."""
     kept = whole.keys if number == 0 else {k: raw for k, raw in whole.keys.items() if k == ALIGNMENT_KEY}
-    split = {**split_keys(number, count, len(whole.tensors)), SET_DIGEST: string(UNKNOWN)}
+    split = {**split_keys(number, count, len(whole.tensors)), SET_DIGEST: string(UNKNOWN_DIGEST)}
     own = {key: packed_key(key, value, whole.version, whole.file.big_endian) for key, value in split.items()}
     return {key: raw for key, raw in kept.items() if key not in SHARD_KEYS} | own
 

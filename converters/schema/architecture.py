@@ -162,7 +162,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Drop(Written):
-    """Source tensors that are not carried over, and why.
+    """Source tensors that are not copied, and why.
 
     A drop with neither `same_as` nor `follows` loses what the tensors held: the user is informed, and the source is not
     deleted.
@@ -226,7 +226,7 @@ class Dialect(Written):
         name: Name of the dialect.
         names: The column of the role table it uses; its own name if empty.
         conventions: What its forward pass does differently from GGUF's.
-        drops: Tensors that are not carried over.
+        drops: Tensors that are not copied.
         remarks: What the user should know of its models.
         given: Hparams that always have these values in this dialect.
         within: The member of the configuration that describes this model, if there is one (the text part of a vision
@@ -310,7 +310,7 @@ class Architecture(Written):
         runtimes: Current programs that run it; a table claims none by saying nothing.
         blocks: How the names of blocks begin → the hparam that counts them.
         remarks: What the user of any of its models should know.
-        projector: Of the second file of a model that also sees or hears (`converters/projectors`): its projector types,
+        projector: Of the mmproj file of a multimodal model (`converters/projectors`): its projector types,
             that of pictures first, joined by '+'.
     """
 
@@ -334,7 +334,7 @@ class Architecture(Written):
 
     @property
     def identity(self) -> str:
-        """Its name among all tables, also those of second files, which GGUF calls by one name: 'clip:gemma3'."""
+        """Its name among all tables, also those of mmproj files, which GGUF calls by one name: 'clip:gemma3'."""
         return f"{self.name}:{self.projector}" if self.projector else self.name
 
     def dialect(self, name: str) -> Dialect:

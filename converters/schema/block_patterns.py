@@ -30,7 +30,7 @@ def all_but_every(period: int | str, values: Values) -> Flags:
     blocks = _blocks(values)
     if isinstance(period, str):
         if not set(period) <= {"L", "G"}:
-            raise ValueError(f"{period[:LONGEST]!r} is no pattern of L and G")
+            raise ValueError(f"{period[:LONGEST]!r} is not a pattern of L and G")
         return tuple(period[n % len(period)] == "L" and n + 1 < len(blocks) for n in blocks)
     return tuple((n + 1) % period != 0 for n in blocks)
 

@@ -366,7 +366,7 @@ class Reshape(Layout):
     Attributes:
         to: The new shape, expressions over hparams.
         of: The only shape it accepts, if given.
-        back: The shape that a checkpoint is given on the road back, where `of` does not say it.
+        back: The shape that a checkpoint is given on export, where `of` does not say it.
     """
 
     to: tuple[str | int, ...]

@@ -78,7 +78,8 @@ Classifier = Literal["tanh", "gelu", "silu"]
 BatchNorm = Literal["folded", "running"]
 """Whether a batch norm is a factor and a shift, or is given by what training left: weight, bias, mean, variance."""
 QueryScales = Literal["positive", "raw"]
-"""Whether the factors of a query's columns are stored as they are, or softplus of what is stored (Gemma 4's ear)."""
+"""Whether the factors of a query's columns are stored as they are, or softplus of what is stored (Gemma 4's audio
+encoder)."""
 Axes = Literal["apart", "in_turn"]
 """Of a rotation of pairs along two axes, whether those of one stand before those of the other, or they take turns."""
 Patches = Literal["planes", "pixels"]
@@ -137,7 +138,7 @@ class Recipe:
         logit_scale: How the hparam of that name is applied.
         expert_norm: Whether the weights of the chosen experts are scaled to sum to one.
         expert_rows: Whether an expert's matrices hold one row for each output (else one column).
-        vision: Of a second file, the module of `converters/forward/towers` that sees.
+        vision: Of an mmproj file, the module of `converters/forward/towers` that sees.
         audio: The one that hears.
         rescaled: Whether the weights are already divided as `rescale_every` asks.
     """

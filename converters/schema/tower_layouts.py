@@ -1,4 +1,4 @@
-"""Layouts of towers that see and hear: folded batch norms, kernels of pixels, tables of places, positive factors."""
+"""Layouts of vision and audio towers: folded batch norms, kernels of pixels, tables of places, positive factors."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def runtime(tokenizer: Tokenizer) -> WordPiece | Unigram | ByteLevel | World | N
 def _later_apart(tokenizer: Tokenizer) -> bool:
     """Return whether llama.cpp joins or parts signs of later Unicode otherwise.
 
-    Only the merges that such a text can need are looked at: all of them take a second.
+    Only the merges that such a text can need are inspected: all of them take a second.
     """
     signs = set(spell("".join(sign for text, _ in LATER_TEXTS for sign in text).encode()))
     needed = tuple(merge for merge in tokenizer.merges or () if signs.issuperset(merge.replace(" ", "")))

@@ -387,7 +387,7 @@ class _Keys:
                     continue
                 if not 0 <= token < count:
                     raise OutOfRangeError(
-                        f"{GGML}{key} is no id of the vocabulary", path=self.path, found=token,
+                        f"{GGML}{key} is not an id of the vocabulary", path=self.path, found=token,
                         expected=f"0 … {count - 1}",
                     )  # fmt: skip
                 if ids.setdefault(role, token) != token:

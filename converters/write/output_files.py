@@ -16,6 +16,7 @@ from ggferry.formats.files.opened_files import Identity, Stamp
 from ggferry.formats.files.partial_files import Partial, check_target, claim, exists_already
 from ggferry.formats.files.publication import NewFiles, publish
 from ggferry.formats.files.sources import LocalFile
+from ggferry.formats.gguf.tensor_digests import TensorDigests, digest_of_set
 from ggferry.formats.gguf.write import GGUFFile, GGUFLayout
 from ggferry.support.interrupts import interrupts_wait
 
@@ -27,17 +28,21 @@ class OutputSet:
     its own. A kill in between leaves nothing that loads, or a proven model, and the next run puts in place or puts back
     what lacks its name (`recovery`, `publication`), but never a receipt with a file that it does not describe.
 
-    With `same`, a file that exists may hold the very bytes that are written. So may one of a run that was interrupted:
+    With `same`, a file that exists may hold exactly the bytes that are written. So may one of a run that was
+    interrupted:
     the same command, run again, makes the same bytes, and any other is refused as ever.
+
+    With `digested`, the data of every tensor is digested on its way, for `digest`.
     """
 
     def __init__(
         self, paths: Sequence[str], layouts: Sequence[GGUFLayout], *, overwrite: bool = False,
-        sources: Mapping[Identity, str] | None = None, same: bool = False,
+        sources: Mapping[Identity, str] | None = None, same: bool = False, digested: bool = False,
     ) -> None:  # fmt: skip
         self.paths, self.receipt_path = tuple(paths), paths[0] + RECEIPT
         self._layouts, self._overwrite, self._sources = tuple(layouts), overwrite, sources
         self._same = same
+        self._digests = TensorDigests(self._read_back) if digested else None
         self._files: list[GGUFFile] = []
         self._place: dict[str, GGUFFile] = {}
         self._open = ExitStack()
@@ -52,6 +57,14 @@ class OutputSet:
     def pwrite(self, name: str, offset: int, data: Any) -> None:
         """Put `data` at byte `offset` of tensor `name`; callable from any thread."""
         self._place[name].pwrite(name, offset, data)
+
+    def _read_back(self, name: str, offset: int, buffer: memoryview) -> None:
+        self._place[name].read_back(name, offset, buffer)
+
+    def digest(self) -> str:
+        """Return the digest of all tensors (`digest_of_set`), once they are written; only with `digested`."""
+        assert self._digests is not None
+        return digest_of_set([self._digests.hexdigest(name) for name in self._place])
 
     def lay_out_again(self, layouts: Sequence[GGUFLayout]) -> None:
         """Take other values of keys into the headers, once the data has told them; no byte moves."""
@@ -111,7 +124,8 @@ class OutputSet:
             self._older = self._check_free()
             with interrupts_wait():
                 for path, layout, output in zip(self.paths, self._layouts, outputs, strict=True):
-                    file = GGUFFile(path, layout, overwrite=self._overwrite, file=output)
+                    wrote = self._digests.add if self._digests else None
+                    file = GGUFFile(path, layout, overwrite=self._overwrite, file=output, wrote=wrote)
                     self._files.append(self._open.enter_context(file))
             self._place = {name: file for file in self._files for name in file.layout.tensors}
         except BaseException:
@@ -131,7 +145,9 @@ class OutputSet:
                     raise exists_already(path)
             if os.path.lexists(self.receipt_path) and files_of(self.receipt_path, self.paths[0]) is None:
                 hint = "move it away, or write to another name; --force replaces it"
-                raise RefusedError("exists already and is no receipt of this output", path=self.receipt_path, hint=hint)
+                raise RefusedError(
+                    "exists already and is not a receipt of this output", path=self.receipt_path, hint=hint
+                )
         return _stamp(self.receipt_path)
 
     def __exit__(self, *_: object) -> None:

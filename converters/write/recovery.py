@@ -2,7 +2,7 @@
 
 A publication that changes several names has written down how to go on (`publication`). One of a single new output has
 not: there outputs get their names first, the receipt last, and a kill in between leaves the complete receipt under its
-partial's name. If every file that it lists is there with the very bytes it states, the publication is finished. Any
+partial's name. If every file that it lists is there with exactly the bytes it states, the publication is finished. Any
 other file is left alone and never gets that receipt.
 """
 

@@ -140,7 +140,7 @@ class Watch:
     def _error(self, step: Step, element: int, hint: str) -> BadValueError:
         span = step.node.inputs[0].spans[0]
         return BadValueError(
-            f"tensor {place(step.node, element)}: a weight that is not a finite number",
+            f"tensor {place(step.node, element)}: weight is not a finite number",
             path=self.checkpoint.files[span.file].path, offset=span.offset, hint=hint,
         )  # fmt: skip
 

@@ -51,7 +51,7 @@ def read_index(path: str) -> Index:
     """
     weight_map, metadata = _parse(path)
     if weight_map is None:
-        raise MissingError("an index without weight_map", path=path)
+        raise MissingError("index has no weight_map", path=path)
     names = sorted(set(weight_map.values()))
     if not 0 < len(names) <= MAX_SHARDS:
         raise OutOfRangeError("number of files", path=path, found=len(names), expected=f"1 to {MAX_SHARDS}")
@@ -101,7 +101,9 @@ def _inside(name: str, path: str) -> str:
     """Return the file name, if it cannot lead out of the index's folder on any system."""
     parts = name.replace("\\", "/").split("/")
     if not name or "\0" in name or ":" in name or any(part in ("", ".", "..") for part in parts):
-        raise OutOfRangeError("a file outside the index's folder", path=path, found=name, expected="a plain file name")
+        raise OutOfRangeError(
+            "index names a file outside its folder", path=path, found=name, expected="a plain file name"
+        )
     return name
 
 
@@ -140,7 +142,7 @@ def _homes(parts: Sequence[tuple[str, Mapping[str, TensorRef]]]) -> dict[str, st
     for path, tensors in parts:
         for name in tensors:
             if name in home:
-                raise DuplicateError(f"a tensor that {os.path.basename(home[name])} holds too", path=path, found=name)
+                raise DuplicateError(f"tensor is also in {os.path.basename(home[name])}", path=path, found=name)
             home[name] = path
     return home
 
@@ -150,13 +152,15 @@ def _compare(index: Index, home: Mapping[str, str]) -> None:
     paths = {file: os.path.join(folder, file) for file in set(index.weight_map.values())}
     for name, file in index.weight_map.items():
         if name not in home:
-            raise MissingError(f"a tensor that {os.path.basename(index.path)} lists", path=paths[file], expected=name)
+            raise MissingError(
+                f"tensor listed in {os.path.basename(index.path)} is missing", path=paths[file], expected=name
+            )
         if home[name] != paths[file]:
             raise InconsistentError(f"the file of {name!r}", path=index.path, found=file, expected=home[name])
     if len(home) > len(index.weight_map):
         name = next(name for name in home if name not in index.weight_map)
         hint = f"{os.path.basename(index.path)} belongs to another version of the files"
-        raise UnexpectedTensorError("a tensor that the index does not list", path=home[name], found=name, hint=hint)
+        raise UnexpectedTensorError("tensor is not listed in the index", path=home[name], found=name, hint=hint)
 
 
 def _total_note(index: Index, nbytes: int) -> tuple[str, ...]:

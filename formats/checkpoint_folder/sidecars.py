@@ -17,7 +17,7 @@ from ggferry.support.records import dataclass
 from ggferry.support.registry import scan
 
 PREPROCESSOR = "preprocessor"
-"""The key under which `with_preprocessor` puts what becomes of pictures and recordings before a model sees or hears
+"""The key under which `with_preprocessor` puts what becomes of pictures and recordings before an encoder takes them
 them."""
 PROCESSORS = frozenset({"preprocessor_config", "processor_config"})
 """The roles of the files that `with_preprocessor` reads."""

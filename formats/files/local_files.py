@@ -194,7 +194,7 @@ def _check_kind(status: os.stat_result, path: str) -> None:
 def _check_place(real: str, path: str, root: str | None) -> None:
     allowed = _allowed(path, root)
     if not _is_within(real, allowed):
-        message = "a link that leads out of the folder: what it points to was not read"
+        message = "link leads out of the folder: its target was not read"
         raise RefusedError(message, path=path, found=real, expected=f"a file below {allowed[0]}", hint=_HINT)
 
 

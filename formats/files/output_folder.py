@@ -83,12 +83,12 @@ class OutputFolder:
         if not os.path.lexists(self.target):
             return
         if os.path.islink(self.target) or not os.path.isdir(self.target):
-            raise RefusedError("exists and is no folder", path=self.target, hint="write to another name")
+            raise RefusedError("exists and is not a folder", path=self.target, hint="write to another name")
         if not self._overwrite:
             raise exists_already(self.target)
         if not self._ours(self.target):
             raise RefusedError(
-                "exists, and is no folder that ggferry wrote and nobody changed", path=self.target,
+                "exists, and is not an unchanged folder of ggferry's", path=self.target,
                 hint="move it away, or write to another name",
             )  # fmt: skip
         self._refuse_sources()

@@ -53,7 +53,7 @@ def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identit
     longest = longest_name(folder)
     if len(os.fsencode(name)) > longest:
         raise UsageError(
-            "a name too long for its folder", path=path, found=f"{len(os.fsencode(name))} bytes",
+            "file name is too long for its folder", path=path, found=f"{len(os.fsencode(name))} bytes",
             expected=f"at most {longest}", hint="choose a shorter name",
         )  # fmt: skip
     refuse_sources([path], sources or {})

@@ -81,12 +81,12 @@ def load(path: str) -> Patch | None:
     body, digest = raw[:-_DIGEST], raw[-_DIGEST:]
     if not raw.startswith(_MAGIC) or blake3(body).digest() != digest:
         hint = "if the file itself is whole, remove the journal"
-        raise CorruptError("a journal of ggferry edit that is not whole", path=journal_of(path), hint=hint)
+        raise CorruptError("journal of ggferry edit is incomplete", path=journal_of(path), hint=hint)
     line, _, rest = body.removeprefix(_MAGIC).partition(b"\n")
     try:
         return _patch_of(path, json.loads(line), rest)
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise CorruptError("a journal that ggferry edit did not write", path=journal_of(path)) from None
+        raise CorruptError("journal was not written by ggferry edit", path=journal_of(path)) from None
 
 
 def _patch_of(path: str, head: Mapping[str, Any], rest: bytes) -> Patch:

@@ -114,7 +114,7 @@ def _walk(source: Source, prelude: Prelude, codes: Mapping[int, str], records: R
         if record is None or record.code not in codes or len(record.shape) > prelude.layout.axes:
             record = records[offset] = _record(source, offset, codes, alignment, prelude.layout.axes)
         if record.name in seen:
-            raise DuplicateError("a tensor occurs twice", path=source.path, offset=offset, found=record.name)
+            raise DuplicateError("duplicate tensor name", path=source.path, offset=offset, found=record.name)
         if len(seen) >= limits.MAX_GGML_TENSORS:
             raise OutOfRangeError("too many tensors", path=source.path, offset=offset, expected=limits.MAX_GGML_TENSORS)
         seen.add(record.name)

@@ -82,7 +82,7 @@ def _check_part(first: Checkpoint, part: Checkpoint) -> None:
         raise InconsistentError("parts of different models: the vocabularies differ", path=part.path)
     odd = sorted(set(first.tensors) ^ set(part.tensors))
     if odd:
-        raise InconsistentError("a tensor that not every part has", path=part.path, found=odd[0])
+        raise InconsistentError("tensor is missing from some parts", path=part.path, found=odd[0])
 
 
 def _join(name: str, pieces: Sequence[TensorRef], layout: HeaderLayout) -> TensorRef:

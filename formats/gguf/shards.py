@@ -30,6 +30,8 @@ SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 SET_DIGEST = "ggferry.split.digest"
 """The same text in every shard of one set: the digest of its tensors' data. No loader of others reads it."""
 SHARD_KEYS = (*SPLIT_KEYS, SET_DIGEST)
+UNKNOWN_DIGEST = "0" * 64
+"""Stands in a header for the digest of a set until its data has been read, and takes as many bytes."""
 
 
 @dataclass(frozen=True, slots=True)

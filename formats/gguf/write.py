@@ -51,6 +51,7 @@ class GGUFFile:
     def __init__(
         self, path: str | os.PathLike[str], layout: GGUFLayout, *, overwrite: bool = False,
         file: Partial | None = None, sources: Mapping[Identity, str] | None = None,
+        wrote: Callable[[str, int, memoryview], None] | None = None,
     ) -> None:  # fmt: skip
         """Begin `path`, replacing what a crashed run left of it.
 
@@ -60,6 +61,7 @@ class GGUFFile:
             overwrite: Whether an existing file may be replaced.
             file: The partial, if the caller has claimed it already.
             sources: Files that must not be replaced.
+            wrote: Called with what was written of a tensor: its name, the offset in it, the bytes as the file has them.
 
         Raises:
             RefusedError: `path` exists (without `overwrite`) or is one of `sources`.
@@ -69,6 +71,7 @@ class GGUFFile:
         self.path = os.fspath(path)
         self.layout = layout
         self.overwrite = overwrite
+        self._wrote = wrote
         self._written: dict[str, list[tuple[int, int]]] = {name: [] for name in layout.tensors}
         self._lock = threading.Lock()
         self._finished = False
@@ -102,9 +105,20 @@ class GGUFFile:
         if self.layout.big_endian:
             view = self._swapped(tensor, offset, view)
         self._put(tensor.offset + offset, view)
+        if self._wrote is not None:
+            self._wrote(name, offset, view)
         with self._lock:
             self._written[name].append((offset, end))
             self._flusher.wrote(len(view))
+
+    def read_back(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with what was written of tensor `name`, from byte `offset` of it."""
+        start, done = self.layout.tensors[name].offset + offset, 0
+        while done < len(buffer):
+            count = self.file.attempt(os.preadv, self.file.fd, [buffer[done:]], start + done)
+            if not count:
+                raise VerificationError("the file shrank while it was written", path=self.path, offset=start + done)
+            done += count
 
     def finish(self) -> None:
         """Write the header, and begin to flush the rest to disk; meanwhile the file can be read. `flush` waits for it.

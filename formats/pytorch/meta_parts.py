@@ -79,7 +79,7 @@ def _check_alike(paths: Sequence[str], parts: Parts) -> None:
     for path, part in zip(paths[1:], parts[1:], strict=True):
         for name, ref in first.items():
             if name not in part:
-                raise MissingError("a tensor that the first part has", path=path, expected=name)
+                raise MissingError("tensor is in the first part only", path=path, expected=name)
             if part[name].type != ref.type or part[name].shape != ref.shape:
                 found, wanted = f"{part[name].type} {part[name].shape}", f"{ref.type} {ref.shape} as in the first part"
                 raise ShapeError(f"this part of {name!r}", path=path, found=found, expected=wanted)
@@ -87,7 +87,7 @@ def _check_alike(paths: Sequence[str], parts: Parts) -> None:
                 raise InconsistentError("byte order of the parts", path=path)
         extra = next((name for name in part if name not in first), None)
         if extra is not None:
-            raise UnexpectedTensorError("a tensor that the first part lacks", path=path, found=extra)
+            raise UnexpectedTensorError("tensor is missing from the first part", path=path, found=extra)
 
 
 def _describes(layout: HeaderLayout, part: Mapping[str, TensorRef]) -> bool:

@@ -64,7 +64,7 @@ def find_state(value: Any, path: str) -> State:
         sizes |= {key: dict(item) for key, item in items.items() if isinstance(key, str) and _are_sizes(item)}
         others |= walk.collect(prefix, {key: item for key, item in items.items() if key not in sizes})
     if not tensors:
-        raise UnsupportedError("a checkpoint without tensors", path=path, expected="names to tensors", hint=_SAVE)
+        raise UnsupportedError("checkpoint has no tensors", path=path, expected="names to tensors", hint=_SAVE)
     wrapper = ".".join(keys)
     notes = (f"the model was found under {wrapper!r}",) if keys else ()
     return State(tensors, others, wrapper, (*notes, *walk.notes()), sizes)
@@ -102,7 +102,7 @@ class _Walk:
         tensors: dict[str, View] = {}
         for name, view in self._leaves(prefix, items):
             if name in tensors:
-                raise DuplicateError("two tensors of one name", path=self.path, found=name)
+                raise DuplicateError("duplicate tensor name", path=self.path, found=name)
             if len(tensors) >= MAX_TENSORS:
                 raise OutOfRangeError("number of tensors", path=self.path, expected=f"≤ {MAX_TENSORS}")
             tensors[name] = view

@@ -84,7 +84,7 @@ def _root(archive: Archive) -> str:
     stray = next((name for name in archive.entries if "/" not in name), None)
     path = archive.source.path
     if not roots:
-        raise MissingError("an empty archive", path=path, expected="data.pkl")
+        raise MissingError("archive is empty", path=path, expected="data.pkl")
     if stray is not None or len(roots) > 1:
         found = sorted(roots)[:4] if stray is None else stray
         raise OutOfRangeError("entries outside the archive's folder", path=path, found=found, expected="one folder")
@@ -94,7 +94,7 @@ def _root(archive: Archive) -> str:
         raise UnsupportedError("a TorchScript program, not a checkpoint", path=path, hint=hint)
     for name in ("data.pkl", "version"):
         if f"{root}/{name}" not in archive.entries:
-            raise MissingError("a PyTorch archive without a record it must have", path=path, expected=f"{root}/{name}")
+            raise MissingError("PyTorch archive lacks a required record", path=path, expected=f"{root}/{name}")
     return root
 
 
@@ -130,7 +130,7 @@ def _record(archive: Archive, root: str, storage: Storage) -> Entry:
     name, path = f"{root}/data/{storage.key}", archive.source.path
     entry = archive.entries.get(name)
     if entry is None:
-        raise MissingError("a storage that the pickle names", path=path, expected=name)
+        raise MissingError("a storage of the pickle is missing", path=path, expected=name)
     if entry.nbytes != storage.nbytes:
         wanted = f"{storage.nbytes} bytes"
         raise InconsistentError(f"size of {name}", path=path, offset=entry.offset, found=entry.nbytes, expected=wanted)

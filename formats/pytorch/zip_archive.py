@@ -138,7 +138,7 @@ def read_archive(source: Source) -> Archive:
             )
         entry, end = _read_entry(source, line, directory.offset)
         if entry.name in entries:
-            raise DuplicateError("an archive entry twice", path=source.path, offset=entry.header, found=entry.name)
+            raise DuplicateError("duplicate archive entry", path=source.path, offset=entry.header, found=entry.name)
         entries[entry.name] = entry
     if end != directory.offset:
         raise OverlapError(
@@ -153,9 +153,7 @@ def _find_directory(source: Source) -> _Directory:
     tail = source.read(tail_at, source.size - tail_at)
     place = tail.rfind(b"PK\5\6")
     if place < 0:
-        raise TruncatedError(
-            "a zip archive without its directory: the file was cut", path=source.path, offset=source.size
-        )
+        raise TruncatedError("zip archive has no directory: the file was cut", path=source.path, offset=source.size)
     at = tail_at + place
     if len(tail) - place < _END.size:
         raise TruncatedError("a zip archive cut in its last record", path=source.path, offset=source.size)
@@ -167,7 +165,7 @@ def _find_directory(source: Source) -> _Directory:
     if comment and b"PK\5\6" in tail[:place]:
         raise CorruptError("two records claim to end the archive", path=source.path, offset=at)
     if disk or first_disk or here != count:
-        raise UnsupportedError("an archive over several disks", path=source.path, offset=at)
+        raise UnsupportedError("archive spans several disks", path=source.path, offset=at)
     directory, end = _Directory(offset, nbytes, count), at
     if at >= _LOCATOR.size and source.read(at - _LOCATOR.size, 4) == b"PK\6\7":
         directory, end = _find_zip64(source, at - _LOCATOR.size, directory)
@@ -190,7 +188,7 @@ def _find_zip64(source: Source, at: int, short: _Directory) -> tuple[_Directory,
     if mark != b"PK\6\6" or place + 12 + size != at:
         raise InconsistentError("zip64 end record does not reach its locator", path=source.path, offset=place)
     if disk or own or first or disks > 1 or here != count:
-        raise UnsupportedError("an archive over several disks", path=source.path, offset=place)
+        raise UnsupportedError("archive spans several disks", path=source.path, offset=place)
     pairs = ((short.offset, offset, _U32), (short.nbytes, nbytes, _U32), (short.count, count, _U16))
     for found, wanted, unset in pairs:
         if found not in (wanted, unset):
@@ -224,7 +222,7 @@ def _read_directory(source: Source, directory: _Directory) -> list[_Listed]:
         extra = data[begin + _ENTRY.size + name_size : place - comment]
         sizes = _widen(extra, (nbytes, packed, header), path, at + begin)
         if disk:
-            raise UnsupportedError("an archive over several disks", path=path, offset=at + begin)
+            raise UnsupportedError("archive spans several disks", path=path, offset=at + begin)
         if made_by >> 8 == 3 and stat.S_ISLNK(attributes >> 16):
             raise OutOfRangeError("archive entry is a symlink", path=path, offset=at + begin, found=name)
         listed.append(_Listed(name, flags, method, crc, sizes[1], sizes[0], sizes[2]))
@@ -246,7 +244,7 @@ def _widen(extra: bytes, values: tuple[int, int, int], path: str, offset: int) -
                 queue = iter(wide)
                 return tuple(next(queue) if value == _U32 else value for value in values)
         place += 4 + size
-    raise InconsistentError("an entry that needs a zip64 field has none", path=path, offset=offset)
+    raise InconsistentError("archive entry lacks its zip64 field", path=path, offset=offset)
 
 
 def _read_entry(source: Source, line: _Listed, limit: int) -> tuple[Entry, int]:
@@ -318,10 +316,10 @@ def _name(line: _Listed, path: str) -> str:
         or name[1:2] == ":"
     ):
         raise OutOfRangeError(
-            "an entry that leads out of its archive", path=path, offset=line.header, found=name, expected="folder/name"
+            "archive entry leads out of its archive", path=path, offset=line.header, found=name, expected="folder/name"
         )
     if name.endswith("/") and line.nbytes:
-        raise InconsistentError("a folder with bytes of its own", path=path, offset=line.header, found=name)
+        raise InconsistentError("archive folder has data", path=path, offset=line.header, found=name)
     return name
 
 

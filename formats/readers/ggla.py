@@ -77,7 +77,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         tensors: dict[str, TensorRef] = {}
         for ref, offset in _walk(source, rank):
             if ref.name in tensors:
-                raise DuplicateError("a tensor occurs twice", path=path, offset=offset, found=ref.name)
+                raise DuplicateError("duplicate tensor name", path=path, offset=offset, found=ref.name)
             if len(tensors) >= limits.MAX_GGML_TENSORS:
                 raise OutOfRangeError("too many tensors", path=path, offset=offset, expected=limits.MAX_GGML_TENSORS)
             tensors[ref.name] = ref
@@ -120,7 +120,9 @@ def _record(source: Source, offset: int, rank: int) -> TensorRef:
         raise EncodingError("a tensor's name is not UTF-8", path=source.path, offset=at) from None
     if not name.endswith(SIDES):
         expected = " or ".join(f"…{side}" for side in SIDES)
-        raise UnexpectedTensorError("no part of a pair", path=source.path, offset=at, found=name, expected=expected)
+        raise UnexpectedTensorError(
+            "tensor is not part of a pair", path=source.path, offset=at, found=name, expected=expected
+        )
     if inner != rank:
         raise ShapeError(f"rank of {name!r}", path=source.path, offset=offset + 12, found=inner, expected=rank)
     padding = -cursor.offset % ALIGNMENT
@@ -141,7 +143,7 @@ def _record(source: Source, offset: int, rank: int) -> TensorRef:
 def _check_pairs(source: Source, tensors: dict[str, TensorRef]) -> None:
     # The records have no count: a file cut between two of them is only seen by the half that is left.
     if not tensors:
-        raise MissingError("an adapter without a tensor", path=source.path, offset=source.size)
+        raise MissingError("adapter has no tensors", path=source.path, offset=source.size)
     a, b = SIDES
     for name in tensors:
         other = name.removesuffix(a) + b if name.endswith(a) else name.removesuffix(b) + a

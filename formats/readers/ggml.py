@@ -100,7 +100,7 @@ def _reading(source: Source, layouts: Sequence[HeaderLayout]) -> Checkpoint:
         names = ", ".join(str(checkpoint.layout) for checkpoint in found)
         if not any(checkpoint.tensors for checkpoint in found):
             raise MissingError(
-                "a vocabulary and no tensor: a model cut exactly there, or the vocabulary of one of several families",
+                "vocabulary without tensors: a model cut exactly there, or the vocabulary of one of several families",
                 path=source.path, offset=source.size, found=names, hint="--arch NAME with --vocab-only",
             )  # fmt: skip
         raise AmbiguousError("several architectures fit these bytes", path=source.path, found=names, hint="--arch NAME")

@@ -316,7 +316,7 @@ def _version(source: Source) -> tuple[int, bool]:
     magic = source.read(0, min(4, source.size))
     if magic != MAGIC and _is_unfinished(source.path, magic):
         hint = "ggferry edit FILE --recover finishes it"
-        raise cursor.error(InconsistentError, "an edit of it was broken off", hint=hint)
+        raise cursor.error(InconsistentError, "an edit of it was interrupted", hint=hint)
     if magic != MAGIC and not MAGIC.startswith(magic):
         other = container_by_magic(magic)
         found = f"the magic of {other.label}" if other else describe(source.read(0, min(64, source.size)), source.path)

@@ -11,7 +11,7 @@ import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.checkpoint_folder.folder import (
@@ -79,6 +79,13 @@ _PLAIN = (
     .replace(b"#", _SIZE)
 )
 """A line as `safetensors` itself and every other known writer writes it: `~` is white space, `#` a number."""
+
+
+class _Place(TypedDict):
+    """Where an error is."""
+
+    path: str
+    offset: int
 
 
 class _Line(NamedTuple):
@@ -329,7 +336,7 @@ class _Header:
             message = "bytes follow the last tensor"
             raise TrailingBytesError(message, path=self.path, offset=data + end, found=held - end)
 
-    def _place(self, at: int) -> dict[str, Any]:
+    def _place(self, at: int) -> _Place:
         """Return path and offset of the line at `at`, for an error."""
         head = self.text[at : at + 64]
         return {"path": self.path, "offset": PREFIX + at + len(head) - len(head.lstrip(b" \t\r\n"))}

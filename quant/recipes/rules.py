@@ -209,7 +209,7 @@ def parse_rule(line: str) -> Rule:
     for pattern in patterns:
         if pattern not in _TENSOR_WORDS and not re.search(r"[.*?\[]", pattern):
             raise BlockError(
-                f"{pattern!r} is no role ({', '.join(ROLES)}, {OTHER}, {ANY}) and no pattern of a name (blk.*.weight)"
+                f"{pattern!r} is neither a role ({', '.join(ROLES)}, {OTHER}, {ANY}) nor a name pattern (blk.*.weight)"
             )
     kind = right.strip()
     when = tuple(parse_condition(word) for word in words[1:])

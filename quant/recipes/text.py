@@ -143,7 +143,7 @@ _HEADINGS: Mapping[str, Callable[[Recipe, str], Recipe]] = {
 
 def _heading(found: Recipe, seen: set[str], key: str, value: str) -> Recipe:
     if key not in _HEADINGS:
-        raise BlockError(f"{key!r} is no heading ({', '.join(_HEADINGS)}), and a rule has '-> TYPE'")
+        raise BlockError(f"{key!r} is not a heading ({', '.join(_HEADINGS)}), and a rule has '-> TYPE'")
     if key in seen:
         raise BlockError(f"{key} a second time")
     if key == "base" and seen - {"recipe"}:

@@ -136,11 +136,11 @@ class Migration:
     def __init__(
         self, request: MigrationRequest, emit: Emit, made: Made | None = None, ledger: Ledger | None = None
     ) -> None:
-        self.asked, self.emit = request, emit
+        self.request, self.emit = request, emit
         self.head, self.entries = _checked(request, made)
         self.deletion = Deletion()
         mark = digest_of([_ledger_name(request.ledger)])[:8]
-        self.asked = replace(request, settings=replace(request.settings, access=granted(), mark=mark))
+        self.request = replace(request, settings=replace(request.settings, access=granted(), mark=mark))
         retry.stopping.clear()
         if ledger is not None:
             self.ledger = ledger
@@ -155,7 +155,7 @@ class Migration:
         Raises RefusedError when sources changed or there is no room.
         """
         head = self.head
-        for folder in {self.asked.settings.scratch, None}:
+        for folder in {self.request.settings.scratch, None}:
             sweep(folder)
         self.ledger.reclaim()
         states = {row["id"]: row["state"] for row in self.ledger.rows(full=False)}
@@ -163,19 +163,19 @@ class Migration:
         settled = {DONE, QUARANTINED, SKIPPED}
         to_check = [e for e in self.entries if e.verdict == CONVERT and states.get(e.id(head)) not in settled]
         self._check_sources(to_check)
-        self.ledger.register(head.id, [_row(entry, head, self.asked.trees) for entry in self.entries])
-        if self.asked.retry:
+        self.ledger.register(head.id, [_row(entry, head, self.request.trees) for entry in self.entries])
+        if self.request.retry:
             self.ledger.retry(head.id)
         else:
             self.ledger.retry(head.id, [FAILED], Fault.TRANSIENT)
         queued = {row["id"] for row in self.ledger.rows(head.id, [QUEUED], full=False)}
-        share, shares = self.asked.shard
+        share, shares = self.request.shard
         ids = {entry.id(head): entry for entry in self.entries}
         left = {i: entry for i, entry in ids.items() if i in queued and bucket(i) % shares == share}
         self._check_folders([*left.values()])
         self._check_free_space([*left.values()])
-        if self.asked.delete_source:
-            self.deletion = choose(ids, left, {row["id"]: row for row in self._finished()}, self.asked.despite_drops)
+        if self.request.delete_source:
+            self.deletion = choose(ids, left, {row["id"]: row for row in self._finished()}, self.request.despite_drops)
         return [*left.values()]
 
     def run(self, left: Sequence[Entry]) -> None:
@@ -185,17 +185,17 @@ class Migration:
 
     def _run(self, left: Sequence[Entry]) -> None:
         run = Run(
-            self.ledger, self.head.id, self.asked.jobs, self.asked.settings, self.emit, self.asked.shard,
-            self.asked.lease, done=self._done,
+            self.ledger, self.head.id, self.request.jobs, self.request.settings, self.emit, self.request.shard,
+            self.request.lease, done=self._done,
         )  # fmt: skip
         for row in self._finished():
             if row["id"] in self.deletion.entries and row["receipt"] is not None:
                 self._delete(row["id"], row["entry"]["recipe"], row["receipt"])
         try:
-            if self.asked.engine == "ray":
+            if self.request.engine == "ray":
                 from ggferry.service.apply.ray_engine import run_ray
 
-                run_ray(run, self.asked.address)
+                run_ray(run, self.request.address)
             else:
                 run_local(run)
         except (KeyboardInterrupt, GgferryError):
@@ -209,9 +209,9 @@ class Migration:
 
     def _finished(self) -> list[LedgerRow]:
         """Return rows of this plan and share that are done and whose existing sources are to be deleted."""
-        if not self.asked.delete_source:
+        if not self.request.delete_source:
             return []
-        share, shares = self.asked.shard
+        share, shares = self.request.shard
         rows = self.ledger.rows(self.head.id, [DONE])
         return [row for row in rows if not row["deleted"] and row["bucket"] % shares == share]
 
@@ -245,7 +245,7 @@ class Migration:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise RefusedError(
                 f"{len(changed)} sources are not as they were planned: {'; '.join(changed[:3])}{more}",
-                path=self.asked.plan, hint="plan again; nothing was done",
+                path=self.request.plan, hint="plan again; nothing was done",
             )  # fmt: skip
 
     def _check_folders(self, left: Sequence[Entry]) -> None:
@@ -256,7 +256,7 @@ class Migration:
         local = {os.path.dirname(local_path(e.output)) for e in left if e.output and not is_remote(e.output)}
         folders = {_existing(folder) for folder in local}
         if left:
-            folders.add(_existing(self.asked.settings.scratch or tempfile.gettempdir()))
+            folders.add(_existing(self.request.settings.scratch or tempfile.gettempdir()))
         failed: list[OSError] = []
         for folder in sorted(folders):
             try:
@@ -283,16 +283,16 @@ class Migration:
                 places[folder] = places.get(folder, 0) + max(entry.bytes_out, entry.disk - reads)
                 passing += [reads] * bool(reads)
         if passing:
-            scratch = _existing(self.asked.settings.scratch or tempfile.gettempdir())
-            most = sum(sorted(passing)[-self.asked.jobs :])
+            scratch = _existing(self.request.settings.scratch or tempfile.gettempdir())
+            most = sum(sorted(passing)[-self.request.jobs :])
             places[scratch] = places.get(scratch, 0) + most
         needs: dict[int, list[Any]] = {}
         for folder, need in places.items():
             device = needs.setdefault(os.stat(folder).st_dev, [folder, 0])
             device[1] += need
         total = sum(need for _, need in needs.values())
-        if self.asked.max_disk is not None and total > self.asked.max_disk:
-            _refuse("--max-disk", total, self.asked.max_disk)
+        if self.request.max_disk is not None and total > self.request.max_disk:
+            _refuse("--max-disk", total, self.request.max_disk)
         for folder, need in needs.values():
             if need > (free := free_bytes(folder)):
                 _refuse(folder, need, free)
@@ -307,14 +307,14 @@ class Migration:
     def _delete(self, job: str, recipe: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
         """Delete the weights of a finished job, if the question named them."""
         entry = self.deletion.entries[job]
-        scratch = self.asked.settings.scratch or tempfile.gettempdir()
+        scratch = self.request.settings.scratch or tempfile.gettempdir()
         try:
-            gone = delete(entry, recipe, receipt, self.asked.despite_drops, scratch)
+            gone = delete(entry, recipe, receipt, self.request.despite_drops, scratch)
             self.ledger.note_deleted(job)
             self.emit({"event": "deleted", "id": job, "source": entry.source, "files": gone})
         except GgferryError as error:
             self.emit({"event": "warning", "id": job, "source": entry.source, "message": str(error)})
-        except OSError as error:  # of one disk: the other sources are still to be looked at
+        except OSError as error:  # of one disk: the other sources are still to be inspected
             self.emit({"event": "warning", "id": job, "source": entry.source, "message": str(of_os(error))})
 
 

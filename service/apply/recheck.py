@@ -35,7 +35,7 @@ def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[t
                 problem = str(error)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 problem = f"its row in the ledger is damaged: {type(error).__name__}: {error}"
-            except OSError as error:  # of one disk: the other outputs are still to be looked at
+            except OSError as error:  # of one disk: the other outputs are still to be inspected
                 problem = str(of_os(error))
             yield row, problem
     raise_damaged(damaged)

@@ -170,7 +170,7 @@ def _print_plan(facts: dict[str, Any]) -> None:
         what = f"{t['source_type']} → {t['type']}  {t['route']}, {t['grade']}"
         tell(f"{t['name']:<32}  {shape:<14}  {what}  {t['bytes']:,}")
     for drop in facts["dropped"]:
-        tell(f"{drop['name']:<32}  not carried over: {drop['reason']}")
+        tell(f"{drop['name']:<32}  not copied: {drop['reason']}")
     tell(
         f"{len(facts['tensors'])} tensors, {facts['bytes_read']:,} bytes read, {facts['bytes_written']:,} bytes written"
     )

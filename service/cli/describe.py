@@ -163,11 +163,15 @@ def lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
     for file in facts["files"]:
         yield f"  {file['path']}  {file['bytes']:,} bytes"
     if model := facts["model"]:
-        runtimes = f"run by {', '.join(model['runtimes'])}" if model["runtimes"] else "no runtime is known to run it"
-        yield f"  {model['architecture']}: as GGUF {runtimes}"
+        runtimes = (
+            f"supported by {', '.join(model['runtimes'])} (as GGUF)"
+            if model["runtimes"]
+            else "no runtime is known to run it"
+        )
+        yield f"  {model['architecture']}: {runtimes}"
         if other := model.get("other_half"):
-            what = "the text model" if other["kind"] == "text" else "what sees or hears"
-            where = f" in {other['file']}" if other["file"] else ", for a second file (mmproj)"
+            what = "the text model" if other["kind"] == "text" else "the vision or audio encoder"
+            where = f" in {other['file']}" if other["file"] else ", for an mmproj file"
             count = f"{other['tensors']} tensors, {other['bytes']:,} bytes"
             yield f"  {what}: {other['architecture']}, {count}{printable(where)}"
         yield from (f"  note: {text}" for text in model["reservations"])
@@ -188,7 +192,7 @@ def metadata_lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str
 
 
 def tensor_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the tensors, and of what is not carried over."""
+    """Yield the lines of the tensors, and of what is not copied."""
     tensors, width, nbytes = facts["tensors"], 0, 0
     for t in tensors:
         width, nbytes = max(width, len(printable(t["name"]))), nbytes + t["bytes"]
@@ -199,7 +203,7 @@ def tensor_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         at = f"{t['offset']:#012x}  {t['bytes']:>14,}{parts}"
         yield f"  {printable(t['name']):<{width}}  {t['type']:<8}  {shape:<14}  {at}"
     for drop in facts["dropped"]:
-        yield f"  not carried over: {drop['name']} ({drop['reason']})"
+        yield f"  not copied: {drop['name']} ({drop['reason']})"
 
 
 def _table(title: str, items: Any) -> Iterator[str]:

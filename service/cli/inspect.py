@@ -30,7 +30,7 @@ class TokensCommand(HeadedCommand):
 @commands.command(cls=TokensCommand)
 @takes(InspectCommand)
 def inspect(request: InspectCommand) -> None:
-    """Print what a file holds, or the parts that are asked for."""
+    """Print what a file holds, or the parts that are requested."""
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
     from ggferry.service.cli.describe import describe
     from ggferry.service.cli.files import sections

@@ -55,8 +55,12 @@ def offers(command: str, *, defaults: bool = True) -> Callable[[Function], Funct
     return wrap
 
 
-def takes(record: type) -> Callable[[Function], Function]:
-    """Make a command of a function of a request: its arguments, options and help are those that the record declares."""
+def takes(record: type, table: str | None = None) -> Callable[[Function], Function]:
+    """Make a command of a function of a request: its arguments, options and help are those that the record declares.
+
+    `table`: the command also has the table's options for this name, and passes them by name; one that is not given is
+    None.
+    """
 
     def wrap(function: Function) -> Function:
         def run(**values: Any) -> Any:
@@ -65,10 +69,13 @@ def takes(record: type) -> Callable[[Function], Function]:
                 follow_redirects()
             if "progress" in reported:
                 given["progress"] = stage_of(visible=not given.get("as_json"))
-            return function(record(**{name: value for name, value in given.items() if value is not None}))
+            more = {option.name: values[option.name] for option in shared}
+            return function(record(**{name: value for name, value in given.items() if value is not None}), **more)
 
         declared, reported = options_declared(record), {each.name for each in fields(record)}
+        shared = () if table is None else tuple(options_of(table))
         parameters = [_parameter(option, defaults=True) for option in declared]
+        parameters += [_parameter(option, defaults=False) for option in shared]
         run.__name__, run.__doc__ = function.__name__, record.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -98,7 +105,7 @@ def stage_of(*, visible: bool) -> Stage:
     return stage
 
 
-_TYPES: dict[Kind, Any] = {Kind.FLAG: bool, Kind.NUMBER: int, Kind.NUMBERS: list[int]}
+_TYPES: dict[Kind, Any] = {Kind.FLAG: bool, Kind.NUMBER: int, Kind.NUMBERS: list[int], Kind.SECONDS: float}
 
 
 def _parameter(option: Option, defaults: bool) -> inspect.Parameter:
@@ -106,6 +113,8 @@ def _parameter(option: Option, defaults: bool) -> inspect.Parameter:
     default = None if option.kind.is_list or not defaults else option.default
     if option.default is MISSING:
         default = inspect.Parameter.empty
+    elif option.either_way:
+        kind |= None
     elif option.kind is Kind.FLAG:
         default = bool(default) is not option.negated
     else:
@@ -117,9 +126,10 @@ def _parameter(option: Option, defaults: bool) -> inspect.Parameter:
         "rich_help_panel": option.heading,
         "autocompletion": completing(option),
     }
-    if option.kind in (Kind.NUMBER, Kind.NUMBERS):
+    if option.kind in (Kind.NUMBER, Kind.NUMBERS, Kind.SECONDS):
         facts |= {"min": option.least, "max": option.most}
-    declared = typer.Argument(**facts) if option.argument else typer.Option(*option.all_flags, **facts)
+    flags = ("/".join(option.all_flags),) if option.either_way else option.all_flags
+    declared = typer.Argument(**facts) if option.argument else typer.Option(*flags, **facts)
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
     )

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ggferry.converters.metadata.beside import RECEIPT, files_written
@@ -25,13 +25,18 @@ from ggferry.service.client.transport import FIRST, TRIES, Transport
 from ggferry.service.records.receipts import receipts_of
 from ggferry.support.printable import printable_json
 
+if TYPE_CHECKING:
+    from ggferry.converters.metadata.receipt_fields import KeptReceipt
+    from ggferry.formats.json_files.kinds import JSONObject
+    from ggferry.service.records.fields import ListedModel, ModelRecord, PlanRecord, Totals
+
 API = "/api/v1"
 PIECE = 8 << 20  # bytes of one request of an upload
 BLOCK = 1 << 20
 ENDED = ("done", "failed", "quarantined", "skipped")
 PARTIAL = ".partial"
 Progress = Callable[[int], None]
-Seer = Callable[[dict[str, Any]], None]
+Seer = Callable[["ModelRecord"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +72,9 @@ class Client:
 
     # --- looking ---------------------------------------------------------------------------------------------------
 
-    def models(self, **query: Any) -> Iterator[dict[str, Any]]:
+    def models(self, **query: Any) -> Iterator[ListedModel]:
         """Yield the archive's models; `query` as the API's: q, state, container, architecture, sort, descending."""
-        cursor: dict[str, Any] = {}
+        cursor: dict[str, str] = {}
         while True:
             page = self._get("/models", {"limit": 500, **_plain(query), **cursor})
             yield from page["items"]
@@ -77,39 +82,42 @@ class Client:
                 return
             cursor = {"cursor": page["next"]}
 
-    def inspect(self, source: str, arch: str | None = None) -> dict[str, Any]:
+    def inspect(self, source: str, arch: str | None = None) -> JSONObject:
         """Return what a source of the server holds, as `ggferry.inspect`."""
         return dict(self._post("/inspect", {"source": source, "arch": arch}))
 
-    def job(self, job: str) -> dict[str, Any]:
+    def job(self, job: str) -> ModelRecord:
         """Return a job, by its id or the beginning of one."""
         if len(job) < 32:
             found = [each["id"] for each in self.models() if each["id"].startswith(job)] if job else []
             if len(found) != 1:
                 raise NotFoundError(f"{len(found)} jobs go by this name", path=self._transport.url, found=job)
             job = found[0]
-        return dict(self._get(f"/jobs/{quote(job, safe='')}"))
+        found_job: ModelRecord = self._get(f"/jobs/{quote(job, safe='')}")
+        return found_job
 
-    def receipt(self, job: str) -> dict[str, Any]:
+    def receipt(self, job: str) -> KeptReceipt:
         """Return the receipt of a done job; of several outputs the first, the others in its member `further`."""
-        return dict(self._get(f"/jobs/{job}/receipt"))
+        found: KeptReceipt = self._get(f"/jobs/{job}/receipt")
+        return found
 
-    def totals(self) -> dict[str, Any]:
+    def totals(self) -> Totals:
         """Return the archive in numbers."""
-        return dict(self._get("/totals"))
+        found: Totals = self._get("/totals")
+        return found
 
     # --- doing -----------------------------------------------------------------------------------------------------
 
-    def plan(self, source: str, **options: Any) -> dict[str, Any]:
+    def plan(self, source: str, **options: Any) -> PlanRecord:
         """Return a plan of what is at a source of the server, once it is made. Raises what it failed with."""
         body = {"source": source, "options": _plain(options)}
-        found = self._post("/plans", body, os.urandom(16).hex())
+        found: PlanRecord = self._post("/plans", body, os.urandom(16).hex())
         while found["state"] == "planning":
             time.sleep(0.5)
             found = self._get(f"/plans/{found['id']}")
         if found["state"] != "ready":
             raise _revived(found["error"] or {})
-        return dict(found)
+        return found
 
     def submit(self, source: str, *, progress: Progress = lambda count: None, **options: Any) -> list[str]:
         """Have a source converted and return the ids of its jobs.
@@ -173,23 +181,25 @@ class Client:
                     progress(known - offset)
                     offset = known
 
-    def cancel(self, job: str) -> dict[str, Any]:
+    def cancel(self, job: str) -> ModelRecord:
         """End a job; nothing of it is published."""
-        return dict(self._post(f"/jobs/{job}/cancel", None))
+        found: ModelRecord = self._post(f"/jobs/{job}/cancel", None)
+        return found
 
-    def retry(self, job: str) -> dict[str, Any]:
+    def retry(self, job: str) -> ModelRecord:
         """Queue a job again that failed or was cancelled."""
-        return dict(self._post(f"/jobs/{job}/retry", None))
+        found: ModelRecord = self._post(f"/jobs/{job}/retry", None)
+        return found
 
     def wait(
         self, jobs: Sequence[str], *, seconds: float | None = None, see: Seer = lambda job: None
-    ) -> list[dict[str, Any]]:
+    ) -> list[ModelRecord]:
         """Return jobs once all have ended; `see` is called with each whose state or progress changed.
 
         Raises RefusedError after `seconds`. A server that restarts meanwhile is waited for.
         """
         until = None if seconds is None else time.monotonic() + seconds
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, ModelRecord] = {}
         while True:
             for job in jobs:
                 if job in found and found[job]["state"] in ENDED:
@@ -276,7 +286,7 @@ class Client:
         return self._transport.json("POST", API + path, body, None, key)
 
 
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(options: Mapping[str, Any]) -> JSONObject:
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -304,7 +314,7 @@ def _files(path: str) -> dict[str, str]:
             if not name.startswith(".") and os.path.isfile(whole):
                 found[os.path.relpath(whole, path)] = whole
     if not found:
-        raise UsageError("a folder without files", path=path)
+        raise UsageError("folder has no files", path=path)
     return found
 
 

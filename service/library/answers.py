@@ -26,6 +26,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import NotFoundError, RefusedError
 from ggferry.formats.files.sources import known_by
 from ggferry.formats.gguf.values import Value
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Conversion:
         assumed: What the source left open.
         notes: What a user should know.
         summary: The three lines that the command line prints.
-        mmproj: The file of what sees and hears, which was written beside it; None where there is none.
+        mmproj: The mmproj file, which was written beside it; None where there is none.
     """
 
     output: str
@@ -131,7 +132,7 @@ class PlannedKey:
 
 @dataclass(frozen=True, slots=True)
 class DroppedTensor:
-    """A tensor that is not carried over.
+    """A tensor that is not copied.
 
     Attributes:
         name: Name in the source.
@@ -153,12 +154,12 @@ class ConversionPlan:
         architecture: GGUF's `general.architecture`.
         tensors: The tensors of the output.
         keys: The keys of the output, in order.
-        dropped: Tensors that are not carried over.
+        dropped: Tensors that are not copied.
         assumed: What the source left open.
         notes: What a user should know.
         bytes_read: Bytes that the conversion will read.
         bytes_written: Bytes that it will write.
-        mmproj: The plan of the file of what sees and hears; None where there is none.
+        mmproj: The plan of the mmproj file; None where there is none.
         further: The plans of the other outputs, where several types are asked for, in their order.
     """
 
@@ -205,9 +206,9 @@ class Inspection:
         header: The fixed header fields as found.
         metadata: GGUF's keys, or the configuration of a training checkpoint.
         tensors: Tensors by name.
-        dropped: Tensors that the reader found and does not carry over.
+        dropped: Tensors that the reader found and does not copy.
         notes: What a user should know.
-        other_half: Of a model that also sees or hears: what that half is and where, or the text model of a file of it.
+        other_half: Of a multimodal model: what that half is and where, or the text model of a file of it.
     """
 
     path: str
@@ -295,7 +296,7 @@ class Model:
         return self._graph.runtimes
 
     @property
-    def hparams(self) -> dict[str, Any]:
+    def hparams(self) -> JSONObject:
         """The keys that GGUF has for this architecture, without their prefix, with their values: 'block_count' → 32."""
         prefix = f"{self.architecture}."
         return {key.removeprefix(prefix): value.data for key, value, _ in self._graph.written()}
@@ -347,7 +348,7 @@ class Model:
     ) -> Floats:
         """Return the rows that the text model reads in place of a picture or a recording.
 
-        The model is a second file (mmproj), or a checkpoint that also sees or hears. A file is prepared as the model's
+        The model is an mmproj file (mmproj), or a multimodal checkpoint. A file is prepared as the model's
         processor does it, whole: tiles are not cut.
 
         Args:

@@ -249,5 +249,5 @@ def _assumed(params: Mapping[str, Param]) -> tuple[Assumption, ...]:
 
 
 def dropped(found: Iterable[Dropped]) -> tuple[DroppedTensor, ...]:
-    """Return what is not carried over, as the library's records describe it."""
+    """Return what is not copied, as the library's records describe it."""
     return tuple(DroppedTensor(drop.ref.name, drop.reason, drop.loses) for drop in found)

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 from ggferry.converters.conversion.options import OPTIONS, Kind, Option
 from ggferry.converters.conversion.request import Request, request_of
 from ggferry.formats.files.local_files import Named
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.operation import StrPath as StrPath
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -92,7 +93,7 @@ class TypeOptions(ImatrixOptions, total=False):
 
 
 class SourceOptions(Opening, total=False):
-    """What is carried over, and what the source lacks.
+    """What is copied, and what the source lacks.
 
     Attributes:
         base: For an adapter, its base model or config.json alone.
@@ -120,7 +121,7 @@ class Planning(SourceOptions, TypeOptions, total=False):
         outtype: 'keep', or any type of llama-quantize; of `plan` and `ladder` several, separated by commas.
         split_max_size: Bytes, or a text: '4G' is 4·10⁹, '4GiB' is 4·2³⁰.
         tensor_first_split: Whether the first shard holds tensors.
-        mmproj: Of a model that also sees or hears, which files: 'both', 'only' what sees and hears, or 'none' of that.
+        mmproj: Of a multimodal model, which files: 'both', 'only' the encoder, or 'none' of that.
         mmproj_outtype: The type of that file; None: as `outtype` if it is a float, else f16.
         mmproj_out: Its name; None: that of the text model after 'mmproj-'.
     """
@@ -245,7 +246,7 @@ def by_name(each: Option) -> str:
     return each.name
 
 
-def request_from(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def request_from(command: str, options: Mapping[str, Any]) -> JSONObject:
     """Return options as `request_of` takes them. Raises TypeError for one that the function does not have."""
     table = offered(command)
     found = {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Rewritten:
     bytes: int
     tensors: int | None
 
-    def as_dict(self, command: str) -> dict[str, Any]:
+    def as_dict(self, command: str) -> JSONObject:
         """Return the result of a command as plain data, for JSON."""
         planned = {"files": files_as_dicts(self.files)} if self.shards else {"pieces": self.sources}
         return {

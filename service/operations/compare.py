@@ -97,7 +97,9 @@ def _quality(first: str, second: str, request: CompareRequest, stage: Stage) -> 
     try:
         sides = [load_tokenizer(graph.checkpoint, graph.sizes.get("n_vocab", 0)) for graph in (a, b)]
         if sides[0] is None or sides[1] is None:
-            raise MissingError("a model without a vocabulary reads no text", path=first if sides[0] is None else second)
+            raise MissingError(
+                "the model has no vocabulary, so it reads no text", path=first if sides[0] is None else second
+            )
         text = "\n".join(lines_of(Named(os.fspath(request.text))))
         tokens, begin = tokens_of(text, sides[0], sides[1], second)
         return perplexity(

@@ -96,7 +96,7 @@ class EditCommand(EditRequest):
     _: KW_ONLY
     in_place: Annotated[bool, declare(Kind.FLAG, "Change FILE itself.")] = False
     recover: Annotated[
-        bool, declare(Kind.FLAG, "Finish an edit in place that was broken off, and do nothing else.")
+        bool, declare(Kind.FLAG, "Finish an edit in place that was interrupted, and do nothing else.")
     ] = False  # fmt: skip
     dry_run: DryRun = False
     as_json: AsJson = False

@@ -61,8 +61,8 @@ class ForwardCommand(ModelOptions):
     """Run the reference forward pass: a row a token, logits of the vocabulary, or of an encoder alone its states.
 
     T5 reads the tokens and continues its decoder's start token by them; Whisper's decoder is given them, over the
-    spectrum of --mel or a fixed one. What sees or hears (a second file, or a checkpoint with --image, --audio or
-    --pixels) gives the rows that stand for the picture or the recording.
+    spectrum of --mel or a fixed one. A vision or audio encoder (an mmproj file, or a checkpoint with --image,
+    --audio or --pixels) gives the rows that stand for the picture or the recording.
 
     --embed and --score read texts instead, and print JSON where --out names no .npy file.
     """
@@ -73,15 +73,16 @@ class ForwardCommand(ModelOptions):
     out: Annotated[str | None, declare(Kind.TEXT, "The .npy file to write.")] = None
     npy_dtype: Annotated[str, declare(Kind.TEXT, "f32, f16 or f64.", choices=("f32", "f16", "f64"))] = "f32"
     mel: Annotated[
-        str | None, declare(Kind.TEXT, "Whisper, and what hears: a .npy of a spectrum, channels × frames.")
+        str | None, declare(Kind.TEXT, "For Whisper and audio encoders: a .npy of a spectrum, channels × frames.")
     ] = None
     image: Annotated[
-        str | None, declare(Kind.TEXT, "What sees (mmproj): a picture, prepared as the model's processor does.")
+        str | None,
+        declare(Kind.TEXT, "For vision encoders (mmproj): a picture, prepared as the model's processor does."),
     ] = None
-    audio: Annotated[str | None, declare(Kind.TEXT, "What hears (mmproj): a WAV file at 16 kHz.")] = None
-    pixels: Annotated[str | None, declare(Kind.TEXT, "What sees: a .npy of normalized pixels, 3 × height × width.")] = (
-        None
-    )
+    audio: Annotated[str | None, declare(Kind.TEXT, "For audio encoders (mmproj): a WAV file at 16 kHz.")] = None
+    pixels: Annotated[
+        str | None, declare(Kind.TEXT, "For vision encoders: a .npy of normalized pixels, 3 × height × width.")
+    ] = None
     encoder: Annotated[bool, _ENCODER] = False
     embed: Annotated[bool, declare(Kind.FLAG, "The vector of each --text, by a model of embeddings.")] = False
     texts: Annotated[Sequence[str], declare(Kind.TEXTS, "For --embed: a text; repeatable.", "--text")] = ()

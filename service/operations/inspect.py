@@ -34,7 +34,7 @@ class InspectRequest:
 
 @dataclass(frozen=True, slots=True)
 class InspectCommand(InspectRequest):
-    """Show what a file holds, without reading its tensor data: all of it, or the parts that are asked for."""
+    """Show what a file holds, without reading its tensor data: all of it, or the parts that are requested."""
 
     _: KW_ONLY
     full: Annotated[bool, declare(Kind.FLAG, "Arrays and long texts of the metadata whole.")] = False

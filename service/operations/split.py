@@ -46,7 +46,7 @@ class SplitRequest:
 
 @dataclass(frozen=True, slots=True)
 class SplitCommand(SplitRequest):
-    """Cut a GGUF file into shards, 128 tensors each where nothing else is asked for; no tensor is cut."""
+    """Cut a GGUF file into shards, 128 tensors each by default; no tensor is cut."""
 
     _: KW_ONLY
     check: Annotated[

@@ -142,9 +142,9 @@ class _Folder:
     def _link_out(self, path: str, target: str) -> Group:
         self._take([path])
         if not path.lower().endswith(model_suffixes()):
-            return Group(OTHER, path, (path,), reason=f"a link that leads out of the tree, to {target}")
+            return Group(OTHER, path, (path,), reason=f"link leads out of the tree, to {target}")
         hint = "plan the folder it leads into too, or put the file itself in the link's place"
-        error = RefusedError("a link that leads out of the tree", path=path, found=target, hint=hint)
+        error = RefusedError("link leads out of the tree", path=path, found=target, hint=hint)
         return Group(BROKEN, path, (path,), error=error)
 
     def _is_odd(self, path: str) -> bool:

@@ -33,6 +33,15 @@ class FurtherRecord(TypedDict):
     bytes_out: NotRequired[int]
 
 
+class LossRecord(TypedDict):
+    """What an output will not hold, for one reason (`model_graph.graph.Loss`)."""
+
+    reason: str
+    tensors: int
+    bytes: int
+    example: str
+
+
 class PlanLine(TypedDict, total=False):
     """A line of a plan (`plan_file.Entry`), as the ledger keeps it: with the whole recipe and the folders it may touch.
 
@@ -60,7 +69,7 @@ class PlanLine(TypedDict, total=False):
     options: Mapping[str, Any]
     grades: Mapping[str, int]
     notes: list[str]
-    lost: list[Mapping[str, Any]]
+    lost: list[LossRecord]
     same_as: str | None
     proof: str | None
     error: Mapping[str, Any] | None
@@ -197,6 +206,75 @@ class RunProgress(TypedDict):
     total: int
     rate: float
     eta: float | None
+
+
+# --- a report ------------------------------------------------------------------------------------------------------
+
+
+class ReportTotals(TypedDict):
+    """The totals of a report: jobs by state, bytes, seconds of all workers together."""
+
+    queued: int
+    running: int
+    verifying: int
+    done: int
+    failed: int
+    quarantined: int
+    skipped: int
+    bytes_before: int
+    bytes_after: int
+    bytes_saved: int
+    bytes_duplicate: int
+    worker_seconds: float
+    peak_memory: int
+    deleted_sources: int
+
+
+class ReportedModel(TypedDict):
+    """A model of a report: what of its job and of its first receipt a person compares.
+
+    `outputs` has the numbers of each output where there are several (`OutputSummary`).
+    """
+
+    id: str
+    source: str
+    state: str
+    container: str | None
+    version: int | None
+    architecture: str | None
+    bytes_in: int
+    bytes_out: int | None
+    output: str | None
+    outputs: list[Mapping[str, Any]]
+    blake3: list[str]
+    grades: dict[str, int]
+    verified: str | None
+    logits: Mapping[str, Any] | None
+    tokenizer: Mapping[str, Any] | None
+    runtimes: list[str] | None
+    same_as: str | None
+    error: Mapping[str, Any] | None
+    attempts: int
+    adopted: bool
+    source_deleted: bool
+    peak_memory: int | None
+    seconds: float | None
+
+
+class ReportRecord(TypedDict):
+    """The report of a migration, as its JSON file and the server have it; `damaged_rows` where there are any."""
+
+    ggferry: str
+    roots: list[str]
+    dest: str | None
+    totals: ReportTotals
+    errors: dict[str, int]
+    faults: dict[str, int]
+    grades: dict[str, int]
+    skipped: dict[str, int]
+    models: list[ReportedModel]
+    other_files: int
+    damaged_rows: NotRequired[list[str]]
 
 
 # --- the archive of a server ---------------------------------------------------------------------------------------

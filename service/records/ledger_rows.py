@@ -12,7 +12,7 @@ from typing import Any
 
 from ggferry.formats.errors import CorruptError
 
-HINT = "restore a copy of the ledger, or begin a new one: apply looks at finished outputs and does not make them again"
+HINT = "restore a copy of the ledger, or begin a new one: apply checks finished outputs and does not make them again"
 OBJECTS = ("entry", "receipt", "error")
 """Columns that hold objects; null where there is nothing."""
 NEEDED = ("source", "recipe", "output")

@@ -153,7 +153,7 @@ class Entry:
         """The sizes of the outputs in bytes, as `sizes_of`."""
         return tuple(sizes_of({"bytes_out": self.bytes_out, "further": [asdict(each) for each in self.further]}))
 
-    def recipe(self, head: Head) -> dict[str, Any]:
+    def recipe(self, head: Head) -> JSONObject:
         """Return everything besides the source's bytes that decides the output's bytes."""
         return {"outtype": head.outtype, "verify": head.verify, **self.options}
 
@@ -316,7 +316,7 @@ def parse_plan(lines: Iterable[bytes], path: str) -> tuple[Head, list[Entry]]:
             entries.append(_entry(record, path, number))
             numbers.append(number)
     if head is None:
-        raise UsageError("an empty plan", path=path, hint="ggferry plan ROOT -o FILE")
+        raise UsageError("plan is empty", path=path, hint="ggferry plan ROOT -o FILE")
     _check_types(head, entries, path)
     _check_outputs(entries, path)
     _check_twice(head, entries, numbers, path)
@@ -407,7 +407,7 @@ def _check_outputs(entries: Iterable[Entry], path: str) -> None:
                 words = "two outputs of one name" if seen[output] == entry.source else "two models with one output"
                 raise UsageError(words, path=path, found=f"{seen[output]}, {entry.source}")
             if output.endswith(RECEIPT):
-                raise UsageError("an output with the name of a receipt", path=path, found=each)
+                raise UsageError("output has the name of a receipt", path=path, found=each)
             seen[output] = entry.source
 
 

@@ -6,14 +6,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import ggferry
 from ggferry.converters.conversion.summary import OutputSummary, rating_of, table_of
 from ggferry.formats.errors import Fault, GgferryError, RefusedError, UsageError, fault_of
 from ggferry.formats.files.partial_files import check_target, write_text
 from ggferry.formats.files.sources import LocalFile
-from ggferry.service.records.fields import LedgerRow, PlanSummary
+from ggferry.service.records.fields import LedgerRow, PlanSummary, ReportedModel, ReportRecord, ReportTotals
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED, STATES, Ledger
 from ggferry.service.records.ledger_rows import raise_damaged
 from ggferry.service.records.plan_file import CONVERT, VERDICTS, Entry, Head, outputs_of
@@ -23,7 +23,7 @@ from ggferry.support.printable import printable_json
 TURNS = {
     Fault.FILE: "at fault themselves: the same bytes fail again; --retry-failed tries them all the same",
     Fault.PERSON: "wait for you: put right what the report names, then run it again with --retry-failed",
-    Fault.TRANSIENT: "met trouble that passes: the same command tries them again",
+    Fault.TRANSIENT: "met a temporary failure: the same command tries them again",
 }
 """What happens next to models that did not end well, for a person."""
 OURS = {
@@ -104,13 +104,13 @@ def check_report(stem: str, *, overwrite: bool = False) -> None:
     for suffix in OURS:
         if os.path.lexists(stem + suffix) and not (overwrite or _is_report(stem, suffix)):
             hint = "choose another name for the report"
-            raise RefusedError("exists already and is no report", path=stem + suffix, hint=hint)
+            raise RefusedError("exists already and is not a report", path=stem + suffix, hint=hint)
         check_target(stem + suffix, overwrite=True)
 
 
 def write_report(
     stem: str, ledger: Ledger, head: Head | None = None, entries: Sequence[Entry] = (), *, overwrite: bool = False
-) -> dict[str, Any]:
+) -> ReportRecord:
     """Write `stem`.json and `stem`.html about a plan's jobs, or all, and return the facts in them.
 
     An earlier report is replaced, another file only with `overwrite`. Raises CorruptError after it is written where
@@ -136,35 +136,42 @@ def _is_report(stem: str, suffix: str) -> bool:
         return False
 
 
-def collect(rows: Sequence[LedgerRow], head: Head | None = None, damaged: Sequence[str] = ()) -> dict[str, Any]:
+def collect(rows: Sequence[LedgerRow], head: Head | None = None, damaged: Sequence[str] = ()) -> ReportRecord:
     """Return the report as plain data; `damaged` says which rows of the ledger cannot be read, and are not in it."""
     done = [row for row in rows if row["state"] == DONE]
     bad = [row for row in rows if row["state"] in (FAILED, QUARANTINED)]
     names = {row["id"]: row["source"] for row in rows}
-    before, after = sum(row["bytes_in"] for row in done), sum(_written(row) for row in done)
-    seconds = [row["finished"] - row["started"] for row in done if row["finished"] and row["started"]]
-    return {
+    found: ReportRecord = {
         "ggferry": ggferry.__version__,
         "roots": list(head.roots) if head else [],
         "dest": head.dest if head else None,
-        "totals": {
-            **{state: sum(row["state"] == state for row in rows) for state in STATES},
-            "bytes_before": before,
-            "bytes_after": after,
-            "bytes_saved": before - after,
-            "bytes_duplicate": sum(row["bytes_in"] for row in rows if row["entry"].get("same_as") or row["same_as"]),
-            "worker_seconds": round(sum(seconds), 3),
-            "peak_memory": max((row["peak"] or 0 for row in rows), default=0),
-            "deleted_sources": sum(bool(row["deleted"]) for row in rows),
-        },
+        "totals": _totals(rows, done),
         "errors": dict(Counter(str((row["error"] or {}).get("class", "?")) for row in bad).most_common()),
         "faults": dict(sorted(Counter(_fault(row).value for row in bad).items())),
         "grades": dict(_grades(done)),
         "skipped": dict(Counter(_why(row) for row in rows if row["state"] == SKIPPED).most_common()),
         "models": [_model(row, names) for row in rows if not _is_other(row)],
         "other_files": sum(_is_other(row) for row in rows),
-        **({"damaged_rows": list(damaged)} if damaged else {}),
     }
+    if damaged:
+        found["damaged_rows"] = list(damaged)
+    return found
+
+
+def _totals(rows: Sequence[LedgerRow], done: Sequence[LedgerRow]) -> ReportTotals:
+    before, after = sum(row["bytes_in"] for row in done), sum(_written(row) for row in done)
+    seconds = [row["finished"] - row["started"] for row in done if row["finished"] and row["started"]]
+    states = {state: sum(row["state"] == state for row in rows) for state in STATES}
+    sums = {
+        "bytes_before": before,
+        "bytes_after": after,
+        "bytes_saved": before - after,
+        "bytes_duplicate": sum(row["bytes_in"] for row in rows if row["entry"].get("same_as") or row["same_as"]),
+        "worker_seconds": round(sum(seconds), 3),
+        "peak_memory": max((row["peak"] or 0 for row in rows), default=0),
+        "deleted_sources": sum(bool(row["deleted"]) for row in rows),
+    }
+    return cast("ReportTotals", {**states, **sums})
 
 
 def _is_other(row: LedgerRow) -> bool:
@@ -196,7 +203,7 @@ def _grades(rows: Sequence[LedgerRow]) -> Counter[str]:
     )
 
 
-def _model(row: LedgerRow, names: Mapping[str, str]) -> dict[str, Any]:
+def _model(row: LedgerRow, names: Mapping[str, str]) -> ReportedModel:
     entry, receipts = row["entry"], receipts_of(row["receipt"])
     receipt: Mapping[str, Any] = receipts[0] if receipts else {}
     logits = receipt.get("logits") or {}

@@ -9,7 +9,7 @@ Data functions for the faces (`functions.py`). All are plain blocking functions:
 (`guard.callers.Caller`: name, scope, csrf). All raise GgferryError, which becomes problem+json below /api and is for
 `pages` to show elsewhere.
 
-    list_models(service, Query(...)) -> ModelPage          the archive: planned and submitted models
+    list_models(service, Query(...)) -> ModelList          the archive: planned and submitted models
     facets(service) -> {"state": {...}, "container": {...}, "architecture": {...}}   counts for filters
     folders(service, below="") -> list[Folder]             one level of the tree, with counts and bytes
     totals(service) -> {"states": {...}, "bytes_before": n, "bytes_after": n, ...}

@@ -22,6 +22,7 @@ from ggferry.service.records.fields import (
     PlanLine,
     PlannedLine,
     PlanRecord,
+    ReportRecord,
     Submitted,
     Totals,
 )
@@ -32,8 +33,9 @@ from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.state import Service
 from ggferry.service.server.store import models
-from ggferry.service.server.store.models import Folder, ModelPage, Query
+from ggferry.service.server.store.models import Folder, ModelList, Query
 from ggferry.service.server.work import edits, planning, sources
+from ggferry.service.server.work.outputs import Output
 from ggferry.service.server.work.sources import Place
 from ggferry.service.server.work.staging import staged
 from ggferry.service.storage.stores import is_remote
@@ -43,17 +45,6 @@ SHOWN_OF_A_JOB = (
     "id", "plan", "source", "output", "state", "bytes_in", "bytes_out", "attempts", "stage", "error", "same_as",
     "adopted", "peak", "created", "started", "finished", "updated",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A file that a done job made: its digests in hex, and the path to download it from this server."""
-
-    name: str
-    bytes: int
-    sha256: str
-    blake3: str
-    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +58,10 @@ class Token:
 # --- the archive ---------------------------------------------------------------------------------------------------
 
 
-def list_models(service: Service, query: Query) -> ModelPage:
+def list_models(service: Service, query: Query) -> ModelList:
     """Return a page of the archive's models. Raises UsageError."""
     found = models.find(service.store, query)
-    return ModelPage([_of_list(service, row) for row in found.items], found.next, found.total)
+    return ModelList([_of_list(service, row) for row in found.items], found.next, found.total)
 
 
 def _of_list(service: Service, row: IndexRow) -> ListedModel:
@@ -305,7 +296,7 @@ def progress(service: Service, job: str | None = None) -> Mapping[str, Any]:
     return service.progress.of(job, models.one(service.store, job)) or {}
 
 
-def report(service: Service, plan: str | None = None) -> JSONObject:
+def report(service: Service, plan: str | None = None) -> ReportRecord:
     """Return the report of a plan's jobs, or of all, as `ggferry ledger export` writes it."""
     if plan is None:
         return collect(service.store.rows())

@@ -64,7 +64,7 @@ class Broker:
         try:
             number, offset, size = map(int, REQUEST.unpack(request))
             if number >= len(self._files) or size > MOST:
-                raise TruncatedError("a request for what is not served")
+                raise TruncatedError("request for a file that is not served")
             return OK + self._files[number].read(offset, size)
         except GgferryError as error:
             return FAILED + json.dumps({**error.as_dict(), "class": type(error).__name__}).encode()

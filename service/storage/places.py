@@ -68,7 +68,7 @@ class Place(Protocol):
     def listing(self, root: str) -> Iterator[Found]: ...
 
     def fetch(self, found: Found, start: int, end: int) -> bytes:
-        """Return bytes `start` to `end` of the very version that was found. Raises ChangedError when it is another."""
+        """Return bytes `start` to `end` of the version that was found. Raises ChangedError if it has changed."""
         ...
 
     def whole(self, found: Found) -> bytes: ...
@@ -135,7 +135,7 @@ def failure(error: BaseException, path: str) -> GgferryError:
     if "Credentials" in kind:
         return AccessError(f"no credentials: {text}", path=path, hint=CREDENTIALS)
     if "Checksum" in kind:  # botocore's own, of a request whose answer stated one
-        return TransportError("what came does not have the checksum that the store states", path=path)
+        return TransportError("download checksum mismatch", path=path)
     if isinstance(error, ConnectionRefusedError):
         return UnreachableError("connection refused", path=path)
     if isinstance(error, TimeoutError) or "Timeout" in kind:
@@ -154,9 +154,9 @@ def by_status(status: int, path: str, words: str = "") -> GgferryError:
     if status in REFUSED:
         return AccessError("access denied", path=path, found=found, hint=CREDENTIALS)
     if words in DAMAGED:
-        return TransportError("what was sent to the store was damaged on the way", path=path, found=found)
+        return TransportError("upload checksum mismatch", path=path, found=found)
     if status == 429 or words == "SlowDown":
-        return UnreachableError("the store asks to be asked less often", path=path, found=found)
+        return UnreachableError("the store limits the rate of requests", path=path, found=found)
     if status >= 500 or status in (408, 409, 425) or words in ("RequestTimeout", "InternalError"):
         return UnreachableError("the store is in trouble", path=path, found=found)
     return AccessError("the store refuses the request", path=path, found=found)

@@ -95,7 +95,7 @@ def prepare(url: str, size: int, writer: Writer, tell: Callable[[str], None] = l
         raise RefusedError("exists already", path=url, found=f"{stat(url).bytes} bytes", hint=HINT)
     if not _creates(url, writer) and _home(url) not in _told:
         _told.add(_home(url))
-        tell(f"{_home(url)} does not know conditional writes: two writers of one name at one time are not told apart")
+        tell(f"{_home(url)} does not know conditional writes: it cannot detect two writers of one name at one time")
 
 
 def publish_all(
@@ -273,7 +273,7 @@ def _check_receipt(url: str) -> bytes | None:
     with suppress(ValueError, RecursionError):
         if isinstance(record := json.loads(found), dict) and "ggferry" in record:
             return found
-    raise RefusedError("a file that is no receipt has the name of one", path=url, hint=HINT)
+    raise RefusedError("a file with a receipt's name is not a receipt", path=url, hint=HINT)
 
 
 # --- partials ------------------------------------------------------------------------------------------------------

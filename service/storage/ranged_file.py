@@ -85,7 +85,7 @@ class RangedFile:
                 self.read(before * self.block, 1)
         if not self._running.agrees():
             raise TransportError(
-                "what came does not have the checksum that the store states", path=self.path,
+                "download checksum mismatch", path=self.path,
                 found=str(self._running.stated),
             )  # fmt: skip
         return f"checked: {self._running.stated}"

@@ -49,7 +49,9 @@ def local_path(path: str) -> str:
     if path.partition("://")[0] in WEB:
         return redact_in(path)
     if redact(path) != path:
-        raise UsageError("a password in a URL", path=redact(path), hint="set it where the package of this place looks")
+        raise UsageError(
+            "URL contains a password", path=redact(path), hint="set it where the package of this place looks"
+        )
     return path.rstrip("/")
 
 
@@ -222,7 +224,7 @@ def whole(found: Found, transport: bool = False) -> bytes:
         running = Running(stated)
         running.update(data)
         if not running.agrees():
-            raise TransportError("what came does not have the checksum that the store states", path=found.path)
+            raise TransportError("download checksum mismatch", path=found.path)
     return data
 
 

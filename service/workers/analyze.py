@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ggferry.converters.conversion.kinds.gguf import plan_in
 from ggferry.converters.conversion.kinds.kind import PlannedOutput
@@ -23,6 +23,9 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, UsageError
 from ggferry.service.workers.messages import Analysis, PlannedFile
+
+if TYPE_CHECKING:
+    from ggferry.service.records.fields import LossRecord
 
 BASE_MEMORY = 640 << 20  # torch, numba's compiled kernels and two forward passes' activations, measured
 THREAD_MEMORY = 96 << 20  # chunks in flight of one thread, with their float32 values
@@ -75,7 +78,7 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
             "grades": dict(Counter(step.grade for one in plans for step in one.steps)),
             "outputs": [_output(output) for output in outputs],
             "options": options,
-            "lost": [asdict(loss) for loss in losses(first.graph.dropped)],
+            "lost": [cast("LossRecord", asdict(loss)) for loss in losses(first.graph.dropped)],
             "notes": _notes([*notes, *checkpoint.notes, *first.graph.notes], plans),
         }
         if mmproj:

@@ -131,7 +131,7 @@ def _name_of(receipt: OutputReceipt) -> str:
 
 
 def _note_texts(receipt: OutputReceipt, found: dict[str, OutputReceipt], outs: Sequence[str]) -> None:
-    """Note a receipt among those found; that of a second file lists the text models that were there already, too.
+    """Note a receipt among those found; that of an mmproj file lists the text models that were there already, too.
 
     The latter is approved last.
     """

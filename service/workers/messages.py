@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from ggferry.converters.metadata.receipt_fields import OutputReceipt
+from ggferry.formats.json_files.kinds import JSONObject
+
+if TYPE_CHECKING:
+    from ggferry.service.records.fields import LossRecord
 
 
 class Event(TypedDict, total=False):
@@ -75,8 +79,8 @@ class Analysis(TypedDict):
     memory: int
     grades: dict[str, int]
     outputs: list[PlannedFile]
-    options: dict[str, Any]
-    lost: list[dict[str, Any]]
+    options: JSONObject
+    lost: list[LossRecord]
     notes: list[str]
     verdict: NotRequired[str]
     reason: NotRequired[str]

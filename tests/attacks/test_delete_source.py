@@ -174,7 +174,7 @@ def test_what_is_not_carried_over_is_a_note_in_the_plan_and_on_the_screen(lossy:
     (loss,) = line["lost"]
     assert loss["tensors"] == 2 and loss["bytes"] == 4 * (32 * 32 + 32) and "pooled" in loss["reason"]
     said = command("convert", lossy, "-o", tmp_path / "x.gguf").stderr
-    assert "note     2 tensors are not carried over ('pooler.dense.bias', 4,224 bytes in all)" in said
+    assert "note     2 tensors are not copied ('pooler.dense.bias', 4,224 bytes in all)" in said
     dropped = json.loads((tmp_path / "x.gguf.receipt.json").read_text())["dropped"]
     assert {drop["name"]: drop["loses"] for drop in dropped} == {
         "embeddings.position_ids": False, "pooler.dense.bias": True, "pooler.dense.weight": True,

@@ -97,7 +97,7 @@ def test_a_strangers_file_with_the_receipts_name_is_replaced_only_by_force(sourc
     out, other = tmp_path / "new.gguf", tmp_path / "new.gguf.receipt.json"
     for text in ("a shop's receipt", '{"ggferry": "0.1.0", "format": 1, "output": {"files": [{"name": "else"}]}}'):
         other.write_text(text)
-        with pytest.raises(RefusedError, match="no receipt of this output"):
+        with pytest.raises(RefusedError, match="not a receipt of this output"):
             run(source, out)
         assert other.read_text() == text and not out.exists()
     run(source, out, force=True)

@@ -132,7 +132,7 @@ def test_a_journal_of_an_edit_that_ours_did_not_write(head: bytes, tmp_path: Pat
     path = tmp_path / "m.gguf"
     path.write_bytes(NOTHING)
     Path(journal_of(str(path))).write_bytes((body := _magic() + head + b"\n") + blake3(body).digest())
-    with pytest.raises(CorruptError, match="did not write"):
+    with pytest.raises(CorruptError, match="was not written by ggferry edit"):
         load(str(path))
 
 

@@ -243,9 +243,9 @@ def test_no_receipt_beside_a_file_of_somebody_else(store: S3Store, local: Path) 
 
 def test_a_file_that_has_a_receipts_name_is_kept(store: S3Store, local: Path) -> None:
     store.put("new/deny/a.gguf.receipt.json", b"[1]")
-    with pytest.raises(RefusedError, match="no receipt"):
+    with pytest.raises(RefusedError, match="not a receipt"):
         prepare(URL, len(OURS), ME)
-    with pytest.raises(RefusedError, match="no receipt"):
+    with pytest.raises(RefusedError, match="not a receipt"):
         put_receipt(b"{}", f"{URL}.receipt.json")
     assert store.get("new/deny/a.gguf.receipt.json") == b"[1]"
 

@@ -106,7 +106,7 @@ def test_commands_on_hostile_names(folder: Path, tmp_path: Path) -> None:
     assert (
         printable(str(source)) in read
         and printable(str(out)) in wrote
-        and proved.startswith("proved   self-consistent only; 30 ")
+        and proved.startswith("proved   verified (no independent reference); 30 ")
     )
     assert quiet("convert", source, "-o", out, code=7).err.startswith("error: ")
     for model in (source, out):

@@ -102,7 +102,7 @@ def test_a_flipped_bit_in_one_range_is_found(store: S3Store, tmp_path: Path, roo
         store.rules.add("GET", "m.bin", "wrong", 3)
         for at in range(0, len(DATA), HEADER_BLOCK):
             file.read(at, min(HEADER_BLOCK, len(DATA) - at))
-        with pytest.raises(TransportError, match="checksum that the store states"):
+        with pytest.raises(TransportError, match="download checksum mismatch"):
             file.transport()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.server.pages.render import page
 from ggferry.service.server.pages.views import (
     PER_PAGE,
@@ -11,24 +12,23 @@ from ggferry.service.server.pages.views import (
     AddPage,
     Agreement,
     Archive,
+    ArchiveAddress,
     Attempt,
-    Drop,
     Fact,
-    Folder,
     ModelPage,
     ModelRow,
-    OutputFile,
     PlannedModel,
     PlanPage,
     Problem,
     Progress,
     Proof,
-    Query,
     Shell,
     TensorPage,
     TensorRow,
     Upload,
 )
+from ggferry.service.server.store.models import Folder
+from ggferry.service.server.work.outputs import Output
 
 SHELL = Shell(version="0.1.0", csrf="token", active=3)
 LONG = "a-model-whose-name-somebody-made-from-every-option-of-its-training-run-" * 3 + "final-v2.bin"
@@ -57,14 +57,14 @@ def row(number: int, **changes: object) -> ModelRow:
     return replace(made, **changes)
 
 
-def archive(models: int = 2000, query: Query | None = None) -> Archive:
+def archive(models: int = 2000, query: ArchiveAddress | None = None) -> Archive:
     """Return an archive of many models, its first page."""
     rows = tuple(row(number) for number in range(min(models, PER_PAGE)))
     if models > 3:
         rows = (replace(rows[0], source=f"/archive/{LONG}"), replace(rows[1], source=f"/archive/{NASTY}"), *rows[2:])
     counts = {state: models * STATES.count(state) // len(STATES) for state in dict.fromkeys(STATES)}
     return Archive(
-        query or Query(),
+        query or ArchiveAddress(),
         rows,
         models,
         models,
@@ -82,7 +82,7 @@ def archive(models: int = 2000, query: Query | None = None) -> Archive:
 def tree() -> Archive:
     """Return the tree of an archive."""
     folders = tuple(Folder(f"/archive/{year}", str(year), 500, 2 << 40) for year in range(2021, 2025))
-    found = archive(4, Query(tree=True, under="/archive"))
+    found = archive(4, ArchiveAddress(tree=True, under="/archive"))
     return replace(found, folders=folders, total=4)
 
 
@@ -169,12 +169,12 @@ def model(state: str = "done") -> ModelPage:
         tensors=all_of if done else tuple(replace(t, type="", bytes_out=None, grade="") for t in all_of),
         shown=shown,
         dropped=(
-            Drop("rope.freqs", "computed by every runtime", False),
-            Drop("layers.40.extra" + NASTY, "of no known use", True),
+            DroppedTensor("rope.freqs", "computed by every runtime", False),
+            DroppedTensor("layers.40.extra" + NASTY, "of no known use", True),
         ),
         notes=("the file name does not name the model; its directory 'legacy-llama' does", NASTY),
         proof=proof if done else None,
-        files=(OutputFile("model-0000.gguf", 4_212_860_928, "e9394ce8adf1c1ab" * 4, "", "/files/0"),) if done else (),
+        files=(Output("model-0000.gguf", 4_212_860_928, "", "e9394ce8adf1c1ab" * 4, "/files/0"),) if done else (),
         attempts=(
             Attempt(1, "put back", 1.79e9, 1.79e9 + 12, "the worker ran out of memory"),
             Attempt(2, "done" if done else "", 1.79e9 + 60, 1.79e9 + 371 if done else None),
@@ -211,7 +211,9 @@ def plan() -> PlanPage:
         (),
         ("context length 2048 is assumed: nothing states it",),
     )
-    lossy = replace(model_, source=f"/archive/{LONG}", lost=(Drop("lm_head.bias", "GGUF has no place for it", True),))
+    lossy = replace(
+        model_, source=f"/archive/{LONG}", lost=(DroppedTensor("lm_head.bias", "GGUF has no place for it", True),)
+    )
     bad = PlannedModel("/archive/bad.bin", "corrupt", "GGJT v1", bytes_in=1 << 20, problem=PROBLEM)
     twin = PlannedModel(
         "/archive/copy.bin",
@@ -257,8 +259,8 @@ def pages() -> dict[str, str]:
     failed = replace(model("failed"), problem=PROBLEM, can_retry=True)
     going = row(3, state="running", progress=Progress("writing", 1 << 30, 4 << 30, 212e6, 21.0))
     running = replace(model("running"), row=going, can_cancel=True, attempts=(), is_looked_at=False)
-    empty = Archive(Query(), roots=("/archive",))
-    nothing = replace(archive(), rows=(), total=0, query=Query(text="no such thing"))
+    empty = Archive(ArchiveAddress(), roots=("/archive",))
+    nothing = replace(archive(), rows=(), total=0, query=ArchiveAddress(text="no such thing"))
     making = PlanPage("p2", ("/archive",), state="making")
     gone = Problem("no such model", "not_found_error", hint="it may have been removed; search the archive", status=404)
 
@@ -271,7 +273,7 @@ def pages() -> dict[str, str]:
             "archive",
             "archive",
             archive=archive(
-                query=Query("llama", ("done", "failed"), "GGJT v1", sort="before", descending=True, page=2)
+                query=ArchiveAddress("llama", ("done", "failed"), "GGJT v1", sort="before", descending=True, page=2)
             ),
         ),
         "archive-empty": show("archive", "archive", archive=empty),

@@ -57,7 +57,7 @@ APART = {"n_head_kv > 0": "attends", "n_head_kv == 0": "is recurrent"}
 def test_a_tensor_that_fills_several_roles_is_cut_for_each(spec: Architecture, dialect: Dialect) -> None:
     for pattern, found in places(spec, dialect).items():
         layouts = [(repr(layout), APART.get(spec.role(name).when, "")) for name, _, layout in found]
-        assert len(set(layouts)) == len(layouts), f"{pattern} would be carried over twice"
+        assert len(set(layouts)) == len(layouts), f"{pattern} would be copied twice"
 
 
 @each_architecture

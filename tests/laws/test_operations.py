@@ -1,10 +1,12 @@
 """A verb is declared once: its command, its function of `import ggferry` and its HTTP body follow its request.
 
-What is declared is found by scanning `service/operations/`: an option is one line there, and stands in no list here.
+What is declared is found by scanning `service/operations/` and `service/archive_operations/`: an option is one line
+there, and stands in no list here.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ import typer
 from typer.main import get_command
 
 import ggferry
-from ggferry.converters.conversion.options import Heading, Kind, Option
+from ggferry.converters.conversion.options import Heading, Kind, Option, options_of
 from ggferry.service.cli.app import COMMANDS
 from ggferry.service.cli.options import HeadedCommand, takes
 from ggferry.service.operation import StrPath, argument, declare, library_function, options_declared
@@ -26,18 +28,21 @@ from ggferry.service.server.api import archive, jobs, request_models
 from ggferry.support.records import dataclass
 from helpers.third_party_fixtures import ROOT
 
-MODULES = sorted(path.stem for path in (ROOT / "service" / "operations").glob("[!_]*.py"))
+ROOMS = ("operations", "archive_operations")
+MODULES = sorted(f"{room}.{path.stem}" for room in ROOMS for path in (ROOT / "service" / room).glob("[!_]*.py"))
 CONVERSIONS_AND_MORE = {
     "convert", "quantize", "verify",  # their options are the table of converters/conversion/options.py
-    "plan", "apply", "ledger", "serve", "remote",
+    "serve", "remote",  # they start a server, or speak to one, and do nothing with a model themselves
 }  # fmt: skip
-"""Commands that take no record of `service/operations/`."""
+"""Commands that take no record of these."""
+ALSO_OF_THE_TABLE = ("plan",)
+"""Commands whose record is not all: they pass on the options of a conversion, too."""
 
 COMPLETION = ("install_completion", "show_completion")
 
 
 def operation(name: str) -> ModuleType:
-    return import_module(f"ggferry.service.operations.{name}")
+    return import_module(f"ggferry.service.{name}")
 
 
 def records(module: ModuleType, suffix: str) -> dict[str, type]:
@@ -49,11 +54,13 @@ def records(module: ModuleType, suffix: str) -> dict[str, type]:
 
 
 def registered() -> Iterator[tuple[str, Any, typer.Typer]]:
-    """Yield name, function and application of each command."""
+    """Yield name, function and application of each command; the name of one of a group begins with the group's."""
     for module in COMMANDS:
-        application = import_module(f"ggferry.service.cli.{module}").commands
-        for each in application.registered_commands:
-            yield each.name or each.callback.__name__, each.callback, application
+        commands = import_module(f"ggferry.service.cli.{module}").commands
+        groups = [("", commands), *((f"{each.name} ", each.typer_instance) for each in commands.registered_groups)]
+        for group, application in groups:
+            for each in application.registered_commands:
+                yield group + (each.name or each.callback.__name__), each.callback, application
 
 
 def requests() -> dict[str, type]:
@@ -63,13 +70,16 @@ def requests() -> dict[str, type]:
 
 def parameters(name: str) -> dict[str, Any]:
     application = next(each for command, _, each in registered() if command == name)
-    made = get_command(application)
-    return {param.name: param for param in getattr(made, "commands", {name: made})[name].params}
+    made, own = get_command(application), name.rpartition(" ")[2]
+    return {param.name: param for param in getattr(made, "commands", {own: made})[own].params}
 
 
 def test_every_command_takes_a_record() -> None:
     names = {name for group in COMMANDS.values() for name in group}
-    assert names - CONVERSIONS_AND_MORE == set(requests())
+    assert names - CONVERSIONS_AND_MORE == {name.partition(" ")[0] for name in requests()}
+    groups = {name.partition(" ")[0] for name, _, _ in registered() if " " in name} - CONVERSIONS_AND_MORE
+    assert "ledger" in groups
+    assert all(hasattr(function, "request") for name, function, _ in registered() if name.partition(" ")[0] in groups)
 
 
 def test_every_record_of_a_command_is_taken_by_one() -> None:
@@ -80,7 +90,8 @@ def test_every_record_of_a_command_is_taken_by_one() -> None:
 @pytest.mark.parametrize("command", requests())
 def test_the_command_line_has_what_the_record_declares(command: str) -> None:
     record, offered = requests()[command], parameters(command)
-    assert {option.name for option in options_declared(record)} == {*offered} - {"help", *COMPLETION}
+    table = {option.name for option in options_of(command)} if command in ALSO_OF_THE_TABLE else set()
+    assert {option.name for option in options_declared(record)} == {*offered} - {"help", *COMPLETION, *table}
     for option in options_declared(record):
         check_parameter(option, offered[option.name])
     assert record.__doc__ and not record.__doc__.startswith(f"{record.__name__}(")
@@ -184,3 +195,20 @@ def test_an_option_is_one_line() -> None:
 
     assert Painting(colors=["red"]).as_request(PaintChanges) == PaintChanges(colors=["red"])  # type: ignore
     assert options_declared(PaintRequest)[-1].heading is Heading.OPTIONS
+
+
+JSON_OF = {"FurtherRecord": "Further"}
+"""TypedDict → the dataclass that it is the JSON form of."""
+
+
+def test_a_record_of_the_service_is_declared_once() -> None:
+    """No two classes below service/ have the same fields: the second user imports the first's."""
+    found: dict[frozenset[str], set[str]] = {}
+    for path in sorted((ROOT / "service").rglob("*.py")):
+        for each in ast.walk(ast.parse(path.read_text())):
+            if isinstance(each, ast.ClassDef) and each.name not in JSON_OF:
+                names = [part.target.id for part in each.body if isinstance(part, ast.AnnAssign)]  # type: ignore[union-attr]
+                own = frozenset(names) - {"_"}
+                if len(own) > 2 and own != {"check", "dry_run", "as_json"}:  # of split and merge: `check` differs
+                    found.setdefault(own, set()).add(f"{each.name} of {path.relative_to(ROOT)}")
+    assert [sorted(twins) for twins in found.values() if len(twins) > 1] == []

@@ -139,10 +139,7 @@ def test_help_has_headings() -> None:
 
 
 OTHER_MEANING = {
-    ("apply", "cache"),
     ("quantize", "out"), ("quantize", "outtype"),  # arguments, as llama-quantize has them
-    ("plan", "out"),  # no GGUF file
-    ("plan", "jobs"), ("apply", "jobs"), ("apply", "as_json"), ("apply", "dry_run"),  # of an archive
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from helpers.third_party_fixtures import FIXTURES, ROOT, hf_models
 from helpers.tiny_models import TINY, make
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-BOTH = "no independent test has seen llama with a sliding window and yarn"
+BOTH = "llama: no independent reference test with a sliding window and yarn"
 
 
 def functions(path: str) -> set[str]:
@@ -81,13 +81,13 @@ def test_the_line_names_a_few_and_counts_the_rest(unseen: str, monkeypatch: pyte
     (line,) = reference_checked.unchecked(
         replace(graph, hparams={**graph.hparams, "attn_softcap": Param(5.0, "planted")})
     )
-    assert line == f"no independent test has seen llama with capped scores, nor with {BOTH.partition('with ')[2]}"
+    assert line == f"llama: no independent reference test with capped scores, nor with {BOTH.partition('with ')[2]}"
     monkeypatch.setattr(reference_checked, "seen", lambda: {"llama": (frozenset(),)})
     assert reference_checked.unchecked(graph)[0].endswith("more combinations") is (
         len(reference_checked.features(graph)) > 3
     )
     monkeypatch.setattr(reference_checked, "seen", dict)
-    assert reference_checked.unchecked(graph) == ("no independent test has seen llama",)
+    assert reference_checked.unchecked(graph) == ("llama: no independent reference test",)
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def read_manifest(text: str, path: str, tensors: Mapping[str, Any]) -> Manifest:
         if stated.setdefault(place, words[1].lower()) != words[1].lower():
             raise CorruptError(f"line {number} contradicts another one", path=path, found=line)
     if not stated:
-        raise CorruptError("no line of a manifest, or of digests that are known", path=path)
+        raise CorruptError("not a line of a manifest or of known digests", path=path)
     return Manifest(stated)
 
 

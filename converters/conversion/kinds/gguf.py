@@ -13,7 +13,7 @@ from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_r
 from ggferry.converters.conversion.receipt_options import declared_options
 from ggferry.converters.conversion.request import GGUF, OutputSpec, Request
 from ggferry.converters.conversion_plan.output_metadata import output_name
-from ggferry.converters.conversion_plan.steps import Plan
+from ggferry.converters.conversion_plan.steps import Plan, with_set_digest
 from ggferry.converters.forward.weights import prepare
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.metadata.file_names import shard_label
@@ -83,7 +83,8 @@ class GgufKind:
     ) -> AbstractContextManager[OutputSet]:
         """Claim the names of the shards and the receipt."""
         layouts, force = plan_in(output).layouts, output.request.force
-        return OutputSet(output.paths, layouts, overwrite=force, sources=sources, same=same)
+        shards = len(layouts) > 1
+        return OutputSet(output.paths, layouts, overwrite=force, sources=sources, same=same, digested=shards)
 
     def writer(self, output: PlannedOutput, target: OutputSet) -> Writing:
         """Return the plan with its files and what inspects the values."""
@@ -91,13 +92,18 @@ class GgufKind:
         return Writing(plan, target, Watch(plan.graph.checkpoint, output.request.options.allow_nonfinite))
 
     def write(self, writers: Sequence[Writing], threads: int, progress: Progress) -> None:
-        """Write the tensors of all outputs."""
+        """Write the tensors of all outputs, and take the digest of all tensors into the headers of shards."""
         write_tensors(writers, threads, progress)
+        for writer in writers:
+            if shards := _shards(writer):
+                shards.lay_out_again(with_set_digest(writer.plan, shards.digest()).layouts)
 
     def written(self, output: PlannedOutput, writer: Writing, notes: Sequence[str]) -> PlannedOutput:
         """Return the output with the notes of writing, and the fingerprints of what was encoded."""
         plan = plan_in(output)
         plan = replace(plan, notes=(*plan.notes, *notes, *writer.watch.notes()))
+        if shards := _shards(writer):
+            plan = with_set_digest(plan, shards.digest())
         request = output.request
         if writer.watch.not_finite and request.level == "full":  # a forward pass with NaN proves nothing
             request = replace(request, level="fast")
@@ -219,6 +225,12 @@ class _VocabularyCheck:
             check_declared(plan.graph.checkpoint, again, request.vocab, request.metadata, asked=asked_with(plan.graph))
         encoding = Encoding(plan.imatrix, ours=True, marks=output.marks, any_error=request.allow_quantization_error)
         return Case(Sides(plan.graph, graph, encoding), request.level, self._found)
+
+
+def _shards(writer: Writing) -> OutputSet | None:
+    """Return the files that a plan is written to where they are several; None for one."""
+    output = writer.output
+    return output if isinstance(output, OutputSet) and len(output.paths) > 1 else None
 
 
 def plan_in(output: PlannedOutput) -> Plan:

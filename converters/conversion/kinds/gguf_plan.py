@@ -53,7 +53,7 @@ def understood(request: Request, checkpoint: Checkpoint) -> Understood:
 
 
 def tokenizer_of(graph: ModelGraph, checkpoint: Checkpoint, request: Request) -> Tokenizer | None:
-    """Return the vocabulary of a source; what sees or hears has none."""
+    """Return the vocabulary of a source; a vision or audio encoder has none."""
     if graph.architecture.projector:
         return None
     return with_template(graph, load_tokenizer(checkpoint, graph.sizes.get("n_vocab", 0), request.vocab))
@@ -81,7 +81,7 @@ def plan_of(request: Request, source: Understood) -> Plan:
     unloadable: tuple[str, ...] = ()
     if request.options.alignment % 32:  # TENSOR_ALIGNMENT in ggml-backend.cpp, asserted for mapped files
         unloadable = (
-            f"llama.cpp would not load this file: alignment {request.options.alignment} is no multiple of 32",
+            f"llama.cpp would not load this file: alignment {request.options.alignment} is not a multiple of 32",
         )
     if tokenizer is None and "llama.cpp" in graph.runtimes and steps and not graph.architecture.projector:
         unloadable += ("llama.cpp would not load this file: it has no vocabulary",)

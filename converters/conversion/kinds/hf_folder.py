@@ -1,7 +1,7 @@
 """A folder in Hugging Face's form: export of a model to what transformers loads.
 
-The proof is that of any conversion with the sides exchanged: the folder is opened as a source, of which the file at
-hand would be the output.
+The proof is that of any conversion with the sides exchanged: the folder is opened as a source, of which the given file
+would be the output.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class OutputKind(Protocol):
         Args:
             output: The output.
             sources: Files that must not be replaced.
-            same: Whether files that exist with the very bytes that are written are no error.
+            same: Whether files that exist with exactly the bytes that are written are no error.
         """
 
     def writer(self, output: PlannedOutput, target: Any) -> Any:

@@ -61,7 +61,7 @@ class MmprojKind(GgufKind):
     def target(
         self, output: PlannedOutput, sources: Mapping[Identity, str], same: bool
     ) -> AbstractContextManager[OutputSet]:
-        """Claim the names; the very file may be there already, as text models of other types share it."""
+        """Claim the names; the same file may exist already, as text models of other types share it."""
         return super().target(output, sources, same=True)
 
     def _with_others(self, found: Sequence[Proof], opened: Sequence[Checkpoint], beside: Beside) -> list[Proof]:

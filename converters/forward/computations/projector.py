@@ -1,4 +1,4 @@
-"""The second file of a model that also sees or hears: from a picture or a spectrum to rows of the text model.
+"""The mmproj file of a multimodal model: from a picture or a spectrum to rows of the text model.
 
 The rows stand where tokens' embeddings would. The towers are in `converters/forward/towers`.
 """
@@ -48,7 +48,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     try:
         found: Tensor = module.embed(tower, values, progress)
     except IndexError:
-        raise UsageError("a spectrum longer than the model's positions", found=_edges(values.shape)) from None
+        raise UsageError("spectrum is longer than the model's positions", found=_edges(values.shape)) from None
     except RuntimeError as error:  # torch's word for sizes that do not fit
         raise ValueError(f"{error}"[:120]) from None
     return found

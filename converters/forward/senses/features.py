@@ -30,7 +30,7 @@ _READ: Mapping[str, tuple[str, str]] = {
 
 
 def senses_of(checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None) -> ModelGraph:
-    """Return what sees or hears: a second file, or that half of a checkpoint.
+    """Return the vision or audio encoder: an mmproj file, or that half of a checkpoint.
 
     Raises UsageError where it does neither, and what `understand` raises.
     """
@@ -40,7 +40,9 @@ def senses_of(checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None) 
         graph = understand(checkpoint, hparams)
     if graph is None or not graph.architecture.projector or reads_tokens(graph):
         raise UsageError(
-            "the model neither sees nor hears", path=checkpoint.path, hint="give the mmproj file, or the checkpoint"
+            "the model has no vision or audio encoder",
+            path=checkpoint.path,
+            hint="give the mmproj file, or the checkpoint",
         )
     return graph
 
@@ -62,14 +64,18 @@ def features(graph: ModelGraph, **given: Any) -> tuple[np.ndarray, tuple[str, ..
     stated = {name: value for name, value in given.items() if value is not None}
     if len(stated) != 1:
         raise UsageError(
-            "what to see or hear", found=", ".join(sorted(stated)) or "nothing", expected="one of " + ", ".join(_READ)
+            "a picture or a recording",
+            found=", ".join(sorted(stated)) or "nothing",
+            expected="one of " + ", ".join(_READ),
         )
     ((name, value),) = stated.items()
     kind, prefix = _READ[name]
     recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
     if not (recipe.vision if kind == "picture" else recipe.audio):
         raise UsageError(
-            f"the model does not {'see' if kind == 'picture' else 'hear'}", path=graph.checkpoint.path, found=name
+            f"the model has no {'vision' if kind == 'picture' else 'audio'} encoder",
+            path=graph.checkpoint.path,
+            found=name,
         )
     values, undone = _values(graph, name, value, Model(graph).tower(prefix).sizes)
     return forward(graph, (), inputs={kind: values}), (undone,) if undone else ()

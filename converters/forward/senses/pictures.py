@@ -1,7 +1,7 @@
 """From a picture in a file to normalized pixels, `(3, height, width)`.
 
 How large a picture becomes is a rule of its family (`FITS`), after transformers' `image_processing_*.py`: each rule
-names its own. Mean and deviation are those of the second file. Pillow decodes and resizes.
+names its own. Mean and deviation are those of the mmproj file. Pillow decodes and resizes.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def pixels_of_file(path: str, graph: ModelGraph, sizes: Sizes) -> tuple[np.ndarr
 
     Args:
         path: A file that Pillow reads.
-        graph: The second file, or the half of a checkpoint that sees.
+        graph: The mmproj file, or the half of a checkpoint that sees.
         sizes: The tower's sizes (`Model.tower`).
 
     Returns:

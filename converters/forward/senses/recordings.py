@@ -38,11 +38,11 @@ _STARTS = _KNEE / _LINEAR
 
 
 def spectrum_of_file(path: str, graph: ModelGraph, bins: int) -> tuple[np.ndarray, str]:
-    """Return what an ear reads of a recording, and what was left out of it, or ''.
+    """Return what an audio encoder reads of a recording, and what was left out of it, or ''.
 
     Args:
         path: A WAV file of numbers (PCM) at 16 kHz; channels are averaged.
-        graph: The second file, or the half of a checkpoint that hears.
+        graph: The mmproj file, or the half of a checkpoint that hears.
         bins: How many bins a frame has.
 
     Returns:

@@ -1,6 +1,7 @@
 """Parts that the towers of models that hear share: norms, convolutions, blocks of an encoder, positions.
 
-Every function takes the model as seen from its ear, and names its tensors by role. Norms are named by what they are,
+Every function takes the model as seen from its audio encoder, and names its tensors by role. Norms are named by what
+they are,
 because one model may hear with other norms than it sees with.
 """
 

@@ -1,4 +1,4 @@
-"""Gemma 4's ear: two strided convolutions, then a conformer whose attention sees a few states back.
+"""Gemma 4's audio encoder: two strided convolutions, then a conformer whose attention sees a few states back.
 
 Definition: transformers `modeling_gemma4.py` (Gemma4AudioModel, Gemma4MultimodalEmbedder); llama.cpp
 tools/mtmd/models/gemma4a.cpp. A matrix may have bounds of what goes in and what comes out (`.input_max` and so on).

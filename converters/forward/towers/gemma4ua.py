@@ -1,4 +1,4 @@
-"""The unified Gemma 4's ear: frames of the recording itself, normed, then one matrix.
+"""The unified Gemma 4's audio encoder: frames of the recording itself, normed, then one matrix.
 
 Definition: transformers `modeling_gemma4_unified.py`; llama.cpp tools/mtmd/models/gemma4ua.cpp.
 """

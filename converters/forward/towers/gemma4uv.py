@@ -1,4 +1,6 @@
-"""The unified Gemma 4's eye: large patches, normed and projected, with a place across and a place down; no transformer.
+"""The unified Gemma 4's vision encoder: large patches, normed and projected, with two axes of positions.
+
+It has no transformer.
 
 Definition: transformers `modeling_gemma4_unified.py` (Gemma4UnifiedVisionEmbedder); llama.cpp
 tools/mtmd/models/gemma4uv.cpp. Its first three norms are torch's LayerNorm with the epsilon 1e-5.

@@ -1,4 +1,4 @@
-"""Gemma 4's eye: patches with a place across and a place down, a transformer, squares averaged, one matrix.
+"""Gemma 4's vision encoder: patches with a place across and a place down, a transformer, squares averaged, one matrix.
 
 Definition: transformers `modeling_gemma4.py` (Gemma4VisionModel, Gemma4MultimodalEmbedder); llama.cpp
 tools/mtmd/models/gemma4v.cpp. A matrix may have bounds of what goes in and what comes out (`.input_max` and so on).

@@ -1,4 +1,4 @@
-"""Granite Speech's ear: a conformer whose attention sees blocks of frames, then a Q-Former over windows of states.
+"""Granite Speech's audio encoder: a conformer with attention over blocks of frames, then a Q-Former over windows.
 
 Definition: transformers `modeling_granite_speech.py` and `modeling_blip_2.py`; llama.cpp's graph of the same name
 (tools/mtmd/models).

@@ -1,4 +1,4 @@
-"""LFM2-Audio's ear: a spectrum convolved over both axes, a conformer with relative positions, two matrices.
+"""LFM2-Audio's audio encoder: a spectrum convolved over both axes, a conformer with relative positions, two matrices.
 
 Definition: NVIDIA NeMo's FastConformer (ConformerEncoder, dw_striding, rel_pos), as transformers `modeling_parakeet.py`
 has it; llama.cpp tools/mtmd/models/conformer.cpp.

@@ -1,4 +1,4 @@
-"""MERaLiON 2's ear: Whisper's encoder, whose states are normed again and stacked, then a gated network.
+"""MERaLiON 2's audio encoder: Whisper's encoder, whose states are normed again and stacked, then a gated network.
 
 Definition: MERaLiON's `modeling_meralion2.py` (ln_speech, MERaLiON2SpeechAudioAdaperLarge), of which transformers has
 no class. llama.cpp (tools/mtmd/models/whisper-enc.cpp) norms the states after stacking, which is another function.

@@ -1,4 +1,4 @@
-"""Audio Flamingo 3's ear: Whisper's encoder, whose states are averaged by two, then two matrices with biases.
+"""Audio Flamingo 3's audio encoder: Whisper's encoder, whose states are averaged by two, then two matrices with biases.
 
 Definition: transformers `modeling_audioflamingo3.py`; llama.cpp tools/mtmd/models/whisper-enc.cpp.
 """

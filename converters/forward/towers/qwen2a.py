@@ -1,4 +1,4 @@
-"""Qwen2-Audio's ear: Whisper's encoder, whose states are averaged by two, then one matrix.
+"""Qwen2-Audio's audio encoder: Whisper's encoder, whose states are averaged by two, then one matrix.
 
 Definition: transformers `modeling_qwen2_audio.py`; llama.cpp tools/mtmd/models/whisper-enc.cpp.
 """

@@ -1,4 +1,4 @@
-"""Qwen3-Omni's and Qwen3-ASR's ear: chunks of a spectrum convolved over both axes, then a transformer over all of them.
+"""Qwen3-Omni's and Qwen3-ASR's audio encoder: a spectrum convolved in chunks, then a transformer over all of them.
 
 Definition: transformers `modeling_qwen3_asr.py`, within one of its windows (n_window_infer frames); llama.cpp
 tools/mtmd/models/qwen3a.cpp, which has one window for all.

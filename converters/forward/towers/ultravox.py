@@ -1,4 +1,4 @@
-"""Ultravox's ear: Whisper's encoder, whose states are stacked, then a gated network between two norms.
+"""Ultravox's audio encoder: Whisper's encoder, whose states are stacked, then a gated network between two norms.
 
 Definition: fixie-ai/ultravox `ultravox_model.py`, of which transformers has no class; llama.cpp
 tools/mtmd/models/whisper-enc.cpp.

@@ -1,4 +1,4 @@
-"""Voxtral's ear: Whisper's encoder, whose states are stacked, then two matrices.
+"""Voxtral's audio encoder: Whisper's encoder, whose states are stacked, then two matrices.
 
 Definition: transformers `modeling_voxtral.py`; llama.cpp tools/mtmd/models/whisper-enc.cpp.
 """

@@ -47,7 +47,7 @@ def with_class_defaults(spec: Architecture, name: str, config: Mapping[str, Any]
     The table's own defaults come first; what a tensor's shape tells is not given one.
 
     Args:
-        spec: The table of a second file.
+        spec: The table of an mmproj file.
         name: The dialect.
         config: The whole configuration.
         path: The checkpoint, for errors.

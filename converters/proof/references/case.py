@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a witness cannot testify.
+    """Why a witness cannot be compared.
 
     Attributes:
         why: The reason.
@@ -65,8 +65,8 @@ class ReferenceImplementation:
     Attributes:
         name: Its name.
         side: The side it speaks of, 'source' or 'output'.
-        refuse: Returns why it cannot testify, or None.
-        hear: Returns its testimony, and how far its results are from ours.
+        refuse: Returns why it cannot be compared, or None.
+        hear: Returns its comparison, and how far its results are from ours.
         otherwise: Returns in what respects it is known to compute something else from the output.
     """
 

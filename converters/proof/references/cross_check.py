@@ -26,7 +26,7 @@ class CrossCheck:
         worst: The largest difference, relative RMS; None for things that are either equal or not.
         limit: The largest difference allowed.
         place: Where the worst difference was.
-        why: Why it did not testify; nothing was compared then.
+        why: Why it was not compared; nothing was compared then.
         missed: What its prompts did not exercise.
         refused: Whether it does not take the file at all.
     """
@@ -53,22 +53,22 @@ class CrossCheck:
 
     @property
     def note(self) -> str | None:
-        """What a user should know of a witness that was asked and did not testify."""
+        """What a user should know of a witness that was not compared."""
         if self.refused:
             return f"WARNING: {self.witness} does not run this file, though it should: {self.why}"
         if self.why is None and self.what in SAID and self.missed:
             return f"{self.witness} {self.version}".strip() + f": {'; '.join(self.missed)}"
-        return None if self.why is None else f"{self.witness} did not testify: {self.why}"
+        return None if self.why is None else f"{self.witness} was not compared: {self.why}"
 
 
 def cross_check_line(testimonies: Iterable[CrossCheck]) -> str:
     """Return the beginning of the third line: 'self-consistent; tokenizers 0.22 on 812 texts', for example.
 
-    Without any witness it is 'self-consistent only'.
+    Without any witness it is 'verified (no independent reference)'.
     """
     heard = [said for said in testimonies if said.why is None and said.what != CONVERSATIONS]
     lines = [check.line for check in heard]
-    return "; ".join(("self-consistent", *lines)) if lines else "self-consistent only"
+    return "; ".join(("self-consistent", *lines)) if lines else "verified (no independent reference)"
 
 
 def short(figure: float) -> str:

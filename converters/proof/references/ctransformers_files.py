@@ -40,7 +40,7 @@ _CONTAINERS = {"llama": ("ggjt", "ggmf"), "falcon": ("ggcc",)}
 
 
 def unsupported(case: Case) -> Refusal | None:
-    """Return why it cannot testify; None when it can."""
+    """Return why it cannot be compared; None when it can."""
     checkpoint, kind = case.source.checkpoint, _kind(case.source.checkpoint, case.source.architecture.name)
     if kind is None or checkpoint.container not in _CONTAINERS.get(kind, ("ggml",)):
         return Refusal("it does not read such a file", quiet=True)
@@ -57,7 +57,7 @@ def unsupported(case: Case) -> Refusal | None:
 
 
 def run(case: Case) -> tuple[CrossCheck, Difference | None]:
-    """Return its testimony on the source's logits, and how far they are from ours."""
+    """Return its comparison of the source's logits, and how far they are from ours."""
     graph, checkpoint = case.source, case.source.checkpoint
     count = min(16, original_context(graph.sizes) or 16)
     texts = [Prompt("start", spread(graph.sizes["n_vocab"], count))]

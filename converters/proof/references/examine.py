@@ -43,7 +43,7 @@ def chosen(wanted: Sequence[str], level: str = "full") -> tuple[str, ...]:
 def examine(
     source: ModelGraph, output: ModelGraph, wanted: Sequence[str], jobs: int | None = None, stage: Stage = silent
 ) -> tuple[CrossCheck, ...]:
-    """Return the testimonies of the wanted witnesses.
+    """Return the comparisons with the wanted reference implementations.
 
     'auto' asks all that are installed, know such a model and fit into memory. Raises VerificationError for a witness
     that computes something else than we do, unless that difference from the model's definition is known. The error
@@ -61,7 +61,7 @@ def examine(
 
 
 def _compared(reference: ReferenceImplementation, case: Case, auto: bool) -> CrossCheck | None:
-    """Return the testimony, or why there is none; None where nobody expected one."""
+    """Return the comparison, or why there is none; None where nobody expected one."""
     refusal = reference.unsupported(case)
     if refusal is not None:
         return None if auto and refusal.quiet else CrossCheck(reference.name, side=reference.side, why=refusal.why)

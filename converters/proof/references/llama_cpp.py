@@ -63,7 +63,7 @@ _MOST_WORK = 4e11
 
 
 def unsupported(case: Case) -> Refusal | None:
-    """Return why it cannot testify; None when it can."""
+    """Return why it cannot be compared; None when it can."""
     graph = case.output
     if find_spec("xllamacpp") is None:
         return Refusal("it is not installed (pip install 'ggferry[witness]')", quiet=True)
@@ -77,7 +77,7 @@ def unsupported(case: Case) -> Refusal | None:
 
 
 def run(case: Case) -> tuple[CrossCheck, Difference | None]:
-    """Return its testimony on the output's log-probabilities, and how far they are from ours.
+    """Return its comparison of the output's log-probabilities, and how far they are from ours.
 
     Of a model of embeddings, or a classifier, it is heard on what it makes of a text.
     """

@@ -19,7 +19,7 @@ SOME = 6  # differences that are named
 def testify(output: ModelGraph, before: Iterable[CrossCheck]) -> tuple[CrossCheck, ...]:
     """Return what llama.cpp makes of sample texts.
 
-    Nothing is returned where llama.cpp is not among those that testified `before`.
+    Nothing is returned where llama.cpp is not among those compared `before`.
     """
     if not any(check.witness == NAME and check.why is None for check in before):
         return ()

@@ -70,7 +70,7 @@ _BLOCK = re.compile(r"^.*?\.\d+(?=\.)")
 
 
 def unsupported(case: Case) -> Refusal | None:
-    """Return why it cannot testify; None when it can."""
+    """Return why it cannot be compared; None when it can."""
     checkpoint = case.source.checkpoint
     files = [file for file in checkpoint.files if os.path.isfile(file.path)]
     if checkpoint.container not in _WEIGHTS or "config" not in checkpoint.sidecars or not files:
@@ -85,7 +85,7 @@ def unsupported(case: Case) -> Refusal | None:
 
 
 def run(case: Case) -> tuple[CrossCheck, Difference | None]:
-    """Return its testimony on the source's logits or states, and how far they are from ours.
+    """Return its comparison of the source's logits or states, and how far they are from ours.
 
     Raises VerificationError where it reads another window or another length of the context.
     """

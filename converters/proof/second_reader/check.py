@@ -3,7 +3,7 @@
 Both sides of the other proofs share our readers, dequantizers and tables, so that their mistakes would be proved. Here
 a sample of every tensor is read by safetensors, torch or gguf, samples of quantized matrices are computed by formulas
 written a second time (`programs/dequantize.py`), and gguf says what it calls the tensors, in a process of their own
-that works while the output is written. Settings and orders are looked at without our tables (`settings`, `order`).
+that works while the output is written. Settings and orders are inspected without our tables (`settings`, `order`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hold the order of what is stacked and of blocks against the numbers in the source's own names.
 
-Roles are found by patterns of names; here only the numbers are looked at. Experts that are stacked must be in the order
+Roles are found by patterns of names; here only the numbers are inspected. Experts that are stacked must be in the order
 of their numbers, and blocks of the output must follow each other as those of the source do.
 """
 

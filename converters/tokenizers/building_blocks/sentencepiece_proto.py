@@ -106,7 +106,7 @@ class _Wire:
             )  # fmt: skip
         for role, token in (("unk", model.unk_id), ("bos", model.bos_id), ("eos", model.eos_id), ("pad", model.pad_id)):
             if token >= len(pieces):
-                raise OutOfRangeError(f"{role}_id of the trainer is no piece", path=self.path, found=token)
+                raise OutOfRangeError(f"{role}_id of the trainer is not a piece", path=self.path, found=token)
         return model
 
     def piece(self, start: int, end: int) -> Piece:

@@ -70,7 +70,7 @@ def patterns(spec: Any, path: str | None) -> Patterns:
         described = _STEPS.get(kind_of(step, path))
         if described is None:
             raise UnsupportedError(
-                "a pre-tokenizer step we do not know", path=path, found=kind_of(step, path),
+                "unknown pre-tokenizer step", path=path, found=kind_of(step, path),
                 expected=", ".join(_STEPS), hint="--pre NAME",
             )  # fmt: skip
         with placed(path):
@@ -106,7 +106,7 @@ def _pattern(step: Mapping[str, Any]) -> str:
         return str(pattern["Regex"])
     literal = pattern.get("String") if isinstance(pattern, dict) else pattern
     if not isinstance(literal, str):
-        raise CorruptError("a pattern that is neither Regex nor String", found=type(literal).__name__)
+        raise CorruptError("pattern is neither Regex nor String", found=type(literal).__name__)
     return str(regex.escape(literal, special_only=True))
 
 

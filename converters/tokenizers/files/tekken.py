@@ -88,11 +88,11 @@ def _specials(document: Mapping[str, Any], config: Mapping[str, Any], path: str 
         stated_as = entry if isinstance(entry, dict) else {}
         rank, text = stated_as.get("rank"), stated_as.get("token_str")
         if not isinstance(rank, int) or not isinstance(text, str) or not text or not 0 <= rank < count or rank in found:
-            raise CorruptError("a special token without its own rank and text", path=path, found=entry)
+            raise CorruptError("special token has no rank or text of its own", path=path, found=entry)
         found[rank] = text, stated_as.get("is_control") is not False
     texts = [found.get(rank, (FILLER.format(rank), True)) for rank in range(count)]
     if len({text for text, _ in texts}) != count:
-        raise CorruptError("two special tokens with the same text", path=path)
+        raise CorruptError("duplicate special token", path=path)
     return texts
 
 
@@ -109,7 +109,7 @@ def _ranked(document: Mapping[str, Any], count: int, path: str | None) -> list[b
         if rank >= count:
             continue
         if ranked[rank] is not None or token in seen:
-            raise CorruptError("a rank or a token twice", path=path, found=entry)
+            raise CorruptError("duplicate rank or token", path=path, found=entry)
         ranked[rank] = token
         seen.add(token)
     if None in ranked:
@@ -124,7 +124,7 @@ def _token(entry: Any, path: str | None) -> tuple[int, bytes]:
             return rank, token
     except (KeyError, TypeError, ValueError, binascii.Error):
         pass
-    raise CorruptError("a token without its rank and bytes", path=path, found=entry)
+    raise CorruptError("token has no rank or bytes", path=path, found=entry)
 
 
 def _pre(config: Mapping[str, Any], path: str | None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, as_entry
+from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, as_entry, check_ids, read_all_added
 from ggferry.converters.tokenizers.building_blocks.bpe_document import BpeDocument, read_document, read_vocabulary
 from ggferry.converters.tokenizers.building_blocks.byte_level import letters
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
@@ -52,6 +52,7 @@ def load(inputs: TokenizerInputs) -> Tokenizer:
     model = json_kinds.as_object(document.get("model"), "model", path)
     kind = json_kinds.text(model, "type", path) or ("BPE" if "merges" in model else None)
     framing(document.get("post_processor"), path)  # its own mistakes are named here; the library's words name no place
+    check_ids([*read_all_added(document, path), *_unlisted(inputs)], model.get("vocab"), inputs.rows, path)
     if kind == "BPE":
         key = sidecars.digest(ORIGIN), added, pre
         found = _KNOWN.get(key)
@@ -75,10 +76,16 @@ def _reference(inputs: TokenizerInputs) -> ReferenceTokenizer:
     sidecars, path = inputs.sidecars, inputs.sidecars.path(ORIGIN)
     document = sidecars.object(ORIGIN)
     listed = json_kinds.objects(document, "added_tokens", path)
-    known = {entry.get("content") for entry in listed}
-    more = [as_entry(one) for one in inputs.added if one.content not in known]
+    more = [as_entry(one) for one in _unlisted(inputs)]
     data = json.dumps({**document, "added_tokens": [*listed, *more]}).encode() if more else sidecars.raw(ORIGIN)
     return ReferenceTokenizer(TOKENIZERS, data, path, inputs.added, forced=inputs.pre is not None)
+
+
+def _unlisted(inputs: TokenizerInputs) -> list[Added]:
+    """Return the added tokens that only other files list, which transformers adds after those of tokenizer.json."""
+    listed = json_kinds.objects(inputs.sidecars.object(ORIGIN), "added_tokens", inputs.sidecars.path(ORIGIN) or ORIGIN)
+    known = {entry.get("content") for entry in listed}
+    return [one for one in inputs.added if one.content not in known]
 
 
 def _sayable(tokenizer: Tokenizer, reference: ReferenceTokenizer) -> Tokenizer:
@@ -102,7 +109,7 @@ def _bpe(document: BpeDocument, reference: ReferenceTokenizer, pre: str | None) 
         return _byte_level(document, reference, pre)
     if document.byte_fallback:
         return _byte_fallback(document, reference)
-    raise UnsupportedError("a BPE that is neither byte-level nor has a byte fallback", path=document.path)
+    raise UnsupportedError("BPE is neither byte-level nor has a byte fallback", path=document.path)
 
 
 def in_order(vocabulary: dict[str, int]) -> tuple[tuple[str, ...], tuple[int, ...], list[int]]:
@@ -280,7 +287,7 @@ def _unigram(document: JSONObject, path: str) -> Tokenizer:
         scores.append(float(entry[1]))
     unknown = model.get("unk_id")
     if unknown is not None and (type(unknown) is not int or not 0 <= unknown < len(texts)):
-        raise OutOfRangeError("unk_id is no piece", path=path, found=unknown)
+        raise OutOfRangeError("unk_id is not a piece", path=path, found=unknown)
     fallback = json_kinds.flag(model, "byte_fallback", path, False)
     types = [TokenType.BYTE if fallback and byte_of(text) is not None else TokenType.NORMAL for text in texts]
     if unknown is not None:

@@ -32,7 +32,7 @@ def _words(path: str) -> list[str]:
         raise CorruptError("not a WordPiece vocabulary", path=path, found=f"{len(words)} lines", expected="[UNK] among")
     twice = next((a for a, b in pairwise(sorted(words)) if a == b), None)
     if twice is not None:
-        raise CorruptError("a WordPiece token twice", path=path, found=twice)
+        raise CorruptError("duplicate WordPiece token", path=path, found=twice)
     return words
 
 

@@ -142,7 +142,7 @@ def _declared_merges(raw: RawVocab, path: str | None) -> list[tuple[bytes, bytes
     for left, right in raw.merges or ():
         parts = [unspell(part.decode("utf-8", "replace")) for part in (left, right)]
         if parts[0] is None or parts[1] is None or parts[0] + parts[1] not in known:
-            raise InconsistentError("a merge that makes no token", path=path, found=(left + b" " + right))
+            raise InconsistentError("merge makes no token", path=path, found=(left + b" " + right))
         merges.append((parts[0], parts[1]))
     return merges
 

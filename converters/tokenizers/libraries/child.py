@@ -59,7 +59,7 @@ def batches(texts: list[str]) -> Iterator[list[str]]:
 def grown(text: str, made: str) -> str:
     """Return `made`, if it is not much longer than the `text` it was made of."""
     if len(made) > GROWTH * len(text) + ROOM:
-        raise OverflowError("a normalizer that makes text longer without end")
+        raise OverflowError("normalizer makes text longer without end")
     return made
 
 

@@ -36,11 +36,11 @@ def doctor(request: DoctorCommand) -> int:
 
 def _lines(found: Diagnosis) -> list[str]:
     """Return a diagnosis for a person."""
-    whole = {True: "whole", False: "not whole", None: "not examined further"}[found.whole]
-    lines = [f"{found.path}", f"  is       {found.what}", f"  state    {whole}"]
-    lines += [f"  note     {finding}" for finding in found.findings]
+    status = {True: "complete", False: "incomplete or damaged", None: "not examined further"}[found.whole]
+    lines = [f"{found.path}", f"  format      {found.what}", f"  status      {status}"]
+    lines += [f"  note        {finding}" for finding in found.findings]
     for remedy in found.remedies:
-        lines.append(f"  do       {remedy.what}" + (f":  {remedy.command}" if remedy.command else ""))
+        lines.append(f"  suggestion  {remedy.what}" + (f":  {remedy.command}" if remedy.command else ""))
     return lines
 
 

@@ -199,8 +199,8 @@ def memory_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
     lengths = list(dict.fromkeys(each["context"] for each in found["caches"]))
     by = {(each["context"], each["type"]): each for each in found["caches"]}
     states = found["caches"][0]["states"] if found["caches"] else 0
-    told = f", of it {_mib(states)} of states" if states else ""
-    yield f"memory for one sequence: the cache{told}, and with it the {_mib(found['weights'])} of the weights"
+    share = f", {_mib(states)} of it states" if states else ""
+    yield f"KV cache per sequence{share}; total with {_mib(found['weights'])} of weights"
     for n in lengths:
         cells = (by[n, kind]["bytes"] for kind in kinds)
         row = "   ".join(

@@ -162,7 +162,7 @@ def judge(file: str, given: dict[str, Any]) -> None:
         for runtime in report.runtimes:
             tell(f"{'loads' if runtime.loads else 'refuses':<8} {runtime.name}{': ' if runtime.why_not else ''}"
                  f"{'; '.join(runtime.why_not)}")  # fmt: skip
-        looked = f"{report.tensors} tensors looked at" if given["level"] == "full" else "no tensor data looked at"
+        looked = f"{report.tensors} tensors checked" if given["level"] == "full" else "no tensor data read"
         tell(f"{'sound' if report.sound else 'faulty':<8} {looked}")
     if not report.sound:
         raise typer.Exit(CORRUPT)

@@ -11,6 +11,7 @@ import typer
 
 from ggferry.formats.errors import UsageError
 from ggferry.formats.files.local_files import Named, read_text
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.cli.options import print_json, say, tell
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def fetch(
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch what a job made; the sha256 of each file is held against the receipt."""
+    """Fetch what a job made; the sha256 of each file is compared with the receipt."""
     client = _client(context)
     found = client.fetch(client.job(job)["id"], out, force=force)
     for each in found:
@@ -120,9 +121,9 @@ def fetch(
             tell(f"{each.path}: {each.bytes:,} bytes, sha256 {each.sha256}")
 
 
-def _options(given: Sequence[str]) -> dict[str, Any]:
+def _options(given: Sequence[str]) -> JSONObject:
     """Return options from NAME=VALUE; a value that is JSON is taken as that. Raises UsageError."""
-    found: dict[str, Any] = {}
+    found: JSONObject = {}
     for each in given:
         name, sign, value = each.partition("=")
         if not sign or not name:

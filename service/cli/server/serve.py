@@ -21,7 +21,7 @@ serve = typer.Typer(
 token = typer.Typer(help="Tokens that let callers in.", no_args_is_help=True, rich_markup_mode=None)
 commands.add_typer(serve, name="serve")
 serve.add_typer(token, name="token")
-webhook = typer.Typer(help="Who is told when jobs end.", no_args_is_help=True, rich_markup_mode=None)
+webhook = typer.Typer(help="Receivers of notices when jobs end.", no_args_is_help=True, rich_markup_mode=None)
 serve.add_typer(webhook, name="webhook")
 
 SIZES = "4G is 4·10⁹ bytes, 4GiB is 4·2³⁰."

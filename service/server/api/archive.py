@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.operations.inspect import InspectRequest
 from ggferry.service.operations.tokenize import TokenizeRequest
+from ggferry.service.records.fields import FolderItem, ReportRecord, Totals
 from ggferry.service.server import functions
-from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep, Text
+from ggferry.service.server.api.common import OBJECT, PROBLEMS, JobId, Reader, ServiceDep, Text
 from ggferry.service.server.api.request_models import RequestBody, takes
 from ggferry.service.server.store import models
 
 router = APIRouter(tags=["archive"], responses=PROBLEMS)
 Names = Annotated[list[Annotated[str, Field(max_length=64)]], Query(max_length=32)]
 Sort = Literal["source", "name", "container", "architecture", "bytes_in", "bytes_out", "state", "updated"]
-Folder = Annotated[str, Query(max_length=4096)]
-
-
-class ModelList(BaseModel):
-    """A page of models."""
-
-    items: list[dict[str, Any]]
-    next: str | None = Field(description="Cursor of the next page; null after the last")
-    total: int = Field(description="Models that match, on all pages")
+FolderPath = Annotated[str, Query(max_length=4096)]
 
 
 @takes(InspectRequest, "arch")
@@ -43,7 +35,7 @@ class Tokenizing(RequestBody):
     """A text to encode."""
 
 
-@router.get("/models", response_model=ModelList)
+@router.get("/models", response_model=models.ModelList)
 def list_models(
     service: ServiceDep, caller: Reader,
     q: Annotated[str, Query(max_length=400, description="Words that the source's path holds")] = "",
@@ -70,13 +62,13 @@ def facets(service: ServiceDep, caller: Reader) -> dict[str, dict[str, int]]:
 
 
 @router.get("/folders")
-def folders(service: ServiceDep, caller: Reader, below: Folder = "") -> list[Mapping[str, Any]]:
+def folders(service: ServiceDep, caller: Reader, below: FolderPath = "") -> list[models.Folder]:
     """List one level of the archive's tree: folders with their models and bytes."""
-    return [asdict(each) for each in functions.folders(service, below)]
+    return functions.folders(service, below)
 
 
 @router.get("/totals")
-def totals(service: ServiceDep, caller: Reader) -> Mapping[str, Any]:
+def totals(service: ServiceDep, caller: Reader) -> Totals:
     """Give the archive in numbers."""
     return functions.totals(service)
 
@@ -90,25 +82,25 @@ def roots(service: ServiceDep, caller: Reader) -> list[str]:
 @router.get("/browse")
 def browse(
     service: ServiceDep, caller: Reader, path: Annotated[str, Query(min_length=1, max_length=4096)]
-) -> Sequence[Mapping[str, Any]]:
+) -> list[FolderItem]:
     """List a folder below a root."""
     return functions.browse(service, path)
 
 
-@router.post("/inspect")
-def inspect(service: ServiceDep, caller: Reader, body: Inspecting) -> Mapping[str, Any]:
+@router.post("/inspect", response_model=OBJECT)
+def inspect(service: ServiceDep, caller: Reader, body: Inspecting) -> JSONObject:
     """Show what a file holds, without reading its tensor data."""
     return functions.inspect(service, caller, body.as_request(InspectRequest, path=body.source))
 
 
-@router.get("/models/{job}/inspection")
-def inspection(service: ServiceDep, caller: Reader, job: JobId) -> Mapping[str, Any]:
+@router.get("/models/{job}/inspection", response_model=OBJECT)
+def inspection(service: ServiceDep, caller: Reader, job: JobId) -> JSONObject:
     """Show what a model of the archive holds."""
     return functions.inspection(service, job)
 
 
-@router.get("/models/{job}/conversion")
-def conversion(service: ServiceDep, caller: Reader, job: JobId) -> Mapping[str, Any]:
+@router.get("/models/{job}/conversion", response_model=OBJECT)
+def conversion(service: ServiceDep, caller: Reader, job: JobId) -> JSONObject:
     """Show what a conversion would do to every tensor and key of a model."""
     return functions.conversion_plan(service, job)
 
@@ -119,9 +111,9 @@ def tokens(service: ServiceDep, caller: Reader, job: JobId, body: Tokenizing) ->
     return functions.tokenize(service, job, body.as_request(TokenizeRequest, path=""))
 
 
-@router.get("/report")
+@router.get("/report", response_model=OBJECT)
 def report(
     service: ServiceDep, caller: Reader, plan: Annotated[str | None, Query(pattern="^[0-9a-f]{16}$")] = None
-) -> Mapping[str, Any]:
+) -> ReportRecord:
     """Give the report of a plan's jobs, or of all, as `ggferry ledger export` writes it."""
     return functions.report(service, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -33,6 +34,12 @@ class Problem(BaseModel):
     hint: str | None = None
     exit_code: int | None = Field(None, description="What the command line would have ended with")
 
+
+OBJECT: Any = Mapping[str, Any]
+"""What the API's description says of an answer whose members `records/fields.py` and the receipt's module declare.
+
+Not these types themselves: pydantic would leave out what they do not name, and refuse what an older ledger lacks.
+"""
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "default": {

@@ -9,11 +9,24 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from ggferry.converters.metadata.receipt_fields import KeptReceipt
 from ggferry.service.operations.edit import EditChanges
+from ggferry.service.records.fields import ModelRecord, PlanRecord
 from ggferry.service.server import functions
 from ggferry.service.server.api.answers import once
-from ggferry.service.server.api.common import PROBLEMS, VERSION, JobId, PlanId, Reader, ServiceDep, Submitter, Text
+from ggferry.service.server.api.common import (
+    OBJECT,
+    PROBLEMS,
+    VERSION,
+    JobId,
+    PlanId,
+    Reader,
+    ServiceDep,
+    Submitter,
+    Text,
+)
 from ggferry.service.server.api.request_models import RequestBody, takes
+from ggferry.service.server.work.outputs import Output
 
 router = APIRouter(tags=["jobs"], responses=PROBLEMS)
 Key = Annotated[
@@ -63,8 +76,8 @@ def make_plan(request: Request, service: ServiceDep, caller: Submitter, body: Pl
     return once(service, caller, request, key, body, work)
 
 
-@router.get("/plans/{plan}")
-def show_plan(service: ServiceDep, caller: Reader, plan: PlanId) -> Mapping[str, Any]:
+@router.get("/plans/{plan}", response_model=OBJECT)
+def show_plan(service: ServiceDep, caller: Reader, plan: PlanId) -> PlanRecord:
     """Show a plan in numbers."""
     return functions.show_plan(service, plan)
 
@@ -95,20 +108,20 @@ def submit(request: Request, service: ServiceDep, caller: Submitter, body: Submi
     )  # fmt: skip
 
 
-@router.get("/jobs/{job}")
-def show(service: ServiceDep, caller: Reader, job: JobId) -> Mapping[str, Any]:
+@router.get("/jobs/{job}", response_model=OBJECT)
+def show(service: ServiceDep, caller: Reader, job: JobId) -> ModelRecord:
     """Show a model's job: its plan's line, state, error, attempts and progress."""
     return functions.model(service, job)
 
 
-@router.post("/jobs/{job}/cancel")
-def cancel(service: ServiceDep, caller: Submitter, job: JobId) -> Mapping[str, Any]:
+@router.post("/jobs/{job}/cancel", response_model=OBJECT)
+def cancel(service: ServiceDep, caller: Submitter, job: JobId) -> ModelRecord:
     """End a job that has not ended; nothing of it is published."""
     return functions.cancel(service, caller, job)
 
 
-@router.post("/jobs/{job}/retry")
-def retry(service: ServiceDep, caller: Submitter, job: JobId) -> Mapping[str, Any]:
+@router.post("/jobs/{job}/retry", response_model=OBJECT)
+def retry(service: ServiceDep, caller: Submitter, job: JobId) -> ModelRecord:
     """Queue a job again that failed or was cancelled."""
     return functions.retry(service, caller, job)
 
@@ -126,19 +139,19 @@ def edit(
     return once(service, caller, request, key, body, work)
 
 
-@router.get("/jobs/{job}/receipt")
+@router.get("/jobs/{job}/receipt", response_model=OBJECT)
 def receipt(
     service: ServiceDep, caller: Reader, job: JobId,
     file: Annotated[str | None, Query(max_length=255, description="A file of the output that is meant")] = None,
-) -> Mapping[str, Any]:  # fmt: skip
+) -> KeptReceipt:  # fmt: skip
     """Give the receipt of a done job; its output files also have their sha256.
 
     Of several outputs it is that of the first, with the others in its member `further`; with `file`, one of them alone.
     """
-    return {**functions.receipt(service, job, file)}
+    return functions.receipt(service, job, file)
 
 
 @router.get("/jobs/{job}/files")
-def files(service: ServiceDep, caller: Reader, job: JobId) -> list[functions.Output]:
+def files(service: ServiceDep, caller: Reader, job: JobId) -> list[Output]:
     """List the files that a done job made."""
     return functions.outputs(service, job)

@@ -12,8 +12,9 @@ from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from ggferry.service.records.fields import UploadRecord
 from ggferry.service.server.api.answers import once
-from ggferry.service.server.api.common import PROBLEMS, VERSION, ServiceDep, Submitter, UploadId
+from ggferry.service.server.api.common import OBJECT, PROBLEMS, VERSION, ServiceDep, Submitter, UploadId
 from ggferry.service.server.api.jobs import Key
 from ggferry.service.server.guard.bodies import pieces
 from ggferry.service.server.guard.problems import HttpError, of_disk
@@ -61,14 +62,14 @@ def begin(request: Request, service: ServiceDep, caller: Submitter, body: Announ
     return once(service, caller, request, key, body, work)
 
 
-@router.get("/uploads")
-def every(service: ServiceDep, caller: Submitter) -> Sequence[Mapping[str, Any]]:
+@router.get("/uploads", response_model=Sequence[Mapping[str, Any]])
+def every(service: ServiceDep, caller: Submitter) -> list[UploadRecord]:
     """List the caller's uploads, the newest first."""
     return service.uploads.every(caller.token.owner)
 
 
-@router.get("/uploads/{upload}")
-def show(service: ServiceDep, caller: Submitter, upload: UploadId) -> Mapping[str, Any]:
+@router.get("/uploads/{upload}", response_model=OBJECT)
+def show(service: ServiceDep, caller: Submitter, upload: UploadId) -> UploadRecord:
     """Show an upload: its state, and of each file the offset from which to send on."""
     return service.uploads.show(upload, caller.token.owner)
 

@@ -16,10 +16,9 @@ from ggferry.service.server.pages.views import (
     SORTS,
     Activity,
     Archive,
-    Folder,
+    ArchiveAddress,
     ModelRow,
     Progress,
-    Query,
 )
 from ggferry.service.server.state import Service
 from ggferry.service.server.store import models
@@ -34,11 +33,11 @@ RECENT = 10
 AT_WORK = 50
 
 
-def query_of(given: Mapping[str, str], states: list[str]) -> Query:
+def query_of(given: Mapping[str, str], states: list[str]) -> ArchiveAddress:
     """Return what the address of a page asks for; what is not understood counts as absent."""
     sort = given.get("sort", "").removeprefix("-")
     number = given.get("page", "1")
-    return Query(
+    return ArchiveAddress(
         given.get("q", "")[:LONGEST], tuple(dict.fromkeys(states))[:20], given.get("container", "")[:LONGEST],
         given.get("architecture", "")[:LONGEST], given.get("era", "")[:LONGEST],
         sort if sort in SORTS else "name", given.get("sort", "").startswith("-"),
@@ -47,9 +46,9 @@ def query_of(given: Mapping[str, str], states: list[str]) -> Query:
     )  # fmt: skip
 
 
-def archive(service: Service, query: Query) -> Archive:
+def archive(service: Service, query: ArchiveAddress) -> Archive:
     """Return a page of the archive."""
-    found = functions.list_models(service, _asked(query))
+    found = functions.list_models(service, _index_query(query))
     facets, totals = functions.facets(service), functions.totals(service)
     folders = functions.folders(service, query.under) if query.tree and not query.narrowed else []
     return Archive(
@@ -63,12 +62,12 @@ def archive(service: Service, query: Query) -> Archive:
         eras=tuple(filter(None, facets["era"])),
         bytes_before=totals["bytes_before"],
         bytes_after=totals["bytes_after"],
-        folders=tuple(Folder(each.path, each.name, each.models, each.bytes) for each in folders),
+        folders=tuple(folders),
         roots=tuple(functions.roots(service)),
     )
 
 
-def _asked(query: Query) -> models.Query:
+def _index_query(query: ArchiveAddress) -> models.Query:
     """Return the query of the index. In the tree, only models that stand in the open folder itself."""
     here = query.tree and not query.narrowed
     return models.Query(

@@ -24,6 +24,7 @@ from ggferry.converters.proof.references.cross_check import CONVERSATIONS
 from ggferry.formats.reader import label_of
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockError
+from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED
 from ggferry.service.records.receipts import receipts_of
 from ggferry.service.server.pages import wording
@@ -33,15 +34,14 @@ from ggferry.service.server.pages.views import (
     PER_PAGE,
     Agreement,
     Attempt,
-    Drop,
     Fact,
     ModelPage,
-    OutputFile,
     Problem,
     Proof,
     TensorPage,
     TensorRow,
 )
+from ggferry.service.server.work.outputs import Output
 
 LONGEST = 600  # characters of a value
 
@@ -106,7 +106,7 @@ def with_receipt(page: ModelPage, found: KeptReceipt, files: str) -> ModelPage:
         notes=tuple(receipt["notes"]),
         proof=_proof(receipt, tensors),
         files=tuple(
-            OutputFile(each["name"], each["bytes"], each["blake3"], "", f"{files}/{wording.segment(each['name'])}")
+            Output(each["name"], each["bytes"], "", each["blake3"], f"{files}/{wording.segment(each['name'])}")
             for each in files_written(receipt, *further)
         ),
         ratings=tuple(rating_of(each, each["output"]["files"][0]["name"]) for each in (receipt, *further))
@@ -139,8 +139,8 @@ def bytes_of(kind: str, shape: Sequence[int]) -> int | None:
         return None
 
 
-def _drops(records: Iterable[DroppedRecord]) -> tuple[Drop, ...]:
-    return tuple(Drop(each["name"], each["reason"], bool(each["loses"])) for each in records)
+def _drops(records: Iterable[DroppedRecord]) -> tuple[DroppedTensor, ...]:
+    return tuple(DroppedTensor(each["name"], each["reason"], bool(each["loses"])) for each in records)
 
 
 def _proof(receipt: Receipt, tensors: Sequence[TensorRow]) -> Proof:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.plan_file import CONVERT, OTHER, outputs_of, sizes_of
 from ggferry.service.server.pages.archive_view import container_of
 from ggferry.service.server.pages.model_view import problem_of
-from ggferry.service.server.pages.views import PER_PAGE, Drop, PlannedModel, PlannedOutput, PlanPage
+from ggferry.service.server.pages.views import PER_PAGE, PlannedModel, PlannedOutput, PlanPage
 
 LOST_SHOWN = 20
 
@@ -49,7 +50,7 @@ def planned(line: Mapping[str, Any], outtype: str) -> PlannedModel:
         for output, kind, size in zip(outputs_of(line), wanted.split(","), sizes, strict=False)
     ]
     lost = [
-        Drop(str(each.get("name") or each.get("tensors") or ""), str(each.get("reason") or ""), True)
+        DroppedTensor(str(each.get("name") or each.get("tensors") or ""), str(each.get("reason") or ""), True)
         for each in line.get("lost", ())[:LOST_SHOWN]
     ]
     return PlannedModel(

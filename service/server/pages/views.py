@@ -15,6 +15,9 @@ from ggferry.service.server.pages import wording
 
 if TYPE_CHECKING:
     from ggferry.converters.conversion.summary import OutputSummary
+    from ggferry.service.library.answers import DroppedTensor
+    from ggferry.service.server.store.models import Folder
+    from ggferry.service.server.work.outputs import Output
 
 PER_PAGE = 50
 SORTS = ("name", "state", "container", "architecture", "before", "after", "changed")
@@ -144,29 +147,12 @@ class ModelRow:
     @property
     def beside(self) -> str:
         """Return the address of the tree's folder that it is in."""
-        return Query(tree=True, under=self.folder).url
+        return ArchiveAddress(tree=True, under=self.folder).url
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """A folder of the archive's tree, with everything below it.
-
-    Attributes:
-        path: Path from the root of the tree.
-        name: Last part of it.
-        models: Number of models below.
-        bytes_in: Their size.
-    """
-
-    path: str
-    name: str
-    models: int
-    bytes_in: int
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """What of the archive is to be shown.
+class ArchiveAddress:
+    """What of the archive a page shows, as the address of the page says it.
 
     Attributes:
         text: Words that the path holds.
@@ -213,16 +199,16 @@ class Query:
             pairs.append(("page", str(self.page)))
         return f"/?{urlencode(pairs)}" if pairs else "/"
 
-    def sorted_by(self, key: str) -> Query:
+    def sorted_by(self, key: str) -> ArchiveAddress:
         """Return the query of a click on the head of a column."""
         return replace(self, sort=key, descending=self.sort == key and not self.descending, page=1)
 
-    def only(self, state: str) -> Query:
+    def only(self, state: str) -> ArchiveAddress:
         """Return the query with one state switched on or off."""
         states = tuple(s for s in self.states if s != state) if state in self.states else (*self.states, state)
         return replace(self, states=states, page=1)
 
-    def but(self, **changes: Any) -> Query:
+    def but(self, **changes: Any) -> ArchiveAddress:
         """Return the query with changes."""
         return replace(self, **changes)
 
@@ -244,7 +230,7 @@ class Archive:
         roots: Places that models are read from.
     """
 
-    query: Query
+    query: ArchiveAddress
     rows: tuple[ModelRow, ...] = ()
     total: int = 0
     models: int = 0
@@ -368,7 +354,7 @@ class Proof:
         vocabulary: Number of tokens in the vocabulary.
         grades: Grade → number of tensors.
         reached: What the prompts exercised, likewise `missed`.
-        alone: Whether no other program testified.
+        alone: Whether no other program was compared.
     """
 
     level: str
@@ -381,26 +367,6 @@ class Proof:
     reached: tuple[str, ...] = ()
     missed: tuple[str, ...] = ()
     alone: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class OutputFile:
-    """A file that was written, with its digests in hex; sha256 is "" until it was computed."""
-
-    name: str
-    bytes: int
-    blake3: str
-    sha256: str = ""
-    url: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """A tensor that is not carried over; `loses`: the output holds less because of that."""
-
-    name: str
-    reason: str
-    loses: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +413,7 @@ class ModelPage:
         keys: The keys of the output with their origins.
         tensors: Its tensors.
         shown: Those of them that the table shows.
-        dropped: What is not carried over.
+        dropped: What is not copied.
         notes: What a user should know.
         proof: None where there is none yet.
         files: Files of the output.
@@ -472,10 +438,10 @@ class ModelPage:
     keys: tuple[Fact, ...] = ()
     tensors: tuple[TensorRow, ...] = ()
     shown: TensorPage = field(default_factory=TensorPage)
-    dropped: tuple[Drop, ...] = ()
+    dropped: tuple[DroppedTensor, ...] = ()
     notes: tuple[str, ...] = ()
     proof: Proof | None = None
-    files: tuple[OutputFile, ...] = ()
+    files: tuple[Output, ...] = ()
     ratings: tuple[OutputSummary, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     runtimes: tuple[str, ...] = ()
@@ -556,7 +522,7 @@ class PlannedModel:
     output: str = ""
     reason: str = ""
     grades: Mapping[str, int] = field(default_factory=dict)
-    lost: tuple[Drop, ...] = ()
+    lost: tuple[DroppedTensor, ...] = ()
     notes: tuple[str, ...] = ()
     problem: Problem | None = None
     id: str = ""

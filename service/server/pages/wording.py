@@ -22,7 +22,7 @@ GRADES = {grade.value: words for grade, words in MEANINGS.items()}
 """What a grade says, the most exact first."""
 VERDICTS = {
     "convert": "to convert", "skip": "left as it is", "duplicate": "duplicate", "corrupt": "damaged",
-    "incomplete": "incomplete", "unsupported": "not supported", "archive": "archive", "other": "no model",
+    "incomplete": "incomplete", "unsupported": "not supported", "archive": "archive", "other": "not a model",
 }  # fmt: skip
 STATES = {
     "planned": "planned", "queued": "waiting", "running": "converting", "verifying": "proving", "done": "converted",
@@ -32,7 +32,7 @@ STATES = {
 """States of jobs, and verdicts of models that nobody submitted, in words; the order in which they are shown."""
 FAULTS = {
     "file": "The file itself is at fault: the same bytes will fail again.",
-    "passing": "This is trouble that passes: the same may succeed later.",
+    "passing": "This is a temporary failure: the same may succeed later.",
 }
 ADVICE = {
     "file": "compare the file with its original, byte by byte or by digest, and fetch it again where they differ",

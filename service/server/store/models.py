@@ -45,7 +45,7 @@ class Query:
         offset: How many are left out at the beginning, for pages that have numbers.
         sort: One of SORTS.
         descending: Whether the largest come first.
-        cursor: `ModelPage.next` of the page before.
+        cursor: `ModelList.next` of the page before.
         limit: At most so many, 500 at most.
     """
 
@@ -65,8 +65,8 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPage:
-    """Models, and the cursor of the next page; None after the last. `total` counts all that match."""
+class ModelList:
+    """A page of models, the cursor of the next page (None after the last), and how many match on all pages."""
 
     items: list[ListedModel]
     next: str | None
@@ -194,7 +194,7 @@ def _matching(store: Store, query: Query) -> list[Any]:
     return found
 
 
-def find(store: Store, query: Query) -> ModelPage:
+def find(store: Store, query: Query) -> ModelList:
     """Return a page of models. Raises UsageError for an order or a cursor that is none."""
     if query.sort not in SORTS:
         raise UsageError("sort", found=query.sort, expected=", ".join(SORTS))
@@ -224,7 +224,7 @@ def find(store: Store, query: Query) -> ModelPage:
     )
     more = len(rows) > limit
     items = rows[:limit]
-    return ModelPage(cast("list[ListedModel]", items), _cursor(query, items[-1]) if more else None, total)
+    return ModelList(cast("list[ListedModel]", items), _cursor(query, items[-1]) if more else None, total)
 
 
 def _cursor(query: Query, row: Mapping[str, Any]) -> str:

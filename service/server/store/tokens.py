@@ -9,8 +9,9 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from ggferry.formats.errors import NotFoundError, UsageError
 from ggferry.service.server.store.database import Store
@@ -57,6 +58,19 @@ class Token:
         return SCOPES.index(self.scope) >= SCOPES.index(scope)
 
 
+class TokenRecord(TypedDict):
+    """A token as a list shows it; times are seconds since 1970, `quota` bytes, `rate` requests a second."""
+
+    id: str
+    name: str
+    scope: str
+    created: float
+    expires: float | None
+    used: float | None
+    quota: int | None
+    rate: float | None
+
+
 def digest_of(secret: str) -> str:
     """Return what is kept of a secret."""
     return hashlib.sha256(secret.encode()).hexdigest()
@@ -92,16 +106,17 @@ def find(store: Store, text: str) -> Token | None:
     return _token(row)
 
 
-def _token(row: dict[str, Any]) -> Token:
+def _token(row: Mapping[str, Any]) -> Token:
     names = ("id", "name", "kind", "scope", "expires", "quota", "rate")
     return Token(**{name: row[name] for name in names}, owner=row["parent"] or row["id"])
 
 
-def every(store: Store) -> list[dict[str, Any]]:
+def every(store: Store) -> list[TokenRecord]:
     """Return all tokens that a person made, without their digests."""
     table = store.t.tokens
     columns = [column for column in table.c if column.name not in ("digest", "parent", "kind")]
-    return store.all(sa.select(*columns).where(table.c.kind == TOKEN).order_by(table.c.created, table.c.id))
+    rows = store.all(sa.select(*columns).where(table.c.kind == TOKEN).order_by(table.c.created, table.c.id))
+    return cast("list[TokenRecord]", rows)
 
 
 def revoke(store: Store, wanted: str) -> None:

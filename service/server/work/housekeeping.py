@@ -24,7 +24,7 @@ else:
     sa = lazy("sqlalchemy")
 
 EVERY = 600.0  # seconds between rounds
-UNFINISHED = DAY  # of silence, then an upload is removed; a refused one stays as long, to be looked at
+UNFINISHED = DAY  # of silence, then an upload is removed; a refused one stays as long, to be inspected
 EVENTS_KEPT = 30 * DAY
 ENDED = (DONE, FAILED, QUARANTINED, SKIPPED)
 MOST = 1000  # rows a round

@@ -88,7 +88,7 @@ class InspectorPool:
 def _ours(error: WorkerFailed | WorkerTimeout | WorkerDied, limit: float) -> GgferryError:
     if isinstance(error, WorkerFailed):
         if error.error.get("class") == OUT_OF_MEMORY:
-            return OutOfMemoryError("looking at it takes more memory than a worker may have", hint="--memory SIZE")
+            return OutOfMemoryError("inspecting it takes more memory than a worker may have", hint="--memory SIZE")
         return revive(error.error)
     if isinstance(error, WorkerTimeout):
         return GgferryError(f"no answer within {limit:g} s")

@@ -16,7 +16,7 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
 from ggferry.service.records.plan_file import outputs_of
@@ -39,6 +39,26 @@ MOST = 100  # notices and events that are taken at a time
 LONGEST_URL = 2000
 
 
+class WebhookRecord(TypedDict):
+    """A receiver as a list shows it, with the number of notices that wait for it and the last error of those."""
+
+    id: str
+    url: str
+    created: float
+    waiting: int
+    error: str | None
+
+
+class NoticeRow(TypedDict):
+    """A notice as it is entered: `tries` so far, and when the next is due, in seconds since 1970."""
+
+    id: str
+    hook: str
+    body: str
+    tries: int
+    next: float
+
+
 def add(store: Store, url: str) -> dict[str, str]:
     """Enter a receiver and return its id and secret, which is not shown again. Raises UsageError."""
     if url.partition("://")[0] not in WEB or len(url) > LONGEST_URL or any(c <= " " for c in url):
@@ -50,13 +70,13 @@ def add(store: Store, url: str) -> dict[str, str]:
     return {"id": key, "secret": secret}
 
 
-def every(store: Store) -> list[dict[str, Any]]:
+def every(store: Store) -> list[WebhookRecord]:
     """Return the receivers, without their secrets, each with the number of notices that wait for it."""
     hooks, notices = store.t.hooks, store.t.notices
     waits = sa.select(sa.func.count()).where(notices.c.hook == hooks.c.id, notices.c.done.is_(None)).scalar_subquery()
     last = sa.select(sa.func.max(notices.c.error)).where(notices.c.hook == hooks.c.id, notices.c.done.is_(None))
     shown = (hooks.c.id, hooks.c.url, hooks.c.created, waits.label("waiting"), last.scalar_subquery().label("error"))
-    return store.all(sa.select(*shown).order_by(hooks.c.created))
+    return cast("list[WebhookRecord]", store.all(sa.select(*shown).order_by(hooks.c.created)))
 
 
 def remove(store: Store, key: str) -> None:
@@ -145,7 +165,7 @@ class Notifier:
 
         self.store.do(work)
 
-    def _notice(self, hook: Mapping[str, Any], event: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    def _notice(self, hook: Mapping[str, Any], event: Mapping[str, Any], job: Mapping[str, Any]) -> NoticeRow:
         data = {"job": event["job"], "state": event["state"], "error": event["error"], "attempt": event["attempt"]}
         more = {name: value for name, value in job.items() if name not in ("id", "further")}
         told = {**data, **more, **({"outputs": outputs_of(job)} if job else {})}

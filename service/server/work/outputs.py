@@ -33,14 +33,27 @@ PIECE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class OutputFile:
-    """A file of a done job; digests in hex."""
+class OutputDigests:
+    """A file of a done job with its digests in hex; `sha256` is "" until it was computed."""
 
     name: str
-    path: str
     bytes: int
-    blake3: str
     sha256: str
+    blake3: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output(OutputDigests):
+    """A file of a done job, and the path to download it from this server."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile(OutputDigests):
+    """A file of a done job, and where it is on this server."""
+
+    path: str
 
 
 class Outputs:
@@ -107,7 +120,7 @@ class Outputs:
                 self.store.do(lambda connection: connection.execute(change))
         finally:
             os.close(fd)
-        return OutputFile(record["name"], path, record["bytes"], record["blake3"], kept["sha256"])
+        return OutputFile(record["name"], record["bytes"], kept["sha256"], record["blake3"], path)
 
     def _digested(self, fd: int, path: str, record: FileRecord) -> dict[str, str]:
         from blake3 import blake3

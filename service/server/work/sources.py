@@ -71,7 +71,7 @@ def real_path(path: str, roots: Sequence[str]) -> str:
     finally:
         os.close(fd)
     if not any(is_within(real, root) for root in roots):
-        raise RefusedError("a link that leads out of the roots: it was not followed", path=path)
+        raise RefusedError("link leads out of the roots: it was not followed", path=path)
     return real
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from ggferry.formats.errors import (
     AccessError,
@@ -27,6 +27,14 @@ from ggferry.service.storage import checksums
 from ggferry.service.storage.checksums import DeclaredChecksum
 from ggferry.service.storage.places import Found, failure, file_system, unreadable
 from ggferry.service.storage.retry import retry
+
+
+class UploadedPart(TypedDict):
+    """A part that was sent, as CompleteMultipartUpload names it."""
+
+    PartNumber: int
+    ETag: str
+
 
 GRACE, SLOWEST = 120.0, 32 << 10  # a request may take GRACE seconds and what its bytes take at SLOWEST bytes a second
 PART, PARTS = 16 << 20, 4000  # bytes of a part, and how many: S3 allows 10 000, so larger files get larger ones
@@ -97,7 +105,7 @@ def stat(url: str) -> Found:
 def _head(url: str, **more: Any) -> Any:
     bucket, key = split(url)
     if not key:
-        raise NotFoundError("a bucket is no file", path=url)
+        raise NotFoundError("a bucket is not a file", path=url)
     return retry(lambda: _call("head_object", url, Bucket=bucket, Key=key, **more))
 
 
@@ -249,7 +257,7 @@ def check_name(url: str, longest: int) -> None:
     """Raise UnsupportedError for a key that leaves no room for `longest` more bytes."""
     size = len(split(url)[1].encode())
     if size + longest > MAX_KEY:
-        raise UnsupportedError("a name too long for S3", path=url, found=size, expected=f"≤ {MAX_KEY - longest}")
+        raise UnsupportedError("name is too long for S3", path=url, found=size, expected=f"≤ {MAX_KEY - longest}")
 
 
 def conditional(probe: str) -> bool:
@@ -288,7 +296,7 @@ def upload(local: str, url: str, progress: Callable[[int], None]) -> str:
     bucket, key = split(url)
     size = os.path.getsize(local)
     begun = begin_copy(url)
-    parts: list[dict[str, Any]] = []
+    parts: list[UploadedPart] = []
     try:
         with LocalFile(local) as source:
             for offset in range(0, size, part_of(size)) or (0,):
@@ -325,7 +333,7 @@ def copy(version: str, partial: str, copying: Copying, size: int, create: bool) 
     bucket, key = split(copying.url)
     source = dict(zip(("Bucket", "Key"), split(partial), strict=True))
     condition: dict[str, Any] = {"IfNoneMatch": "*"} if create else {}
-    parts: list[dict[str, Any]] = []
+    parts: list[UploadedPart] = []
     try:
         for offset in range(0, size, part_of(size)):
             last = min(offset + part_of(size), size) - 1
@@ -351,7 +359,7 @@ def copy(version: str, partial: str, copying: Copying, size: int, create: bool) 
     return _complete(copying, parts, size, condition)
 
 
-def _complete(begun: Copying, parts: list[dict[str, Any]], size: int, condition: Mapping[str, Any]) -> str:
+def _complete(begun: Copying, parts: list[UploadedPart], size: int, condition: Mapping[str, Any]) -> str:
     bucket, key = split(begun.url)
     answer = retry(
         lambda: _call(

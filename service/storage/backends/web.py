@@ -300,7 +300,7 @@ def _followed(url: str, target: str, to: str, home: tuple[str, str, int]) -> str
     """Return where a redirect leads, when we may go there. The password of `target` is sent to the same server only."""
     there = urljoin(target, to)
     if urlsplit(there).scheme not in ("http", "https"):
-        raise AccessError("a redirect to what is no web server", path=url, found=f"{urlsplit(there).scheme}:")
+        raise AccessError("redirect does not lead to a web server", path=url, found=f"{urlsplit(there).scheme}:")
     if origin(there) == home:
         parts, user = urlsplit(there), urlsplit(target).netloc.rpartition("@")[0]
         return parts._replace(netloc=f"{user}@{parts.netloc}").geturl() if user and "@" not in parts.netloc else there
@@ -324,7 +324,7 @@ def origin(url: str) -> tuple[str, str, int]:
     except ValueError as error:
         raise UsageError(f"not a URL: {error}", path=redact(url)) from None
     if not host:
-        raise UsageError("a URL without a server", path=redact(url))
+        raise UsageError("URL has no host", path=redact(url))
     return parts.scheme, host, port or {"https": 443}.get(parts.scheme, 80)
 
 

@@ -84,7 +84,7 @@ class _Pages:
 
         try:
             if page.depth > DEPTH:
-                raise UnsupportedError(f"a page more than {DEPTH} links deep", path=page.url)
+                raise UnsupportedError(f"page is more than {DEPTH} links deep", path=page.url)
             text = _text(page.url)
             mark = str(blake3(text).hexdigest())
             if mark in page.above:
@@ -110,7 +110,7 @@ class _Pages:
             if parts.scheme not in urls.WEB or parts.path == urlsplit(here).path:
                 continue
             if not inside or not parts.path.startswith(below) or parts.path == below:
-                error = OutsideLinkError("a link that leads out of the page", path=urls.redact(target))
+                error = OutsideLinkError("link leads out of the page", path=urls.redact(target))
                 self.troubles.append(unreadable(urls.redact(target), error))
                 continue
             user = urlsplit(here).netloc.rpartition("@")[0]
@@ -136,10 +136,10 @@ def _text(url: str) -> bytes:
             if answer.status != 200:
                 raise by_status(answer.status, url)
             if answer.headers.get("Content-Encoding", "identity") != "identity":
-                raise UnsupportedError("a page that comes compressed", path=url)
+                raise UnsupportedError("page is compressed", path=url)
             text = answer.read(PAGE_CAP + 1)
             if len(text) > PAGE_CAP:
-                raise UnsupportedError(f"a page of more than {PAGE_CAP} bytes", path=url)
+                raise UnsupportedError(f"page is larger than {PAGE_CAP} bytes", path=url)
             if answer.length:
                 raise TransportError("the page ended early", path=url)  # and with it what it links to
             return text

@@ -45,7 +45,7 @@ def test_sound_files_are_sound(model: Path, fixtures: Path) -> None:
         found = ggferry.examine(fixtures / path)
         assert found.sound and found.findings[0].text == f"no model: {what}" and not found.runtimes
     done = typed("verify", model)
-    assert done.code == 0 and done.out.endswith("sound    21 tensors looked at\n")
+    assert done.code == 0 and done.out.endswith("sound    21 tensors checked\n")
     assert "there is no chat template" in done.out
 
 

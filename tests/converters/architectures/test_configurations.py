@@ -192,7 +192,7 @@ def test_biases_that_the_configuration_denies_are_left_out_by_name(name: str, tm
     graph = understand(open_checkpoint(str(tmp_path / "hf")))
     lost = [drop for drop in graph.dropped if drop.loses]
     assert lost and all(drop.ref.name.endswith("bias") and "is false" in drop.reason for drop in lost)
-    assert any(lost[0].ref.name in note and "not carried over" in note for note in graph.notes)
+    assert any(lost[0].ref.name in note and "not copied" in note for note in graph.notes)
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
 
 

@@ -207,7 +207,7 @@ def test_muse_glimmers_assistant_is_transformers(target: Path, tmp_path: Path) -
 
 
 def test_a_draft_needs_its_target(target: Path, tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match="a draft: it guesses tokens for another model") as told_so:
+    with pytest.raises(MissingError, match="speculative draft: it takes the vocabulary of its target model") as told_so:
         converted(eagle(tmp_path / "hf"), None, tmp_path / "x.gguf")
     assert told_so.value.hint == "--target-model DIR"
     with pytest.raises(UsageError, match="--target-model is for drafts"):

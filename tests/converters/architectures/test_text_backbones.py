@@ -71,7 +71,7 @@ def test_the_half_that_reads_is_taken_and_the_other_named(
     logits = wrapped(tmp_path, name, cls, rename, *others)
     graph = graph_of(str(tmp_path))
     assert relative(logits, forward(graph, TOKENS)) <= 1e-5
-    told = [note for note in graph.notes if "not carried over" in note]
+    told = [note for note in graph.notes if "not copied" in note]
     assert told and all("this file holds the text model" in note for note in told)
 
 
@@ -89,7 +89,7 @@ def test_a_text_half_that_is_not_known_is_named(kind: Any, tmp_path: Path) -> No
     whole["text_config"]["architectures"] = ["TalkerForCausalLM"] if kind is None else None
     (tmp_path / "config.json").write_text(json.dumps(whole))
     if kind == "t5" or kind is None:
-        with pytest.raises(UnsupportedError, match="the text half of a LlavaForConditionalGeneration"):
+        with pytest.raises(UnsupportedError, match="text backbone of a LlavaForConditionalGeneration"):
             graph_of(str(tmp_path))
     else:
         assert graph_of(str(tmp_path)).architecture.name == "llama"
@@ -194,7 +194,7 @@ def test_what_thinks_of_qwen3_omni_keeps_its_experts_one_by_one(tmp_path: Path) 
     assert graph.architecture.name == "qwen3vlmoe"
     assert relative(logits, forward(graph, TOKENS)) <= 1e-5
     deepstack = {key: value.data for key, value, _ in graph.written()}["qwen3vlmoe.n_deepstack_layers"]
-    assert deepstack == 2, "the second file makes rows that are wider by these"
+    assert deepstack == 2, "the mmproj file makes rows that are wider by these"
 
 
 def test_what_reads_of_lfm2_audio(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_the_directory_speaks_where_the_file_does_not(path: str, base: str, size
 
 def test_what_is_left_out_is_said() -> None:
     notes = guess("llama-7b.ggmlv3.q4_0.bin", parameters=6738415616).notes
-    assert notes == ("left out of the name, as they tell of the storage only: ggmlv3, q4_0",)
+    assert notes == ("ignored in file name (storage type): ggmlv3, q4_0",)
     (note,) = guess("llama-7b", parameters=1000).notes
     assert "'7b'" in note and "1000" in note
 

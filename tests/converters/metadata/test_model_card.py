@@ -102,7 +102,7 @@ def test_a_real_cards_shape() -> None:
         ("a: 'x' y", "expected"),
         ('a: "\\q"', "escape"),
         ("a: b: c", "mapping values"),
-        ("[a]: b", "no text"),
+        ("[a]: b", "not text"),
         ("a:\n" + "".join("  " * n + "b:\n" for n in range(1, 20)), "nested deeper"),
         ("a: " + "[" * 20000, "nested deeper"),
     ],
@@ -120,7 +120,7 @@ def test_of_a_key_given_twice_the_first_is_kept() -> None:
 
 
 def test_what_is_no_mapping() -> None:
-    assert "no mapping" in front_matter("---\njust text\n---\n")[1][0]
+    assert "not a mapping" in front_matter("---\njust text\n---\n")[1][0]
     assert front_matter("---\n# nothing\n---\n") == ({}, ())
 
 

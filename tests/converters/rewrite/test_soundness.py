@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 import ggferry
 from ggferry.converters.rewrite import lineage
@@ -46,7 +47,9 @@ def test_values_that_no_loader_takes_are_refused_and_doctored(
     done = typed("edit", pieces_model, "--set", key, "-o", out, "--allow-broken")
     assert done.code == 0 and words in done.said
     found = typed("doctor", out)
-    assert words in found.out and "nothing has to be done" not in found.out and "run by llama.cpp" not in found.out
+    assert (
+        words in found.out and "nothing has to be done" not in found.out and "supported by llama.cpp" not in found.out
+    )
     assert "nothing has to be done" in typed("doctor", pieces_model).out
 
 
@@ -122,6 +125,22 @@ def mix(folder: Path, one: str, other: str, *, receipt: bool) -> Path:
     return folder / names("m")[0]
 
 
+def without_digest(folder: Path, stem: str) -> None:
+    """Make shards that another program could have made, and their receipt: they do not state the digest of their set.
+
+    The key becomes another one, of the same value in every model, so that only names and receipt tie them together.
+    """
+    receipt = folder / f"{names(stem)[0]}.receipt.json"
+    text = receipt.read_text()
+    for path in [folder / name for name in names(stem)]:
+        raw = path.read_bytes()
+        at = raw.index(b"ggferry.split.digest") + len(b"ggferry.split.digest") + 12
+        changed = (raw[:at] + b"0" * 64 + raw[at + 64 :]).replace(b"ggferry.split.digest", b"another.split.digest")
+        path.write_bytes(changed)
+        text = text.replace(blake3(raw).hexdigest(), blake3(changed).hexdigest())
+    receipt.write_text(text)
+
+
 def test_shards_that_were_cut_from_two_models_part(tmp_path: Path) -> None:
     for path in two_models(tmp_path):
         Path(f"{path}.receipt.json").unlink()
@@ -133,6 +152,34 @@ def test_shards_that_were_cut_from_two_models_part(tmp_path: Path) -> None:
     assert sorted(os.listdir(first.parent)) == names("m")
     assert typed("merge", tmp_path / names("1")[1], "-o", tmp_path / "again.gguf").code == 0
     assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "1.gguf").read_bytes()
+
+
+def test_shards_of_two_conversions_part(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        source = Llama(kind="F16", version=1, seed=seed).write(tmp_path / f"{seed}.bin")
+        ggferry.convert(source, tmp_path / f"{seed}.gguf", outtype="f16", split_max_tensors=12)
+        ggferry.convert(source, tmp_path / f"whole{seed}.gguf", verify="none", outtype="f16")
+    first = mix(tmp_path / "f", "1", "2", receipt=False)
+    for command in ("merge", "verify", "doctor", "convert"):
+        done = typed(command, first)
+        assert done.code == 5 and "ggferry.split.digest" in done.said + done.out, command
+    done = typed("merge", tmp_path / names("1")[0], "-o", tmp_path / "again.gguf")
+    assert done.code == 0 and "nothing ties" not in done.err, done.err
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "whole1.gguf").read_bytes()
+    done = typed("verify", tmp_path / "1.bin", tmp_path / names("1")[0])
+    assert done.code == 0 and "proved" in done.out, done.said
+
+
+def test_a_weight_that_changed_in_a_shard_of_a_conversion_is_noticed(tmp_path: Path) -> None:
+    source = Llama(kind="F16", version=1, seed=1).write(tmp_path / "1.bin")
+    ggferry.convert(source, tmp_path / "1.gguf", verify="none", outtype="f16", split_max_tensors=12)
+    (tmp_path / f"{names('1')[0]}.receipt.json").unlink()
+    last = tmp_path / names("1")[2]
+    raw = bytearray(last.read_bytes())
+    raw[-100] ^= 1
+    last.write_bytes(raw)
+    done = typed("merge", last, "-o", tmp_path / "out.gguf")
+    assert done.code == 5 and "do not hold the data" in done.err and not (tmp_path / "out.gguf").exists()
 
 
 def test_a_shard_without_the_sets_digest_is_of_another_set(tmp_path: Path) -> None:
@@ -161,6 +208,7 @@ def test_receipts_tell_shards_of_two_conversions_apart(tmp_path: Path) -> None:
     for seed in (1, 2):
         source = Llama(kind="F16", version=1, seed=seed).write(tmp_path / f"{seed}.bin")
         ggferry.convert(source, tmp_path / f"{seed}.gguf", verify="none", outtype="f16", split_max_tensors=12)
+        without_digest(tmp_path, str(seed))
     done = typed("merge", mix(tmp_path / "f", "1", "2", receipt=True), "-o", tmp_path / "out.gguf")
     assert done.code == 5 and names("m")[2] in done.err and "receipt beside the first shard" in done.err
     assert not (tmp_path / "out.gguf").exists()

@@ -22,9 +22,11 @@ from ggferry.converters.tokenizers.building_blocks import (
 from ggferry.converters.tokenizers.building_blocks import (
     sentencepiece_proto as spm_file,
 )
+from ggferry.converters.tokenizers.building_blocks.added_tokens import Added
 from ggferry.converters.tokenizers.encoders import sentencepiece_bpe as spm
 from ggferry.converters.tokenizers.files import tiktoken
 from ggferry.converters.tokenizers.files.find import load
+from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.errors import (
     CorruptError,
@@ -247,10 +249,8 @@ def test_any_json_gives_a_result_or_one_of_our_errors(
         return
 
 
-def test_gaps_between_ids_are_filled(tmp_path: Path) -> None:
-    changed = document("bpe_gpt2")
-    changed["added_tokens"].append(entry(405, "<|new|>"))
-    tokenizer = load(write(tmp_path, tokenizer_json=changed))
+def test_gaps_between_ids_are_filled() -> None:
+    tokenizer = with_added(load(str(FIXTURES / "bpe_gpt2")), [Added(405, "<|new|>")])
     assert tokenizer.tokens[400:] == ("[PAD400]", "[PAD401]", "[PAD402]", "[PAD403]", "[PAD404]", "<|new|>")
     assert tokenizer.types is not None and tokenizer.types[400:] == (5,) * 5 + (3,)
 

@@ -6,12 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
+from ggferry.converters.conversion.kinds import gguf
+from ggferry.converters.conversion.kinds.gguf_plan import plan_of
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
-from ggferry.converters.conversion.verify import reverify
+from ggferry.converters.conversion.verify import reprove, reverify
+from ggferry.converters.conversion_plan import steps
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.metadata.file_names import parse_filename
+from ggferry.formats.errors import VerificationError
+from ggferry.formats.gguf.header_layout import packed_key
+from ggferry.formats.gguf.shards import SET_DIGEST
+from ggferry.formats.gguf.values import string
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
 from helpers.builders import Llama
@@ -60,3 +68,32 @@ def test_llama_cpp_loads_shards(tmp_path: Path) -> None:
     assert split.path.endswith("part-00001-of-00005.gguf")
     one, many = continuations([1, 260, 17], 4, Path(whole.path), Path(split.path))
     assert one and one == many
+
+
+@pytest.mark.parametrize("options", [{}, {"big_endian": True, "alignment": 128}, {"tensor_first_split": False}])
+def test_every_shard_holds_the_digest_of_all_tensors(options: dict[str, object], tmp_path: Path) -> None:
+    source = str(Llama(kind="F32").write(tmp_path / "tiny.bin"))
+    request = Request(source, str(tmp_path / "part.gguf"), Options(split_max_tensors=6, **options), level="fast")
+    done = convert(request)[0]
+    lines = "".join(f"{blake3(data).hexdigest()}\n" for data in tensor_bytes(done.path).values())
+    key = packed_key(SET_DIGEST, string(blake3(lines.encode()).hexdigest()), 3, bool(options.get("big_endian")))
+    assert all(key in Path(path).read_bytes() for path in done.paths)
+    assert done.receipt["metadata"][SET_DIGEST]
+    assert [each["output"] for each in reprove(request, ["fast"], silent)] == [done.receipt["output"]]
+    last = Path(done.paths[-1])
+    last.write_bytes(last.read_bytes().replace(key, packed_key(SET_DIGEST, string("0" * 64), 3, key[0] == 0)))
+    with pytest.raises(VerificationError):
+        reprove(request, ["fast"], silent)
+
+
+def test_shards_of_earlier_versions_prove_without_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = str(Llama(kind="F32").write(tmp_path / "tiny.bin"))
+    request = Request(source, str(tmp_path / "part.gguf"), Options(split_max_tensors=6), level="fast")
+    with monkeypatch.context() as patch:  # what `plan` and `written` make of shards without the key
+        older = steps.with_set_digest
+        patch.setattr(gguf, "plan_of", lambda *given: older(plan_of(*given), ""))
+        patch.setattr(gguf, "with_set_digest", lambda plan, digest: plan)
+        done = convert(request)[0]
+    assert SET_DIGEST not in done.receipt["metadata"]
+    assert all(SET_DIGEST.encode() not in Path(path).read_bytes() for path in done.paths)
+    assert [each["output"] for each in reprove(request, ["fast"], silent)] == [done.receipt["output"]]

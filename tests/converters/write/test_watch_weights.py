@@ -306,7 +306,7 @@ def test_llama_cpp_loads_other_alignments(tmp_path: Path) -> None:
         out = str(tmp_path / f"{alignment}.gguf")
         result = convert(Request(source, out, Options(alignment=alignment), level="fast"))[0]
         assert all(tensor["offset"] % alignment == 0 for tensor in result.receipt["tensors"])
-        assert any("no multiple of 32" in note for note in result.receipt["notes"]) == (alignment == 8)
+        assert any("not a multiple of 32" in note for note in result.receipt["notes"]) == (alignment == 8)
         paths.append(Path(out))
     first, *others = continuations([1, 260, 17], 3, *paths[:-1])
     assert first and all(other == first for other in others)

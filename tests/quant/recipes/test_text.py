@@ -77,7 +77,7 @@ def test_own_recipes_without_a_base() -> None:
     [
         ("", "needs a line 'base NAME' or 'default TYPE'"),
         ("attn_v -> Q4_K", "needs a line 'base NAME' or 'default TYPE'"),
-        ("base Q4_K_M\n\nattn_vv -> Q4_K", "line 3: 'attn_vv' is no role"),
+        ("base Q4_K_M\n\nattn_vv -> Q4_K", "line 3: 'attn_vv' is neither a role"),
         ("base Q4_K_M\nattn_v -> Q4_M", "line 2: unknown tensor type 'Q4_M'"),
         ("base Q4_K_M\nattn_v -> I32", "line 2: I32 is not a type for weights"),
         ("base Q4_K_M\nattn_v ->", "line 2: 'attn_v ->' is not 'PATTERN"),
@@ -99,7 +99,7 @@ def test_own_recipes_without_a_base() -> None:
         ("default", "line 1: default without a value"),
         ("default I8", "line 1: I8 is not a type for weights"),
         ("file_type Q7", "line 1: 'Q7' is not the name of a file type"),
-        ("color blue", "line 1: 'color' is no heading"),
+        ("color blue", "line 1: 'color' is not a heading"),
         ("base Q4_K\nattn_v -> Q6_K\nfile_type Q8_0", "line 3: .*headings stand before the rules"),
         ("\n" * 10_001, "10001 lines; at most 10000"),
         ("a" * 4097, "line 1: 4097 characters; at most 4096"),

@@ -396,7 +396,7 @@ def test_a_model_that_sees_has_one_second_file(tmp_path: Path, monkeypatch: pyte
     path = ladder(tmp_path, types="q8_0,f16,q4_0", no_vocab=True)
     head, entries = read_plan(str(path))
     (entry,) = [each for each in entries if each.verdict == "convert"]
-    assert entry.disk > entry.bytes_out, "there is room for the second file"
+    assert entry.disk > entry.bytes_out, "there is room for the mmproj file"
     write_plan(str(path), head, [replace(entry, bytes_out=entry.bytes_out)], overwrite=True)
     for name in range(1, 9):  # each of four files, and its receipt
         shutil.rmtree(tmp_path / "out", ignore_errors=True)

@@ -25,12 +25,14 @@ def test_the_third_line_names_who_testified() -> None:
     proof = Proof("fast", (), {}, testimonies=SAID)
     words = "self-consistent; tokenizers 0.22 on 812 texts; llama.cpp b11549: logits 3e-3; no tensors"
     assert how_it_was_proved(proof) == words
-    assert proof.notes == ("transformers did not testify: would need 28.1 GiB of memory, 4.0 GiB are free",)
+    assert proof.notes == ("transformers was not compared: would need 28.1 GiB of memory, 4.0 GiB are free",)
 
 
 def test_nobody_testified() -> None:
-    assert how_it_was_proved(Proof("fast", (), {})) == "self-consistent only; no tensors"
-    assert how_it_was_proved(Proof("fast", (), {}, testimonies=SAID[2:])).startswith("self-consistent only; ")
+    assert how_it_was_proved(Proof("fast", (), {})) == "verified (no independent reference); no tensors"
+    assert how_it_was_proved(Proof("fast", (), {}, testimonies=SAID[2:])).startswith(
+        "verified (no independent reference); "
+    )
 
 
 @pytest.mark.parametrize(("figure", "text"), [(0, "0"), (4.3e-7, "4e-7"), (0.0031, "3e-3"), (float("inf"), "inf")])
@@ -43,4 +45,4 @@ def test_a_receipt_lists_testimonies(tmp_path: Path) -> None:
     source.write_bytes(Llama(kind="F32", version=1).bytes())
     result = convert(Request(str(source), str(tmp_path / "x.gguf")))[0]
     receipt = json.loads((tmp_path / "x.gguf.receipt.json").read_text())
-    assert receipt["testimonies"] == [] and result.lines[2].startswith("proved   self-consistent only; ")
+    assert receipt["testimonies"] == [] and result.lines[2].startswith("proved   verified (no independent reference); ")

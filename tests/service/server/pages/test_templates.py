@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from ggferry.service.server.pages import charts, render, wording
-from ggferry.service.server.pages.views import Agreement, ModelRow, Query, TensorRow
+from ggferry.service.server.pages.views import Agreement, ArchiveAddress, ModelRow, TensorRow
 from helpers.page_samples import NASTY, model, pages, row, tensors
 
 VOID = {"meta", "link", "input", "wbr", "br", "hr", "img", "option"}
@@ -138,11 +138,11 @@ def test_an_archive_without_models_says_what_to_do() -> None:
 
 
 def test_a_filter_is_kept_from_page_to_page() -> None:
-    query = Query("llama 7b", ("done",), "GGJT v1", sort="before", descending=True, page=3)
+    query = ArchiveAddress("llama 7b", ("done",), "GGJT v1", sort="before", descending=True, page=3)
     assert query.url == "/?state=done&q=llama+7b&container=GGJT+v1&sort=-before&page=3"
     assert query.sorted_by("before").url == "/?state=done&q=llama+7b&container=GGJT+v1&sort=before"
     assert query.only("done").states == () and query.only("failed").states == ("done", "failed")
-    assert query.only("failed").page == 1 and Query().url == "/"
+    assert query.only("failed").page == 1 and ArchiveAddress().url == "/"
 
 
 def test_what_a_page_loads_is_served() -> None:

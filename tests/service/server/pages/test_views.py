@@ -9,7 +9,7 @@ import pytest
 
 import ggferry
 from ggferry.service.server.pages import archive_view, model_view, plan_view, render
-from ggferry.service.server.pages.views import PER_PAGE, AddPage, ModelPage, Query
+from ggferry.service.server.pages.views import PER_PAGE, AddPage, ArchiveAddress, ModelPage
 from ggferry.service.workers.questions import answer
 from helpers.page_samples import SHELL
 
@@ -48,7 +48,7 @@ def test_a_done_model_is_what_its_receipt_says(receipt: dict[str, Any]) -> None:
     assert page.files[0].blake3 == receipt["output"]["files"][0]["blake3"] and page.files[0].url == "/files/new.gguf"
     assert page.has_vocabulary and not page.can_retry and not page.can_cancel
     text = render.page("model", SHELL, model=model_view.with_tensors(page, "", 1))
-    assert page.proof.alone and "Self-consistent only" in text
+    assert page.proof.alone and "Verified without an independent reference" in text
     assert "100%" in text and "19 rounded" not in text and "16 rounded" in text
 
 
@@ -73,8 +73,8 @@ def test_a_witness_that_testified_and_one_that_did_not(receipt: dict[str, Any]) 
     page = model_view.with_receipt(model_view.page_of(JOB), {**receipt, "testimonies": said}, "/files")
     text = render.page("model", SHELL, model=model_view.with_tensors(page, "", 1))
     assert "llama.cpp b1" in text and "furthest apart at prompt start, row 3" in text
-    assert "Self-consistent only" not in text
-    assert "did not testify" in text and "it is not installed" in text
+    assert "Verified without an independent reference" not in text
+    assert "not compared" in text and "it is not installed" in text
 
 
 def test_an_adapter_is_shown_by_what_its_pairs_add(receipt: dict[str, Any]) -> None:
@@ -175,15 +175,15 @@ def test_a_plan_shows_what_is_and_what_would_be(verdict: str) -> None:
 @pytest.mark.parametrize(
     ("given", "query"),
     [
-        ({}, Query()),
-        ({"sort": "-before", "page": "2", "q": "x"}, Query("x", sort="before", descending=True, page=2)),
-        ({"sort": "id; drop", "page": "-1"}, Query()),
-        ({"page": "9" * 30}, Query()),
-        ({"page": "²"}, Query()),
-        ({"view": "tree", "under": "/a"}, Query(tree=True, under="/a")),
+        ({}, ArchiveAddress()),
+        ({"sort": "-before", "page": "2", "q": "x"}, ArchiveAddress("x", sort="before", descending=True, page=2)),
+        ({"sort": "id; drop", "page": "-1"}, ArchiveAddress()),
+        ({"page": "9" * 30}, ArchiveAddress()),
+        ({"page": "²"}, ArchiveAddress()),
+        ({"view": "tree", "under": "/a"}, ArchiveAddress(tree=True, under="/a")),
     ],
 )  # fmt: skip
-def test_what_an_address_asks_for(given: dict[str, str], query: Query) -> None:
+def test_what_an_address_asks_for(given: dict[str, str], query: ArchiveAddress) -> None:
     assert archive_view.query_of(given, []) == query
 
 
