@@ -108,7 +108,7 @@ def table(text: str, **common: bool) -> dict[str, BlockType]:
         try:
             parsed = _block_type(line.split(), common)
             if parsed.name in types:
-                raise ValueError(f"duplicate block type:  {parsed.name}")
+                raise ValueError(f"duplicate block type: {parsed.name}")
         except ValueError as error:
             raise BlockError(f"{caller().of(line)}: {error}") from None
         types[parsed.name] = parsed
@@ -133,7 +133,7 @@ def _block_type(words: list[str], common: Mapping[str, bool]) -> BlockType:
     for item in items:
         member = _field(item)
         if member.name in fields:
-            raise ValueError(f"duplicate field:  {item}")
+            raise ValueError(f"duplicate field: {item}")
         fields[member.name] = member
     return BlockType(name, int(elements), tuple(fields.values()), None if ggml_id == "-" else int(ggml_id), **common)
 

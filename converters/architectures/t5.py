@@ -47,7 +47,7 @@ HF = Dialect(
         Caveat(
             "every_block == 1 and logit_scale == 1",
             "the configuration says that the output is not the embedding, so that logits are not scaled; transformers "
-            "5 multiplies those of every UMT5 by the inverse root of the width: which token is likelier stays",
+            "5.0 to 5.23 multiply those of every UMT5 by the inverse root of the width: which token is likelier stays",
             differs_in="transformers",
         ),
         Caveat(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,7 +104,8 @@ def counts(request: StatusCommand) -> dict[str, int]:
     """Return how many jobs have each state. Raises NotFoundError, UnreachableError."""
     from ggferry.service.records.ledger import Ledger
 
-    return Ledger(request.url, must_exist=True).counts()
+    with closing(Ledger(request.url, must_exist=True)) as ledger:
+        return ledger.counts()
 
 
 def jobs(request: ListCommand) -> list[LedgerRow]:
@@ -113,14 +115,16 @@ def jobs(request: ListCommand) -> list[LedgerRow]:
     unknown = set(request.state) - set(STATES)
     if unknown:
         raise UsageError("--state", found=unknown.pop(), expected=", ".join(STATES))
-    return Ledger(request.url, must_exist=True).rows(None, request.state or None, full=False)
+    with closing(Ledger(request.url, must_exist=True)) as ledger:
+        return ledger.rows(None, request.state or None, full=False)
 
 
 def job(request: ShowCommand) -> TriedRow:
     """Return one job with its attempts and its receipt. Raises NotFoundError, UnreachableError."""
     from ggferry.service.records.ledger import Ledger
 
-    return Ledger(request.url, must_exist=True).job(request.job)
+    with closing(Ledger(request.url, must_exist=True)) as ledger:
+        return ledger.job(request.job)
 
 
 def export(request: ExportCommand) -> ReportRecord:
@@ -128,7 +132,8 @@ def export(request: ExportCommand) -> ReportRecord:
     from ggferry.service.records.ledger import Ledger
     from ggferry.service.records.report import write_report
 
-    return write_report(request.out, Ledger(request.url, must_exist=True), overwrite=request.force)
+    with closing(Ledger(request.url, must_exist=True)) as ledger:
+        return write_report(request.out, ledger, overwrite=request.force)
 
 
 def recheck(request: RecheckCommand) -> Iterator[Rechecked]:
@@ -137,9 +142,10 @@ def recheck(request: RecheckCommand) -> Iterator[Rechecked]:
     from ggferry.service.records.ledger import Ledger
     from ggferry.service.records.plan_file import outputs_of
 
-    ledger, share = Ledger(request.url, must_exist=True), share_of(request.sample)
-    for row, problem in check_again(ledger, share, request.full, size_of(request.memory, "--memory")):
-        yield Rechecked(row["id"], row["output"], outputs_of(row["entry"]), problem)
+    share, memory = share_of(request.sample), size_of(request.memory, "--memory")
+    with closing(Ledger(request.url, must_exist=True)) as ledger:
+        for row, problem in check_again(ledger, share, request.full, memory):
+            yield Rechecked(row["id"], row["output"], outputs_of(row["entry"]), problem)
 
 
 def share_of(percentage: str) -> float:

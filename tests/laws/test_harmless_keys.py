@@ -36,7 +36,7 @@ READ: dict[str, str] = {
     "vocab_size_per_layer_input model_parallel_size": SHAPES,
     "num_attention_heads head_dim per_layer_config num_key_value_heads": ELSEWHERE,
     "num_logits_to_keep problem_type classifier_* num_labels id2label summary_* output_* return_dict": HEADS,
-    "use_weighted_layer_sum decoder_bias sparse_pred* num_nextn_predict_layers": HEADS,
+    "use_weighted_layer_sum decoder_bias sparse_pred* num_nextn_predict_layers num_mtp_layers": HEADS,
     "tie_word_embeddings num_decoder_layers scale_decoder_outputs is_encoder_decoder": HEADS,
     "*_token_id": "the tokenizer has it",
     "vq_config vocabulary_map": "it is of the half that sees",
@@ -50,7 +50,7 @@ READ: dict[str, str] = {
 }  # fmt: skip
 """Shell patterns of keys that transformers' code reads → why any value of them is harmless where a table says so."""
 
-OTHER_HALF = re.compile(r"\bhal(f|ves)\b|that (sees|hears|speaks)|parts that see")
+OTHER_HALF = re.compile(r"\bhalf\b|that (sees|hears|speaks)|parts that see|(vision|audio) encoders?")
 """Reasons of keys that another file's model reads."""
 
 

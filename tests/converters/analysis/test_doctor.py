@@ -208,4 +208,4 @@ def test_the_command_line(tmp_path: Path) -> None:
     files = json.loads(done.stdout)["files"]
     assert [each["whole"] for each in files] == [True, False]
     command("doctor", tmp_path / "page.bin", tmp_path / "none", code=1)
-    assert "is       GGUF v3" in command("doctor", MODEL).stdout
+    assert "format      GGUF v3" in command("doctor", MODEL).stdout

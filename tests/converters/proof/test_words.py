@@ -55,10 +55,10 @@ def test_a_vocabulary_alone_is_proved_by_its_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("relative", "top1", "words"),
     [
-        (0.61, 0.38, "proved   with loss (logits 0.61 relative RMS from the source's, top-1 agreement 38%); self"),
-        (0.05, 0.8, "proved   with loss (logits 0.05 relative RMS from the source's, top-1 agreement 80%); self"),
-        (0.3, None, "proved   with loss (logits 0.3 relative RMS from the source's); self"),
-        (0.05, 1.0, "proved   self"),
+        (0.61, 0.38, "proved   with loss (logits 0.61 relative RMS from the source's, top-1 agreement 38%); verified"),
+        (0.05, 0.8, "proved   with loss (logits 0.05 relative RMS from the source's, top-1 agreement 80%); verified"),
+        (0.3, None, "proved   with loss (logits 0.3 relative RMS from the source's); verified"),
+        (0.05, 1.0, "proved   verified"),
     ],
 )
 def test_a_loss_is_said_first(relative: float, top1: float | None, words: str) -> None:
@@ -69,7 +69,11 @@ def test_a_loss_is_said_first(relative: float, top1: float | None, words: str) -
 
 def test_a_loss_without_a_forward_pass(tmp_path: Path) -> None:
     assert converted(tmp_path, "fast", "q2_k").lines[2].startswith("proved   with loss (")
-    assert converted(tmp_path, "fast", "q8_0", force=True).lines[2].startswith("proved   self-consistent")
+    assert (
+        converted(tmp_path, "fast", "q8_0", force=True)
+        .lines[2]
+        .startswith("proved   verified (no independent reference)")
+    )
 
 
 def test_the_receipt_says_what_float32_changed(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_what_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
         recover(str(path))
     path.write_bytes(OLD + REST)
     Path(journal_of(str(path))).write_bytes(what.packed()[:-1])
-    with pytest.raises(CorruptError, match="not whole"):
+    with pytest.raises(CorruptError, match="incomplete"):
         load(str(path))
     with pytest.raises(GgferryError):
         patch(what)  # there is a journal already

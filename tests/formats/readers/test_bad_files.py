@@ -268,7 +268,7 @@ P_LIST: dict[str, tuple[Callable[[], bytes], type[e.GgferryError], str]] = {
     "P23 an optimizer": (lambda: saved(trained()), e.UnsupportedError, "an optimizer's state"),
     "P23 a list": (lambda: saved([MATRIX]), e.UnsupportedError, "found a list"),
     "P23 one tensor": (lambda: saved(MATRIX), e.UnsupportedError, "found one tensor"),
-    "P23 numbers": (lambda: saved({"a": 1}), e.UnsupportedError, "without tensors"),
+    "P23 numbers": (lambda: saved({"a": 1}), e.UnsupportedError, "has no tensors"),
 }  # fmt: skip
 
 

@@ -244,8 +244,8 @@ def test_plain_values_of_every_kind_are_left_out(tmp_path: Path) -> None:
     [
         (torch.ones(2), errors.UnsupportedError, "one tensor"),
         ([torch.ones(2)], errors.UnsupportedError, "a list"),
-        ({}, errors.UnsupportedError, "without tensors"),
-        ({"a": 1}, errors.UnsupportedError, "without tensors"),
+        ({}, errors.UnsupportedError, "has no tensors"),
+        ({"a": 1}, errors.UnsupportedError, "has no tensors"),
         (torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]).state_dict(), errors.UnsupportedError, "optimizer"),
         ({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, errors.DuplicateError, "a.b"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, errors.UnsupportedTypeError, "Complex"),

@@ -119,7 +119,7 @@ ARCHIVES: dict[str, tuple[Callable[[], bytes], type[errors.GgferryError], str]] 
     "P05 deflated": (lambda: stored(records(), zipfile.ZIP_DEFLATED), errors.UnsupportedError, "deflate.*torch.save"),
     "P05 bzip2": (lambda: stored(records(), zipfile.ZIP_BZIP2), errors.UnsupportedError, "bzip2"),
     "P06 CRC of data.pkl": (lambda: edited_pickle(), errors.ChecksumError, r"data\.pkl"),
-    "P07 twice": (twice, errors.DuplicateError, "twice"),
+    "P07 twice": (twice, errors.DuplicateError, "duplicate"),
     "P08 dots": (lambda: edited(**{".._x": b""}), errors.OutOfRangeError, "leads out"),
     "P08 absolute": (lambda: stored({**records(), "/etc/x": b""}), errors.OutOfRangeError, "leads out"),
     "P08 drive": (lambda: stored({**records(), "C:/x": b""}), errors.OutOfRangeError, "leads out"),

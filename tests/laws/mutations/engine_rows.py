@@ -54,8 +54,8 @@ RECEIPTS = (
             '"type": step.source_type.name')),
     *among("converters.proof.receipt",
            ("a key left out of the receipt", "llama", "receipt",
-            '"metadata": {key: entry.origin for key, entry in plan.metadata.items()}',
-            '"metadata": {key: entry.origin for key, entry in plan.metadata.items() if "eos" not in key}')),
+            '{**{key: entry.origin for key, entry in plan.metadata.items()}, **_of_shards(plan)}',
+            '{key: entry.origin for key, entry in plan.metadata.items() if "eos" not in key}')),
 )  # fmt: skip
 
 ADAPTERS = (

@@ -104,7 +104,7 @@ RECEIPTS: dict[str, tuple[Callable[[Receipt], object], type[GgferryError], str]]
     "a value that nobody asked for": (
         lambda receipt: receipt["options"].update(hparams={"rope.freq_base": "20000"}), VerificationError, "freq_base",
     ),
-    "options of another kind": (lambda receipt: receipt["options"].update(hparams=5), CorruptError, "no dict"),
+    "options of another kind": (lambda receipt: receipt["options"].update(hparams=5), CorruptError, "not of type dict"),
     "no options": (lambda receipt: receipt.pop("options"), CorruptError, "receipt"),
 }  # fmt: skip
 
