@@ -35,15 +35,11 @@ from ggferry.formats.fields import Cursor
 from ggferry.formats.files.sources import LocalFile, Source
 from ggferry.formats.gguf.values import Value, ValueType, string, u32
 from ggferry.formats.readers.gguf import MAGIC, open_gguf
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Floats
-else:
-    np = lazy("numpy")
 
 SUMS, COUNTS, PLAIN = ".in_sum2", ".counts", ".in_sum"
 EMBEDDINGS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})

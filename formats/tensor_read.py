@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.files.sources import Source
 from ggferry.quant.types import BlockError, BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-else:
-    np = lazy("numpy")
 
 SLAB = 1 << 20  # bytes read at once to gather from; a slab of a strided view is never larger
 SPARSE = 16  # read through gaps while at most one byte in SPARSE is wanted: above that, seek

@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.kernels import Compiled
 from ggferry.quant.types import BlockError, BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
-else:
-    np = lazy("numpy")
 
 Array = Any
 Parts = dict[str, Array]

@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ggferry.quant.blocks import check_rows
 from ggferry.quant.kernels import Compiled, Encoder
 from ggferry.quant.types import BlockError, BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 from ggferry.support.registry import scan
 
 if TYPE_CHECKING:
-    import numpy as np
-
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
     Floats = np.ndarray[Any, np.dtype[np.float32]]
-else:
-    np = lazy("numpy")
 
 
 @dataclass(frozen=True, slots=True)

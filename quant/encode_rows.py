@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ggferry.quant.accuracy.bad_values import ValueRefused
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
-else:
-    np = lazy("numpy")
 
 
 def encode_rows(kind: BlockType, rows: Floats, weights: Floats | None, start: int, shape: Sequence[int]) -> Bytes:

@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import as_blocks
 from ggferry.quant.types import BlockError, BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes
-else:
-    np = lazy("numpy")
 
 
 def swap(kind: BlockType, rows: Bytes) -> Bytes:

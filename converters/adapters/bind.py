@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.adapters.source import Found, Low
 from ggferry.converters.conversion_plan.grades import is_power_of_two
@@ -38,13 +38,8 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import MissingError, ShapeError, UnsupportedError, UsageError
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.json_files.text import load_json
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 CONFIG = "config.json"
 NEEDS_BASE = "--base DIR: the base model's folder, its config.json, or any file of it that ggferry reads"

@@ -25,15 +25,11 @@ from ggferry.formats.gguf.values import Value, f32, string
 from ggferry.quant.codec import block_type
 from ggferry.quant.recipes.file_types import file_type_of, parse_file_type
 from ggferry.quant.types import BlockError, BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     Array = np.ndarray[Any, Any]
-else:
-    np = lazy("numpy")
 
 __all__ = ["AdapterPlan", "is_adapter", "plan_adapter", "understand_adapter"]
 

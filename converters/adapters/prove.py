@@ -17,7 +17,7 @@ from ggferry.converters.proof.tensors import Sides, TensorProof, check_tensor
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.gguf.values import Value
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
 
 PROBES = 8
@@ -25,11 +25,7 @@ PROBES = 8
 
 
 if TYPE_CHECKING:
-    import numpy as np
-
     Array = np.ndarray[Any, Any]
-else:
-    np = lazy("numpy")
 
 EXACT_DELTA = 1e-6
 """Relative RMS below which two applications in float64 count as equal: alpha is a float32 in GGUF, 6e-8."""

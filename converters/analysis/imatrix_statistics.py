@@ -9,17 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.imatrix import Imatrix
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 NO_BLOCK, OUTPUT = -1, 2**31 - 1
 """Numbers of the block of a tensor that belongs to none, and of the output's."""

@@ -20,17 +20,13 @@ from ggferry.formats.files.partial_files import Partial, begin_file, name_togeth
 from ggferry.formats.tensor_read import read_rows
 from ggferry.quant.codec import codec
 from ggferry.quant.endian import swap
+from ggferry.support.heavy import np
 from ggferry.support.interrupts import interrupts_wait
-from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes
-else:
-    np = lazy("numpy")
 
 SAMPLE, CHUNK = 1 << 20, 4 << 20  # bytes that are inspected of a tensor, and that are copied at a time
 LARGEST = 1e12

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.forward.model import Places
 from ggferry.converters.forward.weights import Weights
@@ -19,14 +19,9 @@ from ggferry.converters.proof.passes import Passes, run_prompts
 from ggferry.converters.proof.prompts import Prompt
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 CONTEXT, LEAST = 512, 8
 HELD = 256 << 20

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ggferry.converters.analysis.differences.tensor_streams import decoded, pieces
 from ggferry.converters.write.watch_weights import suspicious
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.quant.types import BlockError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 
 @dataclass(frozen=True, slots=True)

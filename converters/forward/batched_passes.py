@@ -18,15 +18,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ggferry.converters.forward.device import making_tensors
 from ggferry.converters.forward.weights import Factor, Weights, compute, one_thread
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from ggferry.formats.checkpoint import TensorRef
     from ggferry.quant.codec import Floats
-else:
-    torch = lazy("torch")
 
 Pass = Callable[[Weights], None]
 """A forward pass, called with the weights to use."""

@@ -10,15 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.formats.errors import OutOfMemoryError, RefusedError, UsageError
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
+from ggferry.support.heavy import torch
 
 CPU = "cpu"
 _chosen: ContextVar[str] = ContextVar("device", default=CPU)

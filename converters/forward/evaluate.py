@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.forward import computations
 from ggferry.converters.forward.device import making_tensors, moved
@@ -25,12 +25,7 @@ from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.schema.recipe import Recipe, recipe_of
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
+from ggferry.support.heavy import torch
 
 
 def forward(

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.forward.importance_matrix import Recorder
 from ggferry.formats.checkpoint import Checkpoint
@@ -24,12 +24,7 @@ from ggferry.formats.imatrix import COUNTS, SUMS
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.formats.tensor_read import read_rows
 from ggferry.quant.codec import block_type
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 SUFFIX = ".unfinished"
 _OF, _DONE = "ggferry.unfinished.of", "ggferry.unfinished.chunks"

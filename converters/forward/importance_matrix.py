@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.forward.batched_passes import in_lockstep
 from ggferry.converters.forward.evaluate import forward, result_of
@@ -27,14 +27,7 @@ from ggferry.formats.gguf.values import Value, ValueType, array, string, u32
 from ggferry.formats.gguf.write import write_gguf
 from ggferry.formats.imatrix import Imatrix
 from ggferry.quant.codec import block_type
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-else:
-    np = lazy("numpy")
-    torch = lazy("torch")
+from ggferry.support.heavy import np, torch
 
 OUTPUT = "output.weight"
 HEADS = (OUTPUT, "token_embd.weight")

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.model import Model, Result
 from ggferry.formats.errors import UsageError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 STATES, EMBEDDINGS = "states", "embeddings"
 DRAFT = ("over fixed states of the model it guesses for", "over the given states of the model it guesses for")

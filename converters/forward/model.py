@@ -14,13 +14,10 @@ from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.schema.derivations import float32
 from ggferry.converters.schema.recipe import Recipe, recipe_of
 from ggferry.formats.errors import UnsupportedError, UsageError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 
 @dataclass(frozen=True, slots=True)

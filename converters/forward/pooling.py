@@ -9,14 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.model import Model, meaning, silu
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np, torch
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
     from torch import Tensor
-else:
-    np, torch = lazy("numpy"), lazy("torch")
 
 MEAN, FIRST, LAST, RANK = 1, 2, 3, 4
 """llama.cpp's LLAMA_POOLING_TYPE_…"""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.forward.evaluate import embedding, forward, result_of
 from ggferry.converters.forward.pooling import RANK, SHARED, shares
@@ -20,12 +20,7 @@ from ggferry.converters.reranking.recognize import TEMPLATE_NAME, is_template, r
 from ggferry.converters.tokenizers.tokenizer import Encoder, Tokenizer, encoder
 from ggferry.formats.checkpoint_folder.modules import ORDER
 from ggferry.formats.errors import RefusedError, UnsupportedError
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 _EOS = {"t5": True}
 _SEP_PRE = ("jina-v1-en", "jina-v2-code", "roberta-bpe")

@@ -26,17 +26,11 @@ from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import BadValueError, MissingError
 from ggferry.quant.kernels import Compiled
 from ggferry.support.allocator import forget_code
-from ggferry.support.lazy_import import import_ahead, lazy
+from ggferry.support.heavy import import_ahead, np, torch
 from ggferry.support.threads import each, workers
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-
     from ggferry.quant.codec import Floats
-else:
-    np = lazy("numpy")
-    torch = lazy("torch")
 
 ROWS, ALIGNED = 4, 16
 """Rows of a matrix that `PRODUCTS` takes at once, and what its columns must be a multiple of."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.metadata.receipt_fields import TokenizerRecord
@@ -15,13 +15,8 @@ from ggferry.converters.proof.tensors import Sides, TensorProof, check_tensor
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.accuracy.bounds import narrowing_bound
 from ggferry.quant.types import BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.progress import Phase, Progress, Stage
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 
 def compare(

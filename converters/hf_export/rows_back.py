@@ -28,16 +28,12 @@ from ggferry.converters.schema.layouts import (
 from ggferry.converters.schema.partial_layouts import Columns, Extended, Scaled
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UnsupportedError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Floats
 
     Array = np.ndarray[Any, Any]
-else:
-    np = lazy("numpy")
 
 STEP = 8 << 20
 """Bytes of float32 that are held of a matrix while its columns are read."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.hf_export.rows_back import columns
 from ggferry.converters.hf_export.source_tensors import SourceTensor
@@ -23,15 +23,10 @@ from ggferry.formats.gguf.write import PIECE
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.quant.codec import block_type, codec
 from ggferry.quant.types import BlockError, BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
 from ggferry.support.threads import each
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 CHUNK, ROTATED = 4 << 20, 64 << 20
 """Bytes of float32 that a worker holds at once; of a matrix that is transposed, which is read whole for each."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.hf_export.rows_back import Gathered, Item, OfNode, Rows, Viewed, interleaved, undone
 from ggferry.converters.model_graph.graph import ModelGraph, Node
@@ -35,13 +35,8 @@ from ggferry.converters.schema.partial_layouts import Every, EveryColumn
 from ggferry.formats.errors import UnsupportedError
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 PARTIAL = (Split, Pick, Every, EveryColumn, Stack, Concat)
 """Layouts that take a part of a tensor, or several tensors."""

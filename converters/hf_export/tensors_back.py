@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.architectures._embeddings import RERANKERS
 from ggferry.converters.hf_export.config import Extent, all_values, configuration
@@ -23,14 +23,8 @@ from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.errors import GgferryError, UnsupportedError
 from ggferry.quant.codec import block_type
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
-
 
 _OTHER_HALF = ".n_deepstack_layers"
 """What a text model's file says of the half that sees, which it does not hold."""

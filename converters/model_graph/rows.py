@@ -22,16 +22,12 @@ from ggferry.formats.tensor_read import read_rows, read_span_rows
 from ggferry.quant.codec import codec
 from ggferry.quant.endian import swap
 from ggferry.quant.types import BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
 
     Array = np.ndarray[Any, Any]
-else:
-    np = lazy("numpy")
 
 CHUNK = 4 << 20
 """Bytes of the widest form (source, target or float32) that one worker holds of a tensor at a time."""

@@ -18,15 +18,11 @@ from ggferry.formats.checkpoint import Checkpoint, Derivation, Span, TensorRef
 from ggferry.formats.errors import OutOfRangeError, TruncatedError
 from ggferry.quant.codec import block_type
 from ggferry.quant.codecs.packed import WORD_BITS, gptq_zeros, unpack, unpack_down, unpack_stream
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
-else:
-    np = lazy("numpy")
 
 Array = Any
 Rows = Callable[[int, int], "Floats | Bytes"]

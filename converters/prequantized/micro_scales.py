@@ -13,15 +13,11 @@ from ggferry.converters.model_graph.rows import raw_rows, values_of
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import BadValueError
 from ggferry.quant.codecs.fp4 import LEVELS
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
-else:
-    np = lazy("numpy")
 
 GROUP, MX_GROUP, BLOCK = 16, 32, 64
 OWN_SCALE = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.metadata.receipt_fields import TokenizerRecord
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -24,14 +24,9 @@ from ggferry.quant.accuracy.known_values import decodes_as_known
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
 from ggferry.support.allocator import trim_heap
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 _NAMED = 5
 """How many outliers have a line of their own."""

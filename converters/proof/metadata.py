@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.conversion_plan.steps import Plan, shard_metadata
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -19,13 +19,8 @@ from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import by_name
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.gguf.values import Value, ValueType, u32
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 DESCRIPTIVE = ("general.*", "quantize.imatrix.*", "tokenizer.huggingface.json", "tokenizer.rwkv.world")
 """Keys that describe a file, and copies of what other keys state: no runtime computes with them."""

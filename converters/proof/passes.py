@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.forward.batched_passes import in_lockstep
 from ggferry.converters.forward.evaluate import embedding, forward, result_of
@@ -15,13 +15,8 @@ from ggferry.converters.forward.model import Choices
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.prompts import Prompt
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 _BLOCK = re.compile(r"blk\.\d+")
 """Matches up to the end of the part of a name that identifies its block: blk.0, enc.blk.0."""

@@ -10,7 +10,7 @@ import base64
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import spell, unspell
 from ggferry.converters.tokenizers.files.sidecar_settings import TEMPLATE_FOLDER, Sidecars, special_text
@@ -26,12 +26,7 @@ from ggferry.converters.tokenizers.tokenizer import CHAT_TEMPLATE, GGML, SPACE, 
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.files.local_files import read_text
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 FRAMING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
 PADDED = re.compile(r"\[(?:PAD|DUP)\d+\]'*")  # our names where the source has no token, or has one twice

@@ -29,17 +29,13 @@ from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
 from ggferry.quant.fingerprints import Fingerprints
 from ggferry.quant.types import BlockError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
 from ggferry.support.threads import each, workers
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
-else:
-    np = lazy("numpy")
 
 SAMPLE = 16
 """Chunks of a tensor that are encoded again to learn what error our own encoder leaves."""

@@ -19,15 +19,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.schema.expressions import evaluate
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     Array = np.ndarray[Any, Any]
-else:
-    np = lazy("numpy")
 
 Shape = tuple[int, ...]
 Sizes = Mapping[str, int]

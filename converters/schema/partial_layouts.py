@@ -21,15 +21,11 @@ from ggferry.converters.schema.layouts import (
     Sizes,
     row_count,
 )
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     Array = np.ndarray[Any, Any]
-else:
-    np = lazy("numpy")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.schema.layouts import Arithmetic, Layout, Pointwise, Rearrange, Reshape, Shape, Then
 from ggferry.converters.schema.partial_layouts import Columns
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     Array = np.ndarray[Any, Any]
-else:
-    np = lazy("numpy")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,13 @@ from ggferry.formats.errors import BadValueError
 from ggferry.quant.accuracy.bad_values import LEAST_SUSPICIOUS, scan_bad
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.progress import Phase, Stage
 from ggferry.support.threads import each
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.converters.conversion_plan.steps import Step
     from ggferry.converters.model_graph.graph import Node
-else:
-    np = lazy("numpy")
 
 Array = Any
 _PIECE = 4096

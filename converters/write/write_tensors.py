@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import field
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ggferry.converters.conversion_plan.grades import Route
 from ggferry.converters.conversion_plan.steps import Plan, Step
@@ -22,15 +22,10 @@ from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
 from ggferry.quant.fingerprints import Fingerprints
 from ggferry.quant.types import BlockError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
 from ggferry.support.threads import each, workers
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 
 class Output(Protocol):

@@ -8,14 +8,10 @@ from ggferry.quant.accuracy.bad_values import refuse_nonfinite
 from ggferry.quant.blocks import Array, Parts, affine, by_block, check_values, decoder, floats
 from ggferry.quant.codec import Accuracy, Bound, Codec
 from ggferry.quant.types import table
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
-else:
-    np = lazy("numpy")
 
 TOY8 = table("TOY8 900 32 d:f4 qs:i1*32")["TOY8"]
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ggferry.formats.errors import OutOfRangeError, UsageError, VerificationError
 from ggferry.formats.files.opened_files import Identity
@@ -20,12 +20,7 @@ from ggferry.formats.files.partial_files import Partial, begin_file, name_togeth
 from ggferry.formats.gguf.header_layout import Declared, GGUFLayout, Placed, lay_out
 from ggferry.formats.gguf.values import DEFAULT_ALIGNMENT, Value
 from ggferry.quant.types import BlockType
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 Data: TypeAlias = "bytes | bytearray | memoryview | np.ndarray[Any, Any]"
 """Contiguous bytes, or a C-contiguous array."""

@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING
 from ggferry.quant.blocks import Array, as_blocks, check_rows, cut, tiles
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockError, BlockType
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
-else:
-    np = lazy("numpy")
 
 
 class ValueRefused(BlockError):

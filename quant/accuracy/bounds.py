@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.blocks import as_blocks
 from ggferry.quant.codec import SUBNORMAL_SCALE, Bound, codec
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
-else:
-    np = lazy("numpy")
 
 _SLACK = 1.001  # the comparison itself is made in float32
 

@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ggferry.quant.accuracy.bounds import OF_BLOCK, Limits
 from ggferry.quant.kernels import Compiled
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Floats
-else:
-    np = lazy("numpy")
 
 STEP = 1 << 15
 """Values compared at a time, whole blocks of every type: what a step needs fits into the second-level cache."""

@@ -9,15 +9,9 @@ import hashlib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from ggferry.quant.codec import codec
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 LIST = "known_values.txt"
 

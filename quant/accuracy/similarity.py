@@ -14,14 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ggferry.quant.codec import codec
 from ggferry.quant.kernels import Compiled
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Floats
-else:
-    np = lazy("numpy")
 
 
 ALIKE = Compiled("ggferry.quant.kernels.differences", "alike", "ALIKE")

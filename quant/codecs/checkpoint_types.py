@@ -14,14 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ggferry.quant.blocks import compiled
 from ggferry.quant.codec import Codec
 from ggferry.quant.types import table
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
-else:
-    np = lazy("numpy")
 
 _INTEGERS = table(
     """

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, planes, translate
 from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 TYPES = table(
     """

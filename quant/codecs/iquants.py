@@ -15,14 +15,10 @@ from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.codecs.grids import even_signs, grid, signs
 from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
-else:
-    np = lazy("numpy")
 
 TYPES = table(
     """

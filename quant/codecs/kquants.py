@@ -6,18 +6,11 @@ computed left to right: (d · scale) · level. The d of Q8_K is float32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats, planes
 from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 TYPES = table(
     """

@@ -32,14 +32,10 @@ from ggferry.quant.blocks import (
 from ggferry.quant.codec import Codec, Repack
 from ggferry.quant.codecs import simple
 from ggferry.quant.types import BlockError, BlockType, table
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes
-else:
-    np = lazy("numpy")
 
 PLANAR = table(
     """

@@ -5,18 +5,11 @@ Layouts: `block_q1_0`, `block_q2_0` of ggml-common.h; elements follow each other
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats
 from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 TYPES = table(
     """

@@ -6,16 +6,11 @@ Sources: GPTQModel `nn_modules/qlinear/__init__.py` (`dequantize_weight`), compr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.quant.kernels import Compiled
 from ggferry.quant.types import BlockError
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 Array = Any
 WORD_BITS = 32

@@ -15,14 +15,10 @@ from ggferry.quant.blocks import Array, Parts, check_rows, check_values, compile
 from ggferry.quant.codec import Accuracy, Bound, Codec
 from ggferry.quant.kernels import Compiled
 from ggferry.quant.types import BlockType, table
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Bytes, Floats
-else:
-    np = lazy("numpy")
 
 TYPES = table(
     """

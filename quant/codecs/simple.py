@@ -7,19 +7,11 @@ element e), hence its dtype.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats, planes
 from ggferry.quant.codec import SUBNORMAL_SCALE, Accuracy, Bound, Codec
 from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 TYPES = table(
     """

@@ -27,15 +27,12 @@ from ggferry.formats.errors import NotFoundError, RefusedError
 from ggferry.formats.files.sources import known_by
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.kinds import JSONObject
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     Floats = npt.NDArray[np.float32]
-else:
-    np = lazy("numpy")
 
 
 @dataclass(frozen=True, slots=True)

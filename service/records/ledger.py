@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError
 from ggferry.formats.json_files.kinds import JSONObject
@@ -20,12 +20,7 @@ from ggferry.service.records.ledger_database import LedgerDatabase
 from ggferry.service.records.ledger_rows import check_row
 from ggferry.service.records.owners import is_dead
 from ggferry.service.records.plan_file import outputs_of
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 QUEUED, RUNNING, VERIFYING, DONE, FAILED, QUARANTINED, SKIPPED = STATES = (
     "queued", "running", "verifying", "done", "failed", "quarantined", "skipped",

@@ -11,18 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError, UnreachableError, UsageError
 from ggferry.service.records.ledger_rows import HINT, DamagedError, check_row, damaged, decoded
 from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, prepare_sqlite, tables
 from ggferry.service.records.ledger_url import connect_options, full_url, hide_secrets, redact
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 DAMAGED = ("Could not decode to UTF-8", "malformed JSON", "malformed database schema")
 """What SQLite says of a value in a row, and of the declaration of a table; it counts some as passing trouble."""

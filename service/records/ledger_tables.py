@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 SCHEMA = 2
 UPGRADES = {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ggferry.support import allocator
-from ggferry.support.lazy_import import import_ahead
+from ggferry.support.heavy import import_ahead
 
 BLAS = "openblas"
 

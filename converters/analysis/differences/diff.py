@@ -14,17 +14,13 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.gguf.shards import SHARD_KEYS
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.quant.accuracy.differences import differences
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.printable import printable
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Floats
-else:
-    np = lazy("numpy")
 
 Facts = tuple[str, tuple[int, ...]] | None
 """Type and shape of a tensor; None where there is none."""

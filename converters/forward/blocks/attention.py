@@ -9,15 +9,12 @@ from ggferry.converters.forward.blocks.indexer import not_chosen
 from ggferry.converters.forward.blocks.latent_attention import latent
 from ggferry.converters.forward.blocks.softmax_attention import attend, distances, later, outside_chunk, outside_window
 from ggferry.converters.forward.model import Model
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from ggferry.converters.forward.blocks.rope import Rotation
-else:
-    torch = lazy("torch")
 
 
 def attention(model: Model, block: str, x: Tensor, turn: Rotation, window: int) -> Tensor:

@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.routing import route
 from ggferry.converters.forward.model import Model
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 CLAMP, SLOPE = 7.0, 1.702
 """The `swiglu_limit` and `swiglu_alpha` of gpt-oss, constants of llama.cpp's graph."""

@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, assert_never
 
 from ggferry.converters.forward.blocks.experts import combined, experts
 from ggferry.converters.forward.model import Model
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 
 def feed_forward(model: Model, block: str, x: Tensor, start: Tensor | None = None) -> Tensor:

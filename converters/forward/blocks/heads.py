@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.rope import rotate
 from ggferry.converters.forward.model import Model, parts
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from ggferry.converters.forward.blocks.rope import Rotation
 
     Heads = tuple[Tensor, Tensor, Tensor, Tensor | None]
     """Queries, keys, values, `(tokens, heads, width)` each, and the gate that `Recipe.attn_gate` finds in the first."""
-else:
-    torch = lazy("torch")
 
 
 def projected_heads(model: Model, block: str, x: Tensor, turn: Rotation, window: int) -> Heads:

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.rope import rotate
 from ggferry.converters.forward.model import Model
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from ggferry.converters.forward.blocks.rope import Rotation
-else:
-    torch = lazy("torch")
 
 EPSILON = 1e-6
 """Epsilon of the keys' LayerNorm where the model has no `index_eps`."""

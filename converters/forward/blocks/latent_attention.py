@@ -15,15 +15,12 @@ from ggferry.converters.forward.blocks.indexer import passed_over
 from ggferry.converters.forward.blocks.rope import rotate
 from ggferry.converters.forward.blocks.softmax_attention import attend, later
 from ggferry.converters.forward.model import Model, parts
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from ggferry.converters.forward.blocks.rope import Rotation
-else:
-    torch = lazy("torch")
 
 
 def latent(model: Model, block: str, x: Tensor, turn: Rotation, window: int) -> Tensor:

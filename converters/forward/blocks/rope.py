@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.model import Model
 from ggferry.formats.errors import UnsupportedError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     Rotation = tuple[Tensor, Tensor] | None
-else:
-    torch = lazy("torch")
 
 _ONE_ROUNDING = 2.0**-24
 """Largest relative error of a number rounded to float32."""

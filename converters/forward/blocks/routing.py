@@ -6,16 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.model import Model, meaning
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     Routed = tuple[Tensor, Tensor]
     """(weights, expert numbers), both `(tokens, n_expert_used)`."""
-else:
-    torch = lazy("torch")
 
 GATING = {1: "softmax", 2: "sigmoid", 3: "chosen", 4: "root_softplus"}
 """llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE as `Recipe.routing` calls it."""

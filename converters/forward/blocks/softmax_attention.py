@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.device import CPU
 from ggferry.converters.forward.model import Model
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     Bias = Callable[[int], Tensor]
     """The bias of a head, by its number: `(n, m)`."""
-else:
-    torch = lazy("torch")
 
 BLOCK, CACHED = 128, 1 << 18
 """The most queries whose scores are computed at once, and the most scores: a core's cache holds them."""

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 from ggferry.converters.forward.blocks.feed_forward import feed_forward
 from ggferry.converters.forward.computations.decoder import attended, embedded, unembedded
 from ggferry.converters.forward.model import Model
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 PLACES = True
 

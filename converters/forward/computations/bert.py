@@ -14,15 +14,11 @@ from ggferry.converters.forward.blocks.feed_forward import feed_forward
 from ggferry.converters.forward.blocks.rope import rotate, rotation
 from ggferry.converters.forward.blocks.softmax_attention import attend, distances, later
 from ggferry.converters.forward.model import LAST_STATES, Model
-from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from ggferry.converters.forward.blocks.rope import Rotation
-else:
-    torch = lazy("torch")
 
 RESULT = LAST_STATES
 

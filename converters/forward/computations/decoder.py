@@ -14,13 +14,10 @@ from ggferry.converters.forward.blocks.mixers import mixed
 from ggferry.converters.forward.blocks.per_layer_inputs import added, per_layer_inputs
 from ggferry.converters.forward.blocks.rope import rotation
 from ggferry.converters.forward.model import Model
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 PLACES = True
 LAST_NORMS = {"output": "output_norm", "embedding": "token_embd_norm", "encoder": "enc.output_norm"}

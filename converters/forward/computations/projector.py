@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.forward import towers
 from ggferry.converters.forward.model import Model, Result
 from ggferry.formats.errors import UsageError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 PICTURE, SPECTRUM = "picture", "spectrum"
 PREFIXES = {PICTURE: "v_", SPECTRUM: "a_"}

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.recurrent.rwkv_mixing import MIXING, Shared, mixed, shifted
 from ggferry.converters.forward.model import Model
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:

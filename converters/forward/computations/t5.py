@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.softmax_attention import attention, distances
 from ggferry.converters.forward.model import ACTIVATIONS, Model, Result
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 RESULT = Result(
     "decoder logits", how="the encoder reads the tokens, and the decoder is given them behind its start token"

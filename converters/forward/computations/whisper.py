@@ -14,13 +14,10 @@ from ggferry.converters.forward.blocks.softmax_attention import attention
 from ggferry.converters.forward.inputs import fixed
 from ggferry.converters.forward.model import Model, Result
 from ggferry.formats.errors import UsageError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 RESULT = Result("decoder logits", inputs=("mel",), how="over a fixed spectrum", how_given="over the given spectrum")
 FRAMES = 3000

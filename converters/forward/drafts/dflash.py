@@ -26,13 +26,10 @@ from ggferry.converters.forward.inputs import (
 )
 from ggferry.converters.forward.model import Model, Result
 from ggferry.formats.errors import UsageError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 CONTEXT = 12
 """Positions before the block, where no states are given."""

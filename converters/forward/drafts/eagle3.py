@@ -16,13 +16,10 @@ from ggferry.converters.forward.blocks.rope import rotation
 from ggferry.converters.forward.inputs import draft_embeddings, draft_result, drafted, states_of_target
 from ggferry.converters.forward.model import Model
 from ggferry.formats.errors import UsageError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 PLACES = True
 result = draft_result

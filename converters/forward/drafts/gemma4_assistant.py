@@ -18,13 +18,10 @@ from ggferry.converters.forward.blocks.softmax_attention import attend
 from ggferry.converters.forward.inputs import DRAFT_LOGITS, embeddings_of_target, fixed, states_of_target
 from ggferry.converters.forward.model import Model
 from ggferry.formats.errors import UsageError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 CONTEXT = 12
 """Positions of the target, where no keys are given."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.forward.evaluate import forward, reads_tokens
 from ggferry.converters.forward.model import Model
@@ -15,12 +15,7 @@ from ggferry.converters.understand import understand, understand_projector
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UsageError
 from ggferry.formats.reader import Kind, kind_of
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 IMAGE, AUDIO, PIXELS, SPECTRUM = "image", "audio", "pixels", "spectrum"
 _READ: Mapping[str, tuple[str, str]] = {

@@ -15,16 +15,13 @@ from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.formats.checkpoint_folder.sidecars import PREPROCESSOR
 from ggferry.formats.errors import CorruptError, UnsupportedError, UsageError
 from ggferry.formats.files.local_files import Named, open_file
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL import Image
 
     Sizes = Mapping[str, Any]
-else:
-    np = lazy("numpy")
 
 BILINEAR, BICUBIC = 2, 3
 """Pillow's numbers, which preprocessor_config.json states as `resample`."""

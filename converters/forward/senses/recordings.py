@@ -8,17 +8,11 @@ from __future__ import annotations
 import math
 import wave
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.formats.errors import CorruptError, UnsupportedError, UsageError
 from ggferry.formats.files.local_files import Named, open_file
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 RATE, WINDOW, HOP = 16000, 400, 160
 LONGEST = 30

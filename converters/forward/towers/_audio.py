@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.softmax_attention import attend
 from ggferry.converters.forward.model import Model, silu
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 STRIDE = 2
 """Frames for each state: the stride of Whisper's second convolution."""

@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.rope import rotate
 from ggferry.converters.forward.model import Model
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 
 def rotated(angles: Tensor, style: str) -> Callable[[Tensor], Tensor]:

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 from ggferry.converters.forward.blocks.feed_forward import dense
 from ggferry.converters.forward.blocks.softmax_attention import attend
 from ggferry.converters.forward.model import Model, parts
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     Rotation = Callable[[Tensor], Tensor]
     """Rotates queries or keys of all patches, `(patches, heads, width)`."""
-else:
-    torch = lazy("torch")
 
 
 def patch_embed(tower: Model, picture: Tensor) -> Tensor:

@@ -13,13 +13,10 @@ from ggferry.converters.forward.model import Model
 from ggferry.converters.forward.towers import _rotation as rotation
 from ggferry.converters.forward.towers import _vision as vision
 from ggferry.converters.forward.towers._frames import SQUARE
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 LAYER_NORM = 1e-6
 """Epsilon of the norm before the projector."""

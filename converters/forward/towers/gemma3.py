@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.model import Model
 from ggferry.converters.forward.towers import _vision as vision
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 
 def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Tensor:

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.model import Model, silu
 from ggferry.converters.forward.towers import _audio as audio
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 PAST = 12
 """Distances that attention knows, and states that it sees, as every Gemma 4 has it (llama.cpp has no key for it)."""

@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.model import Model
 from ggferry.converters.forward.towers import _audio as shared
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 EPS = 1e-5
 

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 from ggferry.converters.forward.blocks.softmax_attention import attend
 from ggferry.converters.forward.model import Model
 from ggferry.converters.forward.towers import _audio as shared
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 BASE = 100.0
 """Of the rotation, as every Gemma 4 has it (llama.cpp has no key for it)."""

@@ -12,13 +12,10 @@ from ggferry.converters.forward.model import Model
 from ggferry.converters.forward.towers import _rotation as rotation
 from ggferry.converters.forward.towers import _vision as vision
 from ggferry.converters.forward.towers._frames import SQUARE, two_frames
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 LAYER_NORM = 1e-5
 """Epsilon of torch.nn.LayerNorm, which the merger's norm is."""

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 from ggferry.converters.forward.blocks.softmax_attention import attention
 from ggferry.converters.forward.model import Model, silu
 from ggferry.converters.forward.towers import _audio as audio
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 EPS = 1e-12
 """Of the norms of the Q-Former: the default of Blip2QFormerConfig, which llama.cpp has for all."""

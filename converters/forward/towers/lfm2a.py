@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.model import Model, silu
 from ggferry.converters.forward.towers import _audio as audio
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 STEPS = ((0, False, 2), (2, True, 2), (3, False, 1), (5, True, 2), (6, False, 1))
 """Number, whether every channel has a kernel of its own, and stride of the convolutions."""

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.model import Model
 from ggferry.converters.forward.towers import _audio as audio
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 CHUNK = 100
 """Frames of a chunk, as llama.cpp has it; positions begin again in each."""

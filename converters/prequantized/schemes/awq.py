@@ -25,15 +25,11 @@ from ggferry.converters.prequantized.schemes._common import (
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedError
 from ggferry.quant.codecs.packed import unpack
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Floats
-else:
-    np = lazy("numpy")
 
 BITS, PER_WORD = 4, 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -25,15 +25,11 @@ from ggferry.converters.prequantized.schemes._common import (
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
 from ggferry.formats.json_files.kinds import JSONObject
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Floats
-else:
-    np = lazy("numpy")
 
 STATE = ".quant_state.bitsandbytes__"
 MAX_STATE = 1 << 16  # bytes; the JSON of one matrix has about 160

@@ -35,15 +35,11 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, UnsupportedError
 from ggferry.quant.codec import block_type
 from ggferry.quant.codecs.packed import WORD_BITS, unpack_stream
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Floats
-else:
-    np = lazy("numpy")
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 FLOATS = {"mxfp4": (4, MX_GROUP), "mxfp8": (8, MX_GROUP), "nvfp4": (4, GROUP)}

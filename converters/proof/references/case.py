@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.forward.model import Choices
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.prompts import Prompt
 from ggferry.converters.proof.references.cross_check import CrossCheck
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 GIB = 1 << 30
 

@@ -12,15 +12,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 PROGRAMS = os.path.join(os.path.dirname(__file__), "programs")
 SECONDS = 120

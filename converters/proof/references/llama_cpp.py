@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.forward.evaluate import embedding, result_of
 from ggferry.converters.forward.model import LAST_STATES, Choices, Places
@@ -32,12 +32,7 @@ from ggferry.converters.proof.references.cross_check import CrossCheck
 from ggferry.converters.proof.runtime_notes import computed_differently, loads
 from ggferry.converters.schema.recipe import recipe_of
 from ggferry.formats.gguf.values import Value
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 NAME = "llama.cpp"
 SIDE = "output"

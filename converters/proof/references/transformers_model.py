@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.forward.computations.whisper import FRAMES, STRIDE
 from ggferry.converters.forward.evaluate import can_place, embedding, result_of
@@ -40,12 +40,7 @@ from ggferry.converters.proof.references.cross_check import CrossCheck
 from ggferry.converters.schema.recipe import recipe_of
 from ggferry.formats.checkpoint_folder.modules import DENSE
 from ggferry.formats.errors import VerificationError
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from ggferry.support.heavy import np
 
 NAME = "transformers"
 SIDE = "source"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.rows import values_of
@@ -32,14 +32,9 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.reader import Kind, kind_of
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import np
 from ggferry.support.printable import printable
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 ROWS = 8
 """Rows of a quantized matrix that are computed a second time, from either end."""

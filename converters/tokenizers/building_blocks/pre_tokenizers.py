@@ -11,16 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.formats.errors import UnsupportedError
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import regex
 from ggferry.support.records import dataclass
-
-if TYPE_CHECKING:
-    import regex
-else:
-    regex = lazy("regex")
 
 SECONDS = 20.0  # for one text: a long one takes long
 

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import GPT2, PUNCTUATION
 from ggferry.formats.errors import CorruptError, GgferryError, OutOfRangeError, UnsupportedError
 from ggferry.formats.json_files import kinds as json_kinds
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import regex
-else:
-    regex = lazy("regex")
+from ggferry.support.heavy import regex
 
 BYTES = "bytes → letters"  # the step that spells bytes, in a chain of patterns
 MAX_STEPS = 64

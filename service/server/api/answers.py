@@ -12,13 +12,10 @@ from fastapi import Request, Response
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.state import Service
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import sa
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
     from pydantic import BaseModel
-else:
-    sa = lazy("sqlalchemy")
 
 KEPT = 86400.0  # seconds
 GOING = 120.0  # seconds after which a request without an answer is taken to have died with its server

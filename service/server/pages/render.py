@@ -5,16 +5,11 @@ from __future__ import annotations
 import os
 from functools import cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.service.server.pages import charts, wording
 from ggferry.service.server.pages.views import ACTIVE, PER_PAGE, Shell
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import jinja2
-else:
-    jinja2 = lazy("jinja2")
+from ggferry.support.heavy import jinja2
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 STATIC = os.path.join(HERE, "static")

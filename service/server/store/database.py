@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ggferry.formats.errors import NotFoundError, RefusedError
 from ggferry.formats.json_files.kinds import JSONObject
@@ -14,12 +14,7 @@ from ggferry.service.records.ledger import DONE, FAILED, HELD, QUARANTINED, QUEU
 from ggferry.service.records.ledger_database import LedgerDatabase
 from ggferry.service.records.plan_file import CONVERT
 from ggferry.service.server.store.tables import TRIGGERS, server_tables
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 T = TypeVar("T")
 CANCELLED = {"class": "Cancelled", "message": "cancelled by a user", "hint": "retry queues it again"}

@@ -8,19 +8,14 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ggferry.formats.errors import NotFoundError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.records.fields import IndexRow, ListedModel
 from ggferry.service.records.plan_file import OTHER, Entry, Head
 from ggferry.service.server.store.database import Store
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 PLANNED = "planned"
 """State of a model that a plan would convert and nobody submitted; others not submitted show their verdict."""

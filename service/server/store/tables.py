@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 EVENTS_LOCK = 0x67676A75  # of PostgreSQL's advisory locks; any number that is ours
 

@@ -11,16 +11,11 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from ggferry.formats.errors import NotFoundError, UsageError
 from ggferry.service.server.store.database import Store
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 READ, SUBMIT, ADMIN = SCOPES = ("read", "submit", "admin")
 """Each may do what those before it may."""

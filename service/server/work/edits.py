@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.formats.errors import ChangedError, RefusedError, UsageError
@@ -21,12 +21,7 @@ from ggferry.service.server.store import models
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.storage.stores import is_remote
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 FOLDER = "edits"
 SLOWEST = 20 << 20  # bytes a second that no healthy edit falls below

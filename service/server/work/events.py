@@ -13,16 +13,11 @@ import json
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.formats.errors import GgferryError
 from ggferry.service.server.store.database import Store
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 EVERY = 0.5  # seconds between looks at the database
 KEPT = 10_000  # events in memory; older ones are read again from the database

@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.formats.errors import GgferryError
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED
@@ -16,12 +16,7 @@ from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.sources import is_within
 from ggferry.service.server.work.uploads import ACCEPTED, RECEIVING, REFUSED, Uploads
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 EVERY = 600.0  # seconds between rounds
 UNFINISHED = DAY  # of silence, then an upload is removed; a refused one stays as long, to be inspected

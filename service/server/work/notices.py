@@ -16,19 +16,14 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.server.store.database import Store
 from ggferry.service.storage.backends import web
 from ggferry.service.storage.urls import WEB
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 DELAYS = (0.0, 5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)
 """Seconds before each attempt, those that the specification recommends."""

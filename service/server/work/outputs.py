@@ -20,14 +20,10 @@ from ggferry.service.records.ledger import DONE
 from ggferry.service.records.receipts import kept, receipt_of, receipts_of
 from ggferry.service.server.store.database import Store
 from ggferry.service.storage.stores import is_remote
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import sa
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from ggferry.converters.metadata.receipt_fields import FileRecord, KeptReceipt, OutputRecord, Receipt
-else:
-    sa = lazy("sqlalchemy")
 
 PIECE = 4 << 20
 

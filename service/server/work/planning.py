@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ggferry.converters.conversion.options import PLAN_FILES
 from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, of_os
@@ -27,12 +27,7 @@ from ggferry.service.server.work.sources import Place
 from ggferry.service.storage.stores import is_remote, join
 from ggferry.service.storage.urls import RETRY_TIMEOUT, Access, read_secrets, secrets_of, write_secrets
 from ggferry.service.workers.analyze import request_of
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 PLANNING, READY, BROKEN = "planning", "ready", "failed"
 AT_ONCE = 2

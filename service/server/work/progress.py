@@ -7,19 +7,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ggferry.service.records.fields import ProgressRecord, RunProgress
 from ggferry.service.records.ledger import HELD
 from ggferry.service.server.store.database import Store
 from ggferry.service.workers.messages import Event
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import sa
 from ggferry.support.progress import Phase
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
 
 COUNTED = (Phase.READING, Phase.WRITING, Phase.VERIFYING)
 """A model is read once to identify it, written once, and read once more for the proof."""

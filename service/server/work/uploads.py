@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ggferry.formats.errors import BusyError, ChecksumError, GgferryError, NotFoundError, RefusedError, UsageError
 from ggferry.formats.files.local_files import open_file
@@ -35,12 +35,7 @@ from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.tokens import Token
 from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.storage.urls import Access
-from ggferry.support.lazy_import import lazy
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-else:
-    sa = lazy("sqlalchemy")
+from ggferry.support.heavy import sa
 
 RECEIVING, INSPECTING, ACCEPTED, REFUSED = UPLOAD_STATES = ("receiving", "inspecting", "accepted", "refused")
 MOST_FILES, DEEPEST = 1000, 8

@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING
 from ggferry.converters.forward.blocks.recurrent.causal_convolution import convolved
 from ggferry.converters.forward.blocks.recurrent.state_space import decay_rate
 from ggferry.converters.forward.model import Model, parts, silu
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 EPSILON = 1e-6
 """Epsilon of the norm of queries and keys, fixed in transformers and in flash-linear-attention; llama.cpp takes that

@@ -9,13 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.model import Model, silu
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 
 def lightning(model: Model, block: str, x: Tensor) -> Tensor:

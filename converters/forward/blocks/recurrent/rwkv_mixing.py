@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.model import Model
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 
 @dataclass(slots=True)

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.recurrent.causal_convolution import convolved
 from ggferry.converters.forward.model import Model, parts, silu
-from ggferry.support.lazy_import import lazy
+from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-else:
-    torch = lazy("torch")
 
 
 def state_space(model: Model, block: str, x: Tensor) -> Tensor:

@@ -1,4 +1,8 @@
-"""Import heavy libraries when something in them is first used (docs/decisions/lazy-imports.md)."""
+"""Heavy libraries under their usual names, each imported at its first use (docs/decisions/lazy-imports.md).
+
+numpy costs 0.3 s of CPU to import and torch a second; `ggferry inspect` needs neither. Type checkers see the modules
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import importlib
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ggferry.support.interrupts import interrupts_wait
+
+__all__ = ["import_ahead", "jinja2", "np", "regex", "sa", "torch"]
 
 
 class _Lazy:
@@ -28,12 +34,15 @@ class _Lazy:
         return value
 
 
-def lazy(name: str) -> Any:
-    """Return a stand-in for the module `name`, which is imported at the first use of one of its attributes.
-
-    numpy costs 0.3 s of CPU to import and torch a second; `ggferry inspect` needs neither.
-    """
-    return _Lazy(name)
+if TYPE_CHECKING:
+    import jinja2
+    import numpy as np
+    import regex
+    import sqlalchemy as sa
+    import torch
+else:
+    jinja2, np, regex = _Lazy("jinja2"), _Lazy("numpy"), _Lazy("regex")
+    sa, torch = _Lazy("sqlalchemy"), _Lazy("torch")
 
 
 def import_ahead(name: str, meanwhile: Callable[[], None]) -> None:
