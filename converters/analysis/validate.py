@@ -17,12 +17,13 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.receipt import what_was_read
 from ggferry.converters.proof.runtime_keys import check, version
 from ggferry.converters.proof.runtime_notes import unexplained
+from ggferry.converters.rewrite.stated_digests import check_stated
 from ggferry.converters.tokenizers.llama_cpp_limits import objections
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import GgferryError
+from ggferry.formats.errors import CorruptError, GgferryError
 from ggferry.formats.gguf.shards import shortened
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.support.progress import Phase, Stage, silent
@@ -50,7 +51,7 @@ class Finding:
 
     Attributes:
         grade: How much it weighs.
-        about: 'structure', 'model', 'weights', 'vocabulary' or 'template'.
+        about: 'structure', 'integrity', 'model', 'weights', 'vocabulary' or 'template'.
         text: The finding in words.
     """
 
@@ -126,6 +127,7 @@ def examine(path: str, *, data: bool = True, stage: Stage = silent) -> Report:
             graph, tokenizer, said = _meaning(checkpoint)
             found += said
         if data:
+            found += _of_digests(checkpoint, stage)
             with stage(Phase.CHECKING, sum(ref.nbytes for ref in checkpoint.tensors.values())) as progress:
                 found += [
                     _of_weights(odd.name, odd.not_finite, odd.constant) for odd in odd_tensors(checkpoint, progress)
@@ -191,6 +193,17 @@ def _meaning(checkpoint: Checkpoint) -> tuple[ModelGraph | None, Tokenizer | Non
 def _words(error: GgferryError) -> str:
     found = "" if error.found is None else f": found {error.found}"
     return f"{error.message}{found}{'' if error.expected is None else f', expected {error.expected}'}"
+
+
+def _of_digests(checkpoint: Checkpoint, stage: Stage) -> list[Finding]:
+    try:
+        wrong, right = check_stated(checkpoint, stage)
+    except CorruptError as error:
+        return [Finding(Grade.FAULT, "integrity", _words(error))]
+    return [
+        *(Finding(Grade.FAULT, "integrity", text) for text in wrong),
+        *(Finding(Grade.NOTE, "integrity", text) for text in right),
+    ]
 
 
 def _of_weights(name: str, not_finite: int | None, constant: float | None) -> Finding:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -22,7 +20,7 @@ from ggferry.converters.conversion.run import others_beside, prove, receipts_of
 from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import steps_of_types, with_set_digest
 from ggferry.converters.forward.device import computing_on
-from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
+from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -39,7 +37,7 @@ from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.reranking.recognize import asked_with
 from ggferry.converters.rewrite.lineage import edited_keys
-from ggferry.converters.rewrite.rewrite_output import digest_of
+from ggferry.converters.rewrite.stated_digests import digest_of_shards, receipt_beside
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import CLIP, understand, understand_projector
 from ggferry.converters.write.watch_weights import check_sums
@@ -47,7 +45,6 @@ from ggferry.converters.write.write_tensors import check_replica
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import (
     ChangedError,
-    CorruptError,
     GgferryError,
     TransientError,
     UsageError,
@@ -55,13 +52,11 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.files.digesting import digesting
 from ggferry.formats.files.digests import digest
-from ggferry.formats.files.local_files import read_bytes
 from ggferry.formats.gguf.shards import SET_DIGEST
-from ggferry.formats.gguf.tensor_digests import digest_of_set
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.json_files.kinds import JSONObject
-from ggferry.support.progress import Phase, Stage
+from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
 
@@ -263,24 +258,14 @@ def _with_digest_of_shards(output: PlannedOutput) -> PlannedOutput:
     with closing(open_checkpoint(output.paths[0])) as again:
         found = ""
         if SET_DIGEST in again.metadata:
-            found = digest_of_set(
-                digest_of(again.files[ref.spans[0].file], ref.spans[0].offset, ref.nbytes, lambda count: None)
-                for ref in again.tensors.values()
-            )
+            found = digest_of_shards(again, silent)
     return replace(output, plan=with_set_digest(plan, found))
 
 
 def _receipt(output: Checkpoint) -> tuple[JSONObject | None, list[str]]:
-    path = output.path + RECEIPT
-    if not os.path.lexists(path):
-        return None, ["no receipt beside the output: defaults stand for what the source does not state"]
-    try:
-        receipt = json.loads(read_bytes(path, MAX_RECEIPT))
-        if not isinstance(receipt, dict) or not isinstance(receipt.get("options"), dict):
-            raise ValueError("not a receipt")
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"the receipt cannot be read: {error}", path=path) from None
-    return receipt, []
+    receipt = receipt_beside(output.path)
+    missing = "no receipt beside the output: defaults stand for what the source does not state"
+    return receipt, [] if receipt else [missing]
 
 
 def _check_digests(receipt: Mapping[str, Any], *sides: Checkpoint) -> None:

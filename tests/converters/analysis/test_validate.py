@@ -49,6 +49,39 @@ def test_sound_files_are_sound(model: Path, fixtures: Path) -> None:
     assert "there is no chat template" in done.out
 
 
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("options", [(), ("--split-max-tensors", "8")])
+def test_a_changed_bit_contradicts_the_receipt(options: tuple[str, ...], tmp_path: Path, fixtures: Path) -> None:
+    assert typed("convert", fixtures / "hf" / "ckpt" / "llama", "-o", tmp_path / "a.gguf", *options).code == 0
+    first, last = (names := sorted(tmp_path.glob("*.gguf")))[0], names[-1]
+    done = typed("verify", first)
+    assert done.code == 0 and "those that the receipt beside the file was written for" in done.out, done
+    flipped(last)
+    done = typed("verify", first)
+    assert done.code == 5 and f"{last.name} is not the file its receipt was written for" in done.out, done
+    assert typed("verify", first, "--level", "fast").code == 0, "no tensor data is read"
+    Path(f"{first}.receipt.json").write_text("{")
+    done = typed("verify", first)
+    assert done.code == 5 and "the receipt cannot be read" in done.out, done
+
+
+def test_shards_without_a_receipt_are_held_to_the_digest_of_their_set(tmp_path: Path, fixtures: Path) -> None:
+    folder = fixtures / "hf" / "ckpt" / "llama"
+    assert typed("convert", folder, "-o", tmp_path / "a.gguf", "--split-max-tensors", "8").code == 0
+    first, *_, last = sorted(tmp_path.glob("*.gguf"))
+    Path(f"{first}.receipt.json").unlink()
+    done = typed("verify", first)
+    assert done.code == 0 and "the tensors of all 3 shards are those that ggferry.split.digest states" in done.out
+    flipped(last)
+    done = typed("verify", first)
+    assert done.code == 5 and "the tensors are not those of the set" in done.out, done
+
+
 def test_options_of_a_comparison_are_refused(model: Path) -> None:
     done = typed("verify", model, "--allow-keys", "general.*")
     assert done.code == 2 and "verify SOURCE OUTPUT" in done.err
