@@ -101,12 +101,17 @@ def csrf_of(session: str) -> str:
     return hmac.new(session.encode(), b"ggferry csrf", hashlib.sha256).hexdigest()
 
 
+def is_same_site(headers: Mapping[str, str]) -> bool:
+    """Return whether a browser sends a request for its user or for a page of ours, as far as it says."""
+    return headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+
+
 def check_same_site(method: str, headers: Mapping[str, str]) -> None:
     """Raise HttpError for a request that changes something and comes from another site's page."""
     if method in SAFE:
         return
-    site = headers.get("sec-fetch-site")
-    if site is not None and site not in ("same-origin", "none"):
+    if not is_same_site(headers):
+        site = headers.get("sec-fetch-site")
         raise HttpError(403, "cross_site", "the request comes from another site", found=site)
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host", ""):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, MutableMapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -75,7 +75,7 @@ class Front:
         path, method = scope["path"], scope["method"]
         if headers.get("content-encoding", "identity") != "identity":
             raise HttpError(415, "encoded", "compressed bodies are not taken", found=headers["content-encoding"])
-        if (entered := await self._enter_by_link(scope)) is not None:
+        if (entered := await self._enter_by_link(scope, headers)) is not None:
             return entered
         callers.check_same_site(method, headers)
         if not is_public(path):
@@ -106,18 +106,22 @@ class Front:
             callers.check_csrf(text, brought or "")
         return None
 
-    async def _enter_by_link(self, scope: Scope) -> Response | None:
+    async def _enter_by_link(self, scope: Scope, headers: Headers) -> Response | None:
         """Put the token of a page's address, as the link that is printed at the start has it, in a cookie."""
         if scope["method"] != "GET" or not is_page(scope["path"]) or b"token=" not in scope["query_string"]:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         text = next((value for name, value in query if name == "token"), "")
         self.rates.check(_address(scope), self.rate)
+        if not callers.is_same_site(headers):
+            return RedirectResponse("/login?elsewhere=1", 303)
         session = await asyncio.to_thread(self.doorkeeper.begin_session, text)
         if session is None:
             return RedirectResponse("/login?wrong=1", 303)
         rest = urlencode([pair for pair in query if pair[0] != "token"])
-        return with_session(RedirectResponse(scope["path"] + (f"?{rest}" if rest else ""), 303), session, scope)
+        # one slash: what begins with two, or with a backslash, is another server's address
+        page = "/" + quote(scope["path"].lstrip("/\\"))
+        return with_session(RedirectResponse(page + (f"?{rest}" if rest else ""), 303), session, scope)
 
     async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """Read a body that is no upload, check it, and return what gives it to the route."""

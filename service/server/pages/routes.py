@@ -268,10 +268,15 @@ def submit(request: Request, plan: str) -> Response:
 
 
 @router.get("/login")
-def sign_in_page(request: Request, wrong: str = "") -> Response:
+def sign_in_page(request: Request, wrong: str = "", elsewhere: str = "") -> Response:
     """Show where a token is typed in."""
-    hint = "copy the whole link that the server printed, or ask for a new token"
-    problem = Problem("This token is wrong, revoked or expired.", hint=hint, fault="") if wrong else None
+    problem = None
+    if wrong:
+        hint = "copy the whole link that the server printed, or ask for a new token"
+        problem = Problem("This token is wrong, revoked or expired.", hint=hint, fault="")
+    elif elsewhere:
+        hint = "copy the link into the address bar, or type the token here"
+        problem = Problem("A link on another site signs nobody in.", hint=hint, fault="")
     return show(request, "sign_in", "sign in", problem=problem)
 
 
