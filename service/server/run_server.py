@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import uvicorn
@@ -16,12 +19,16 @@ import uvicorn
 from ggferry.formats.errors import UnreachableError
 from ggferry.service.server.application import application
 from ggferry.service.server.guard.bodies import HEADER_BYTES
+from ggferry.service.server.guard.observe import Log
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.slow_headers import BoundedH11Protocol
 from ggferry.service.server.state import Service, open_service
+from ggferry.support.printable import printable
 
 BACKLOG = 2048
 THREADS = 32  # that write, read and sync files
+LINK = "sign-in-link"
+"""File of the data folder with the link that signs in, where there is no terminal to tell it to."""
 LEAVE = 5  # seconds that answers on their way have at the end
 
 
@@ -35,7 +42,8 @@ def serve(settings: Settings, tell: Callable[[str], None]) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     shown = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else host
     tell(f"serving  http://{host}:{port}/ · ledger {service.store.shown} · data {settings.data}")
-    tell(f"open     http://{shown}:{port}/?token={service.link()}")
+    _tell_link(service, f"http://{shown}:{port}/", tell)
+    _log_libraries(service.observer.log)
     service.observer.log.write("start", host=settings.host, port=port, ledger=service.store.shown)
     try:
         server.run([listener])
@@ -44,10 +52,48 @@ def serve(settings: Settings, tell: Callable[[str], None]) -> None:
         service.observer.log.write("end")
 
 
+class _JsonLines(logging.Handler):
+    """Puts what libraries log among the server's own lines."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        text = printable(record.getMessage(), 500)
+        self._log.write("library", record.levelname.lower(), name=record.name, message=text)
+
+
+def _log_libraries(log: Log) -> None:
+    """Take uvicorn's messages and Python's warnings into the log: as they are, they are not JSON."""
+    logging.getLogger().addHandler(_JsonLines(log))
+    logging.captureWarnings(True)
+
+
+def _tell_link(service: Service, page: str, tell: Callable[[str], None]) -> None:
+    """Tell a person at a terminal the link that signs them in.
+
+    Anywhere else the lines are a log, which is kept and sent on: there the link is in a file that its owner alone can
+    read.
+    """
+    link = f"{page}?token={service.link()}"
+    if sys.stderr.isatty():
+        tell(f"open     {link}")
+        return
+    path = os.path.join(service.settings.data, LINK)
+    with suppress(FileNotFoundError):
+        os.remove(path)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+        file.write(f"{link}\n")
+    tell(f"open     {page} · the link that signs in is in {path}")
+
+
 def _listen(settings: Settings) -> socket.socket:
     """Return a listening socket. Raises UnreachableError where the address is taken or not ours."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY only where the protocol is stated, and without it a kept connection waits 40 ms an answer
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
@@ -83,12 +129,18 @@ class _Server(uvicorn.Server):
         """Begin to end: no new jobs, and listeners are sent away."""
         self._service.draining.set()
         threading.Thread(target=self._service.hub.close, daemon=True).start()
-        super().handle_exit(sig, frame)
+        super().handle_exit(sig, None)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """End in order at SIGTERM and Ctrl-C; uvicorn's own would end the process by the signal when all is done."""
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        loop = asyncio.get_running_loop()
+
+        def end(number: int, frame: FrameType | None) -> None:
+            # takes no lock: a second signal may come while the first is in here, on this same thread
+            loop.call_soon_threadsafe(self.handle_exit, number, None)
+
+        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:

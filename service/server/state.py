@@ -97,6 +97,8 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
     """Open the ledger and make the folders of a server. Raises GgferryError."""
     for folder in (settings.data, settings.uploads, settings.quarantine, settings.outputs):
         os.makedirs(folder, 0o700, exist_ok=True)
+    if os.stat(settings.data).st_mode & 0o077:  # it was there before: what is in it is its owner's alone
+        os.chmod(settings.data, 0o700)
     store = Store(settings.ledger_place)
     observer = Observer(log or Log(), lambda: store.counts().items())
     progress = ProgressBoard(store)

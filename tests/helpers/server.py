@@ -42,6 +42,10 @@ class Server:
         return int(self.url.rpartition(":")[2])
 
     @property
+    def cookie(self) -> str:
+        return f"ggferry_session_{self.port}"
+
+    @property
     def token(self) -> str:
         return self.link.partition("token=")[2]
 
@@ -73,8 +77,8 @@ def start(data: Path, *options: str | Path, port: int = 0, **env: str) -> Server
         )  # fmt: skip
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
-        if found := re.search(r"open +(http://\S+)", log.read_text()):
-            return Server(data, process, found[1], log)
+        if re.search(r"open +http://\S+", log.read_text()):
+            return Server(data, process, (data / "sign-in-link").read_text().strip(), log)
         time.sleep(0.02)
     process.kill()
     raise AssertionError(log.read_text())

@@ -24,19 +24,23 @@ _RANGE = re.compile(r"bytes=(?P<start>\d{0,18})-(?P<last>\d{0,18})")
 Name = Annotated[str, Path(max_length=255, pattern=r"^[^/\x00]+$", description="Name of the file, from the receipt")]
 
 
-@router.api_route(
-    "/jobs/{job}/files/{name}", methods=["GET", "HEAD"], response_class=StreamingResponse,
+@router.get(
+    "/jobs/{job}/files/{name}", response_class=StreamingResponse,
     responses={200: {"description": "The file", "content": {"application/octet-stream": {}}},
                206: {"description": "The range", "content": {"application/octet-stream": {}}},
-               304: {"description": "The ETag is that of If-None-Match"}},
+               304: {"description": "The ETag is that of If-None-Match"},
+               412: {"description": "The ETag is not that of If-Match"}},
 )  # fmt: skip
 def download(request: Request, service: ServiceDep, caller: Reader, job: JobId, name: Name) -> Response:
-    """Give a file of a done job. One Range is served; If-Range and If-None-Match compare the ETag."""
+    """Give a file of a done job. One Range is served; If-Range, If-Match and If-None-Match compare the ETag."""
     fd, file = service.outputs.open(job, name)
     try:
         etag = f'"b3-{file.blake3}"'
         headers = _headers(file, etag)
-        if etag in [each.strip() for each in request.headers.get("if-none-match", "").split(",")]:
+        if "if-match" in request.headers and not {etag, "*"} & set(_tags(request, "if-match")):
+            raise HttpError(412, "changed", "the file is not the one that If-Match names", found=etag)
+        # weakly compared (RFC 9110, 13.1.2): a proxy that compresses weakens a tag
+        if {etag, "*"} & {each.removeprefix("W/") for each in _tags(request, "if-none-match")}:
             os.close(fd)
             return Response(status_code=304, headers={"ETag": etag})
         wanted = request.headers.get("range")
@@ -50,9 +54,6 @@ def download(request: Request, service: ServiceDep, caller: Reader, job: JobId, 
     if status == 206:
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{file.bytes}"
     headers["Content-Length"] = str(end - start)
-    if request.method == "HEAD":
-        os.close(fd)
-        return Response(status_code=status, headers=headers, media_type="application/octet-stream")
     body = _Body(service, fd, start, end)
     return StreamingResponse(body.pieces(), status, headers, "application/octet-stream")
 
@@ -65,6 +66,10 @@ def _headers(file: OutputFile, etag: str) -> dict[str, str]:
         "Cache-Control": "no-cache, private",
         "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(file.name, safe='')}",
     }  # fmt: skip
+
+
+def _tags(request: Request, header: str) -> list[str]:
+    return [each.strip() for each in request.headers.get(header, "").split(",") if each.strip()]
 
 
 def _wanted(wanted: str | None, size: int) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 from fastapi import APIRouter, Response
 
 from ggferry.formats.errors import GgferryError
@@ -9,6 +11,8 @@ from ggferry.service.server.api.common import PROBLEMS, Reader, ServiceDep
 from ggferry.service.server.guard.problems import problem
 
 router = APIRouter(tags=["operations"], responses=PROBLEMS)
+LEAST_FREE = 16 << 20
+"""Free bytes on the disk of the data folder below which the server is not ready: its ledger has to grow."""
 
 
 @router.get("/health")
@@ -23,9 +27,12 @@ def ready(service: ServiceDep) -> Response | dict[str, str]:
     if service.draining.is_set():
         return problem(503, "draining", "the server is about to end")
     try:
+        service.store.check_in_place()
         service.store.counts()
-    except GgferryError:
-        return problem(503, "ledger", "the ledger cannot be reached")
+    except GgferryError as error:
+        return problem(503, "ledger", error.message)
+    if shutil.disk_usage(service.settings.data).free < LEAST_FREE:
+        return problem(503, "disk_full", "the disk of the data folder is full", expected=f"{LEAST_FREE:,} bytes free")
     return {"status": "ready"}
 
 

@@ -29,5 +29,5 @@ def sign_out(request: Request, service: ServiceDep) -> Response:
     """End the session whose cookie the request brings."""
     service.doorkeeper.end_session(request.state.caller.token.id)
     answer = RedirectResponse("/login", 303)
-    answer.delete_cookie(callers.COOKIE, httponly=True, samesite="strict")
+    answer.delete_cookie(callers.cookie_name(request.headers), httponly=True, samesite="strict")
     return answer

@@ -7,7 +7,8 @@ import hmac
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
+
+from starlette.requests import cookie_parser
 
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.store import tokens
@@ -85,15 +86,23 @@ class Doorkeeper:
         self._known.clear()
 
     def caller(self, headers: Mapping[str, str]) -> tuple[str, str]:
-        """Return how a request says who it is: ('bearer' or 'cookie' or '', what it brought)."""
+        """Return how a request says who it is: ('bearer' or 'cookie' or '', what it brought).
+
+        Cookies of other applications on the same host may hold anything, JSON among it, which `http.cookies` refuses
+        with all that follows.
+        """
         kind, _, text = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return "bearer", text.strip()
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            cookie = None
-        return ("cookie", cookie.value) if cookie is not None else ("", "")
+        cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers))
+        return ("cookie", cookie) if cookie is not None else ("", "")
+
+
+def cookie_name(headers: Mapping[str, str]) -> str:
+    """Return the name of the session's cookie: with the port that the browser calls, since cookies know no ports."""
+    host = headers.get("host", "")
+    port = host.rpartition(":")[2] if not host.endswith("]") else ""
+    return f"{COOKIE}_{port}" if port.isdecimal() else COOKIE
 
 
 def csrf_of(session: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -55,7 +56,7 @@ class Front:
         except HttpError as error:
             answer = problems.of_http(error)
         except GgferryError as error:
-            answer = problems.problem(503, error.code, "the ledger cannot be reached", {"Retry-After": "5"})
+            answer = problems.problem(503, error.code, error.message, {"Retry-After": "5"}, hint=error.hint)
         except ClientDisconnect:
             answer = None
         except Exception as error:  # which the application's own handler has answered, if it could
@@ -78,16 +79,33 @@ class Front:
         if (entered := await self._enter_by_link(scope, headers)) is not None:
             return entered
         callers.check_same_site(method, headers)
+        if method not in callers.SAFE:
+            self.doorkeeper.store.check_in_place()
         if not is_public(path):
             answer = await self._identify(scope, headers)
             if answer is not None:
                 return answer
-        else:
-            self.rates.check(_address(scope), self.rate)
+        elif path == "/login":
+            self.rates.check(f"sign-in from {_address(scope)}", self.rate)
         if not (method == "PUT" and path.startswith(UPLOADS)):
             receive = await self._body(scope, headers, receive)
-        await self.app(scope, receive, send)
+        if method == "HEAD":
+            await self._head(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
         return None
+
+    async def _head(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the headers that GET has (RFC 9110, 9.3.2), and end before any of its body is made."""
+
+        async def headers_only(message: MutableMapping[str, Any]) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                raise _HeadersSent
+
+        with suppress(_HeadersSent, ClientDisconnect):
+            await self.app({**scope, "method": "GET"}, receive, headers_only)
 
     async def _identify(self, scope: Scope, headers: Headers) -> Response | None:
         how, text = self.doorkeeper.caller(headers)
@@ -102,7 +120,7 @@ class Front:
         scope.setdefault("state", {})["caller"] = caller
         scope["state"]["session"] = text if how == "cookie" else None
         brought = headers.get(callers.CSRF_HEADER)
-        if how == "cookie" and scope["method"] not in callers.SAFE and (brought is not None or not _is_form(headers)):
+        if how == "cookie" and scope["method"] not in callers.SAFE and (brought is not None or not _has_form(scope)):
             callers.check_csrf(text, brought or "")
         return None
 
@@ -112,7 +130,7 @@ class Front:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         text = next((value for name, value in query if name == "token"), "")
-        self.rates.check(_address(scope), self.rate)
+        self.rates.check(f"sign-in from {_address(scope)}", self.rate)
         if not callers.is_same_site(headers):
             return RedirectResponse("/login?elsewhere=1", 303)
         session = await asyncio.to_thread(self.doorkeeper.begin_session, text)
@@ -128,16 +146,16 @@ class Front:
         if "content-length" not in headers and "transfer-encoding" not in headers:
             return receive
         data = await bodies.read_body(receive, headers.get("content-length"))
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if data and (kind.endswith("json") or scope["path"].startswith("/api/")):
-            bodies.check_json(data)
         if (
             scope.setdefault("state", {}).get("session") is not None
-            and _is_form(headers)
+            and _has_form(scope)
             and callers.CSRF_HEADER not in headers
         ):
             fields = dict(parse_qsl(data.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=1000))
             callers.check_csrf(scope["state"]["session"], fields.get(callers.CSRF_FIELD, ""))
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if data and (kind.endswith("json") or scope["path"].startswith("/api/")):
+            bodies.check_json(data)
         given = False
 
         async def replay() -> MutableMapping[str, Any]:
@@ -148,6 +166,10 @@ class Front:
             return {"type": "http.request", "body": data, "more_body": False}
 
         return replay
+
+
+class _HeadersSent(OSError):
+    """What HEAD asks for is sent. To an application it is a client that left."""
 
 
 class _Sending:
@@ -196,13 +218,22 @@ def with_session(response: Response, session: str, scope: Scope) -> Response:
     """Return an answer that also begins a browser's session."""
     secure = scope.get("scheme") == "https"
     response.set_cookie(
-        callers.COOKIE, session, int(callers.SESSION_SECONDS), httponly=True, samesite="strict", secure=secure
+        callers.cookie_name(Headers(scope=scope)),
+        session,
+        int(callers.SESSION_SECONDS),
+        httponly=True,
+        samesite="strict",
+        secure=secure,
     )
     return response
 
 
-def _is_form(headers: Headers) -> bool:
-    return headers.get("content-type", "").partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
+def _has_form(scope: Scope) -> bool:
+    """Return whether a request brings the fields of a form, in which its page's secret is looked for."""
+    headers = Headers(scope=scope)
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = "content-length" in headers or "transfer-encoding" in headers
+    return scope["method"] == "POST" and body and kind == "application/x-www-form-urlencoded"
 
 
 def _address(scope: Scope) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from ggferry.formats.errors import NotFoundError, RefusedError
+from ggferry.formats.errors import NotFoundError, RefusedError, UnreachableError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.records.fields import TriedRow
 from ggferry.service.records.ledger import DONE, FAILED, HELD, QUARANTINED, QUEUED, SKIPPED, Ledger
@@ -25,8 +26,28 @@ class Store(Ledger):
 
     def __init__(self, place: str, *, retry_timeout: float = 10.0) -> None:
         super().__init__(place, retry_timeout=retry_timeout)
+        self._opened = self._file()
 
     t: SimpleNamespace
+
+    def check_in_place(self) -> None:
+        """Raise UnreachableError where the file of the ledger was removed or replaced since it was opened.
+
+        SQLite goes on to write into a removed file, and all of it is lost when the last program closes it.
+        """
+        if self._file() != self._opened:
+            raise UnreachableError(
+                "the ledger's file was removed or replaced while the server runs", path=self.shown,
+                hint="put it back, or restart the server",
+            )  # fmt: skip
+
+    def _file(self) -> tuple[int, int] | None:
+        """Return device and inode of the ledger's file; None where there is none, as with PostgreSQL."""
+        try:
+            found = os.stat(self.url.partition("///")[2]) if self._sqlite else None
+        except OSError:
+            found = None
+        return (found.st_dev, found.st_ino) if found is not None else None
 
     def _make_tables(self, connection: Any) -> None:
         if "ggferry_tokens" not in self._meta.tables:  # this is asked again while the database is away

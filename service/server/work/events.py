@@ -13,6 +13,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from itertools import takewhile
 from typing import Any
 
 from ggferry.formats.errors import GgferryError
@@ -31,6 +32,7 @@ class Hub:
     def __init__(self, store: Store, progress: Callable[[], Mapping[str, Any]] = dict) -> None:
         self.store, self.progress = store, progress
         self._recent: deque[tuple[int, str, bytes]] = deque(maxlen=KEPT)
+        self._lock = threading.Lock()
         self._last, self._first = 0, 0
         self._state: bytes = b""
         self._turn = 0
@@ -72,8 +74,9 @@ class Hub:
                 self._over.wait(EVERY)
                 continue
             if found:
-                self._recent.extend(found)
-                self._last = found[-1][0]
+                with self._lock:
+                    self._recent.extend(found)
+                    self._last = found[-1][0]
             if found or state != self._state:
                 self._state, self._turn = state, self._turn + 1
                 self._tell()
@@ -126,15 +129,16 @@ class Hub:
 
     async def _missed(self, at: int, job: str | None) -> tuple[int, list[bytes]]:
         """Return the events after `at` and where they end: from memory, or from the database if they are older."""
-        newest, recent = self._last, list(self._recent)
+        newest = self._last
         if at >= newest:
             return at, []
-        oldest = recent[0][0] if recent else newest + 1
+        with self._lock:  # from the newest back, so that a listener costs what is new to it, not what is kept
+            oldest = self._recent[0][0] if self._recent else newest + 1
+            some = list(takewhile(lambda each: each[0] > at, reversed(self._recent)))[::-1]
         if at < self._first or (at + 1 < oldest and self._first < oldest - 1):
             found = await asyncio.to_thread(self.after, at, job)
             whole = [newest] if len(found) < PAGE else []  # what is no longer than a page holds all until then
             return max([at, *whole, *(number for number, _, _ in found[-1:])]), [text for _, _, text in found]
-        some = [each for each in recent if each[0] > at]
         end = max([at, *(number for number, _, _ in some[-1:])])
         return end, [text for _, key, text in some if job is None or key == job]
 

@@ -18,6 +18,9 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 HINT = "serve --allow-private-addresses, where everyone who may submit may read that network"
 _NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))  # RFC 6052, RFC 8215
 
+_METADATA = (ipaddress.ip_address("168.63.129.16"),)
+"""Addresses of clouds' own services that count as public: Azure's WireServer."""
+
 
 def is_public(text: str) -> bool:
     """Return whether an address, as the system writes it, is one of the public internet.
@@ -32,7 +35,8 @@ def is_public(text: str) -> bool:
 
 
 def _is_public(address: Address) -> bool:
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    odd = address.is_multicast or address.is_reserved or address.is_unspecified or address in _METADATA
+    return address.is_global and not odd
 
 
 def _meant(address: Address) -> list[Address]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import httpx
 import pytest
 
-from helpers.server import Server
+from helpers.server import Server, serving
 
 
 def entered(server: Server, path: str, **headers: str) -> httpx.Response:
@@ -38,3 +41,73 @@ def test_another_site_signs_nobody_in(server: Server, site: str) -> None:
     assert "set-cookie" not in answer.headers
     assert "another site" in httpx.get(server.url + answer.headers["location"]).text
     assert "set-cookie" in entered(server, "/", **{"Sec-Fetch-Site": "none"}).headers
+
+
+def test_a_session_beside_cookies_of_other_applications(server: Server) -> None:
+    """JSON is no cookie value by RFC 6265, and other applications on the same host set it all the same."""
+    session = entered(server, "/").cookies[server.cookie]
+    for other in ('prefs={"theme":"dark"}', "a=b=c", "a[]=1", "ggferry_session_1=of another port"):
+        answer = httpx.get(f"{server.url}/", headers={"Cookie": f"{other}; {server.cookie}={session}; z=1"})
+        assert answer.status_code == 200, other
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "/api/v1/uploads/{id}/files/0"),
+        ("DELETE", "/api/v1/uploads/{id}"),
+        ("POST", "/logout"),
+        ("POST", "/api/v1/jobs/{id}/cancel"),
+    ],
+)
+def test_a_form_without_its_secret_changes_nothing(server: Server, method: str, path: str) -> None:
+    session = entered(server, "/").cookies[server.cookie]
+    headers = {"Cookie": f"{server.cookie}={session}", "Content-Type": "application/x-www-form-urlencoded"}
+    for body in (b"", b"ab"):
+        answer = httpx.request(method, server.url + path.format(id="0" * 32), headers=headers, content=body or None)
+        assert (answer.status_code, answer.json()["code"] if "json" in answer.headers["content-type"] else "csrf") == (
+            403, "csrf",
+        )  # fmt: skip
+    assert httpx.get(server.url, headers=headers).status_code == 200, "the session goes on"
+
+
+def test_what_watches_the_server_is_not_refused_for_others(tmp_path: Path) -> None:
+    """Behind a proxy everybody has its address."""
+    with serving(tmp_path / "data", "--rate", "1") as server, httpx.Client(base_url=server.url) as client:
+        refused = [client.get("/models", headers={"Authorization": "Bearer x"}).status_code for _ in range(20)]
+        assert 429 in refused
+        assert {client.get(path).status_code for path in ("/health", "/ready", "/login", "/favicon.ico")} <= {
+            200,
+            308,
+            404,
+        }
+        assert {client.get("/health").status_code for _ in range(50)} == {200}
+
+
+@pytest.mark.parametrize("path", ["/health", "/login", "/api/openapi.json", "/api/v1/models", "/api/v1/events"])
+def test_every_page_has_a_head(server: Server, path: str) -> None:
+    headers = {"Authorization": f"Bearer {server.token}"}
+    answer = httpx.head(server.url + path, headers=headers, timeout=20)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert httpx.head(server.url + "/api/v1/jobs/" + "0" * 32, headers=headers).status_code == 404
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "\\udfff", "a\\u0000b"])
+def test_what_no_database_keeps_is_refused(server: Server, text: str) -> None:
+    body = '{"sources": ["x"], "options": {"arch": "' + text + '"}}'
+    headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
+    answer = httpx.post(f"{server.url}/api/v1/plans", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_text")
+    fine = httpx.post(f"{server.url}/api/v1/plans", content='{"sources": ["\\\\u0000"]}', headers=headers)
+    assert fine.json().get("code") != "bad_text", "six characters are no NUL"
+
+
+def test_a_body_of_two_lengths_ends_the_connection(server: Server) -> None:
+    """Else what follows the chunks would be answered as a request of its own."""
+    host = f"Host: 127.0.0.1:{server.port}\r\n"
+    first = f"POST /login HTTP/1.1\r\n{host}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.settimeout(20)
+        connection.sendall(f"{first}GET /health HTTP/1.1\r\n{host}\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1

@@ -221,7 +221,10 @@ def test_ranges_and_etags(client: httpx.Client, root: Path) -> None:
         assert (part.status_code, part.content) == (206, whole.content[first:end])
     assert client.get(path, headers={"Range": f"bytes={file['bytes']}-"}).status_code == 416
     assert client.get(path, headers={"Range": "bytes=0-9", "If-Range": '"b3-other"'}).content == whole.content
-    assert client.get(path, headers={"If-None-Match": etag}).status_code == 304
+    for tags in (etag, f"W/{etag}", "*", f'"other", {etag}'):
+        assert client.get(path, headers={"If-None-Match": tags}).status_code == 304, tags
+    for tags, status in {etag: 200, "*": 200, '"b3-other"': 412, f"W/{etag}": 412}.items():
+        assert client.get(path, headers={"If-Match": tags}).status_code == status, tags
     head = client.head(path)
     assert (head.status_code, int(head.headers["content-length"]), head.content) == (200, file["bytes"], b"")
 

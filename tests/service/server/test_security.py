@@ -135,21 +135,19 @@ def test_a_post_from_another_site(server: Server, browser: httpx.Client, root: P
 
 def test_the_session_of_a_browser(server: Server, browser: httpx.Client) -> None:
     assert browser.get("/api/v1/models").status_code == 200
-    session = browser.cookies["ggferry_session"]
+    session = browser.cookies[server.cookie]
     csrf = csrf_of(session)
     headers = {"X-CSRF-Token": csrf, "Origin": server.url, "Sec-Fetch-Site": "same-origin"}
     answer = browser.post("/api/v1/uploads", json={"files": [{"name": "a", "bytes": 1}]}, headers=headers)
     assert answer.status_code == 201
     assert browser.post("/logout", headers=headers).status_code == 303
-    with httpx.Client(
-        base_url=server.url, cookies={"ggferry_session": browser.cookies.get("ggferry_session", "")}
-    ) as old:
+    with httpx.Client(base_url=server.url, cookies={server.cookie: browser.cookies.get(server.cookie, "")}) as old:
         assert old.get("/api/v1/models").status_code == 401
 
 
 def test_a_cookie_is_no_bearer_token_and_no_token_a_cookie(server: Server, browser: httpx.Client) -> None:
-    assert_problem(server.client(browser.cookies["ggferry_session"]).get("/models"), 401, "unauthorized")
-    with httpx.Client(base_url=server.url, cookies={"ggferry_session": server.token}) as client:
+    assert_problem(server.client(browser.cookies[server.cookie]).get("/models"), 401, "unauthorized")
+    with httpx.Client(base_url=server.url, cookies={server.cookie: server.token}) as client:
         assert_problem(client.get("/api/v1/models"), 401, "unauthorized")
 
 
