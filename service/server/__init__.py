@@ -5,7 +5,8 @@ stands before every route; `store/` is what the server keeps in the ledger's dat
 itself: planning, running jobs, receiving files, sending notices. docs/service.md describes it to users.
 
 Data functions for the faces (`functions.py`). All are plain blocking functions: a route that calls them is a plain
-`def`, which FastAPI runs in a thread. `service` is `request.app.state.service`; `caller` is `request.state.caller`
+`def`, which FastAPI runs in a thread; those that wait for a worker process are called through
+`service.lookups`, in threads of their own. `service` is `request.app.state.service`; `caller` is `request.state.caller`
 (`guard.callers.Caller`: name, scope, csrf). All raise GgferryError, which becomes problem+json below /api and is for
 `pages` to show elsewhere.
 
@@ -14,9 +15,9 @@ Data functions for the faces (`functions.py`). All are plain blocking functions:
     folders(service, below="") -> list[Folder]             one level of the tree, with counts and bytes
     totals(service) -> {"states": {...}, "bytes_before": n, "bytes_after": n, ...}
     model(service, id) -> dict                             one job's row: entry, state, error, attempts, progress
-    inspection(service, id) -> dict                        header, hparams, tensors, notes, by a worker process
-    conversion_plan(service, id) -> dict                   every tensor and key of the output, by a worker process
-    tokenize(service, id, text) -> list[{"id", "piece"}]   by a worker process
+    inspection(service, caller, id) -> dict                header, hparams, tensors, notes, by a worker process
+    conversion_plan(service, caller, id) -> dict           every tensor and key of the output, by a worker process
+    tokenize(service, caller, id, request) -> list[Token]  by a worker process
     receipt(service, id) -> dict                           of a done job; output.files[n] has sha256 and blake3
     outputs(service, id) -> list[Output]                   name, bytes, sha256, blake3, url of each file to download
     roots(service) -> list[str]

@@ -30,6 +30,7 @@ from ggferry.service.records.ledger import DONE, QUEUED, STATES
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.records.report import collect
 from ggferry.service.server.guard.callers import Caller
+from ggferry.service.server.guard.lookups import NAMES
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.state import Service
 from ggferry.service.server.store import models
@@ -38,8 +39,9 @@ from ggferry.service.server.work import edits, planning, sources
 from ggferry.service.server.work.outputs import Output
 from ggferry.service.server.work.sources import Place
 from ggferry.service.server.work.staging import staged
+from ggferry.service.storage.retry import names_within
 from ggferry.service.storage.stores import is_remote
-from ggferry.service.storage.urls import redact
+from ggferry.service.storage.urls import is_web, redact
 
 SHOWN_OF_A_JOB = (
     "id", "plan", "source", "output", "state", "bytes_in", "bytes_out", "attempts", "stage", "error", "same_as",
@@ -140,8 +142,12 @@ def _place_of(service: Service, job: str) -> tuple[str, list[str], JSONObject]:
     return entry["source"], service.planner.trees(row["plan"]), dict(entry.get("recipe") or {})
 
 
-def _look(service: Service, question: str, source: str, trees: Sequence[str], **options: Any) -> Any:
-    with staged(source, service.planner.access()) as (path, mount, named):
+def _look(
+    service: Service, caller: Caller, question: str, source: str, trees: Sequence[str], **options: Any
+) -> Any:  # fmt: skip
+    if is_web(source):
+        _need(caller, "submit", "a web address is fetched for those who may submit")
+    with names_within(NAMES), staged(source, service.planner.access()) as (path, mount, named):
         command = {"op": "look", "question": question, "source": path, "trees": [*trees], "options": options}
         try:
             return named(service.inspectors.ask({**command, "mount": mount}))
@@ -153,32 +159,32 @@ def _look(service: Service, question: str, source: str, trees: Sequence[str], **
 def inspect(service: Service, caller: Caller, request: InspectRequest) -> JSONObject:
     """Return what a source holds according to its headers, as `ggferry.inspect`."""
     place = find(service, caller, str(request.path))
-    found: JSONObject = _look(service, "inspect", place.path, place.trees, arch=request.arch)
+    found: JSONObject = _look(service, caller, "inspect", place.path, place.trees, arch=request.arch)
     return found
 
 
-def inspection(service: Service, job: str) -> JSONObject:
+def inspection(service: Service, caller: Caller, job: str) -> JSONObject:
     """Return what a model of the archive holds according to its headers, as `ggferry.inspect`."""
     source, trees, recipe = _place_of(service, job)
-    found: JSONObject = _look(service, "inspect", source, trees, arch=recipe.get("arch"))
+    found: JSONObject = _look(service, caller, "inspect", source, trees, arch=recipe.get("arch"))
     return found
 
 
-def conversion_plan(service: Service, job: str) -> JSONObject:
+def conversion_plan(service: Service, caller: Caller, job: str) -> JSONObject:
     """Return what a conversion would do to every tensor and key, as `ggferry.plan`."""
     source, trees, recipe = _place_of(service, job)
     recipe.pop("verify", None), recipe.pop("witness", None), recipe.pop("allow_nonfinite", None)
-    found: JSONObject = _look(service, "plan", source, trees, **recipe)
+    found: JSONObject = _look(service, caller, "plan", source, trees, **recipe)
     return found
 
 
-def tokenize(service: Service, job: str, request: TokenizeRequest) -> list[Token]:
+def tokenize(service: Service, caller: Caller, job: str, request: TokenizeRequest) -> list[Token]:
     """Return the tokens of a text by a model's own vocabulary. The output's, where it is done."""
     source, trees, _ = _place_of(service, job)
     row = models.one(service.store, job)
     if row["state"] == DONE and row["output"] and not is_remote(row["output"]):
         source, trees = row["output"], [service.settings.outputs]
-    found = _look(service, "tokenize", source, trees, text=request.text, special=request.special)
+    found = _look(service, caller, "tokenize", source, trees, text=request.text, special=request.special)
     return [Token(each["id"], each["piece"]) for each in found]
 
 
@@ -304,7 +310,7 @@ def report(service: Service, plan: str | None = None) -> ReportRecord:
     return collect(service.store.rows(head.id), head)
 
 
-def _need(caller: Caller, scope: str) -> None:
+def _need(caller: Caller, scope: str, why: str = "") -> None:
     if not caller.may(scope):
-        detail = f"this needs the scope {scope}"
+        detail = f"this needs the scope {scope}" + (f": {why}" if why else "")
         raise HttpError(403, "scope", detail, found=caller.scope, expected=scope)

@@ -11,10 +11,12 @@ from ggferry.service.apply import job
 from ggferry.service.apply.job import Outcome
 from ggferry.service.records.ledger import Job
 from ggferry.service.server.guard.callers import Doorkeeper
+from ggferry.service.server.guard.lookups import Lookups
 from ggferry.service.server.guard.observe import Log, Observer
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
+from ggferry.service.server.store.probe import Probe
 from ggferry.service.server.work.events import Hub
 from ggferry.service.server.work.housekeeping import Housekeeper
 from ggferry.service.server.work.inspectors import InspectorPool
@@ -39,7 +41,9 @@ class Service:
         store: The ledger with the server's tables.
         doorkeeper: Finds tokens.
         observer: Logs and figures.
-        lookers: Worker processes that answer questions about models.
+        inspectors: Worker processes that answer questions about models.
+        lookups: Turns of callers at these.
+        probe: Whether the ledger answers and the disk has room.
         planner: Plans.
         progress: What running jobs have done.
         hub: Events, for those who listen.
@@ -56,6 +60,8 @@ class Service:
     doorkeeper: Doorkeeper
     observer: Observer
     inspectors: InspectorPool
+    lookups: Lookups
+    probe: Probe
     planner: Planner
     progress: ProgressBoard
     hub: Hub
@@ -86,6 +92,8 @@ class Service:
         self.runner.drain(self.settings.drain)
         self.planner.close()
         self.inspectors.close()
+        self.lookups.close()
+        self.probe.close()
         self.notifier.close()
         self.housekeeper.close()
         self.uploads.close()
@@ -127,7 +135,8 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
     runner = Runner(open_ledger, store.submitted(), settings.jobs, working, see, done, observer.log.write)
     uploads = Uploads(store, settings, inspectors)
     return Service(
-        settings, store, Doorkeeper(store), observer, inspectors, planner, progress, hub, runner, uploads, outputs,
+        settings, store, Doorkeeper(store), observer, inspectors, Lookups(), Probe(store.check_answers, settings.data), planner, progress,
+        hub, runner, uploads, outputs,
         Notifier(store, lambda result: observer.notices.labels(result).inc(), observer.log.write),
         Housekeeper(store, settings, uploads, observer.log.write), threading.Event(),
     )  # fmt: skip

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
+from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.operations.inspect import InspectRequest
 from ggferry.service.operations.tokenize import TokenizeRequest
 from ggferry.service.records.fields import FolderItem, ReportRecord, Totals
@@ -88,27 +90,36 @@ def browse(
 
 
 @router.post("/inspect", response_model=OBJECT)
-def inspect(service: ServiceDep, caller: Reader, body: Inspecting) -> JSONObject:
-    """Show what a file holds, without reading its tensor data."""
-    return functions.inspect(service, caller, body.as_request(InspectRequest, path=body.source))
+async def inspect(service: ServiceDep, caller: Reader, body: Inspecting) -> Response:
+    """Show what a file holds, without reading its tensor data. A URL needs the scope `submit`."""
+    request = body.as_request(InspectRequest, path=body.source)
+    return await _looked(service, caller, lambda: functions.inspect(service, caller, request))
 
 
 @router.get("/models/{job}/inspection", response_model=OBJECT)
-def inspection(service: ServiceDep, caller: Reader, job: JobId) -> JSONObject:
+async def inspection(service: ServiceDep, caller: Reader, job: JobId) -> Response:
     """Show what a model of the archive holds."""
-    return functions.inspection(service, job)
+    return await _looked(service, caller, lambda: functions.inspection(service, caller, job))
 
 
 @router.get("/models/{job}/conversion", response_model=OBJECT)
-def conversion(service: ServiceDep, caller: Reader, job: JobId) -> JSONObject:
+async def conversion(service: ServiceDep, caller: Reader, job: JobId) -> Response:
     """Show what a conversion would do to every tensor and key of a model."""
-    return functions.conversion_plan(service, job)
+    return await _looked(service, caller, lambda: functions.conversion_plan(service, caller, job))
 
 
-@router.post("/models/{job}/tokens")
-def tokens(service: ServiceDep, caller: Reader, job: JobId, body: Tokenizing) -> list[functions.Token]:
+@router.post("/models/{job}/tokens", response_model=list[functions.Token])
+async def tokens(service: ServiceDep, caller: Reader, job: JobId, body: Tokenizing) -> Response:
     """Encode a text by a model's own vocabulary."""
-    return functions.tokenize(service, job, body.as_request(TokenizeRequest, path=""))
+    request = body.as_request(TokenizeRequest, path="")
+    return await _looked(
+        service, caller, lambda: [asdict(each) for each in functions.tokenize(service, caller, job, request)]
+    )
+
+
+async def _looked(service: ServiceDep, caller: Reader, work: Callable[[], Any]) -> Response:
+    """Answer with what a worker says; it is written as JSON in the thread that waits for it, since it may be long."""
+    return await service.lookups.run(caller.token, lambda: JSONResponse(jsonable_encoder(work())))
 
 
 @router.get("/report", response_model=OBJECT)

@@ -50,8 +50,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 """How every route answers when it does not answer."""
 
 
-def service_of(request: Request) -> Service:
-    """Return the service that a request is for."""
+async def service_of(request: Request) -> Service:
+    """Return the service that a request is for; as the other, no plain function, which would take a thread."""
     found: Service = request.app.state.service
     return found
 
@@ -65,7 +65,7 @@ async def form_of(request: Request) -> dict[str, str]:
 def caller_with(scope: str) -> Any:
     """Return a dependency that gives the caller, who must have `scope`."""
 
-    def check(request: Request) -> Caller:
+    async def check(request: Request) -> Caller:
         caller: Caller = request.state.caller
         if not caller.may(scope):
             detail = f"this needs the scope {scope}"

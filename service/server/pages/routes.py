@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 import ggferry
@@ -118,12 +120,12 @@ def activity(request: Request) -> Response:
 # --- a model -------------------------------------------------------------------------------------------------------
 
 
-def looked_at(service: Service, page: ModelPage) -> ModelPage:
+def looked_at(service: Service, caller: Caller, page: ModelPage) -> ModelPage:
     """Return a model's page with what its source holds, and what a conversion would make of it."""
     job = page.row.id
     try:
-        page = model_view.with_inspection(page, functions.inspection(service, job))
-        return model_view.with_plan(page, functions.conversion_plan(service, job))
+        page = model_view.with_inspection(page, functions.inspection(service, caller, job))
+        return model_view.with_plan(page, functions.conversion_plan(service, caller, job))
     except (GgferryError, HttpError) as error:
         _, problem = told(error)
         same = page.problem is not None and (page.problem.code, page.problem.offset) == (problem.code, problem.offset)
@@ -138,17 +140,29 @@ def model_page(request: Request, job: str, look: bool) -> ModelPage:
     if receipt is not None:
         page = model_view.with_receipt(page, receipt, f"/api/v1/jobs/{job}/files")
     elif look:
-        page = looked_at(service, page)
+        page = looked_at(service, known(request), page)
     number = request.query_params.get("tensors", "1")
     text = request.query_params.get("tensor", "")[:400]
     return model_view.with_tensors(page, text, int(number) if number.isdecimal() and len(number) < 8 else 1)
 
 
+async def in_turn(request: Request, work: Callable[[], Response]) -> Response:
+    """Return what `work` returns, which waits for a worker, once it is the caller's turn."""
+    return await service_of(request).lookups.run(known(request).token, work)
+
+
 @router.get("/models/{job}")
-def model(request: Request, job: str) -> Response:
+async def model(request: Request, job: str) -> Response:
     """Show a model, or a part of its page."""
-    which, asked = request.query_params.get("part"), {"tensor", "tensors"} & set(request.query_params)
-    page = model_page(request, job, look=bool(which == "facts" or asked))
+    asked = {"tensor", "tensors"} & set(request.query_params)
+    if asked or request.query_params.get("part") == "facts":
+        return await in_turn(request, lambda: shown_model(request, job, look=True))
+    return await run_in_threadpool(shown_model, request, job, look=False)
+
+
+def shown_model(request: Request, job: str, *, look: bool) -> Response:
+    """Return a model's page, or the part of it that is asked for."""
+    which, page = request.query_params.get("part"), model_page(request, job, look)
     if which == "facts":
         return part("model_parts", "facts", page)
     if which == "state":
@@ -165,14 +179,19 @@ def digests(request: Request, job: str) -> Response:
 
 
 @router.get("/models/{job}/tokens")
-def try_tokens(request: Request, job: str, text: str = "") -> Response:
+async def try_tokens(request: Request, job: str, text: str = "") -> Response:
     """Show the tokens of a text."""
+    return await in_turn(request, lambda: shown_tokens(request, job, text))
+
+
+def shown_tokens(request: Request, job: str, text: str) -> Response:
+    """Return the tokens of a text, or what kept a worker from them."""
     service = service_of(request)
     row = model_view.page_of(functions.model(service, job)).row
     found, problem, status = [], None, 200
     try:
-        found = functions.tokenize(service, job, TokenizeRequest("", text[:4000]))
-    except GgferryError as error:
+        found = functions.tokenize(service, known(request), job, TokenizeRequest("", text[:4000]))
+    except (GgferryError, HttpError) as error:
         status, problem = told(error)
     if request.query_params.get("part"):
         return part("model_parts", "tokens", found, problem, status=status)
@@ -248,9 +267,15 @@ def plan(request: Request, plan: str, verdict: str = "", page: int = 1) -> Respo
 
 
 @router.get("/plans/{plan}/models/{job}")
-def planned_model(request: Request, plan: str, job: str) -> Response:
+async def planned_model(request: Request, plan: str, job: str) -> Response:
     """Return what would become of each tensor and key of a model of a plan."""
-    found, model = functions.conversion_plan(service_of(request), job), functions.model(service_of(request), job)
+    return await in_turn(request, lambda: shown_plan_of(request, job))
+
+
+def shown_plan_of(request: Request, job: str) -> Response:
+    """Return the part of a plan's page that has the tensors and keys of one of its models."""
+    service = service_of(request)
+    found, model = functions.conversion_plan(service, known(request), job), functions.model(service, job)
     types = str(model["entry"]["recipe"]["outtype"]).split(",")
     plans = [model_view.with_plan(model_view.page_of(model), each) for each in (found, *found["further"])]
     return part("plan_parts", "details", [*zip(plans, types, strict=False)])

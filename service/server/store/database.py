@@ -41,6 +41,11 @@ class Store(Ledger):
                 hint="put it back, or restart the server",
             )  # fmt: skip
 
+    def check_answers(self) -> None:
+        """Raise UnreachableError where the ledger is away, removed or replaced."""
+        self.check_in_place()
+        self.counts()
+
     def _file(self) -> tuple[int, int] | None:
         """Return device and inode of the ledger's file; None where there is none, as with PostgreSQL."""
         try:

@@ -19,11 +19,13 @@ from ggferry.service.records.fields import PlanRecord
 from ggferry.service.records.owners import is_dead, owner_name
 from ggferry.service.records.plan_file import Entry, Head, digest_of, parse_plan, to_line
 from ggferry.service.records.report import summary
+from ggferry.service.server.guard.lookups import NAMES
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.server.work.sources import Place
+from ggferry.service.storage.retry import names_within
 from ggferry.service.storage.stores import is_remote, join
 from ggferry.service.storage.urls import RETRY_TIMEOUT, Access, read_secrets, secrets_of, write_secrets
 from ggferry.service.workers.analyze import request_of
@@ -86,7 +88,8 @@ class Planner:
     def _make(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> None:
         values: JSONObject
         try:
-            head, entries = make(self._plan_request(plan, place, recipe), worker=self.inspectors)
+            with names_within(NAMES):
+                head, entries = make(self._plan_request(plan, place, recipe), worker=self.inspectors)
             self._keep_secrets(entries)
             body = "\n".join([to_line(head), *map(to_line, entries)]) + "\n"
             models.index(self.store, plan, models.entries_of(head, entries))

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import threading
+from concurrent.futures import Future
 from typing import Any
 
 from ggferry.formats.errors import AccessError
+from ggferry.service.storage.retry import name_timeout
 from ggferry.service.storage.urls import granted
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -57,11 +60,11 @@ def connect(place: tuple[str, int], timeout: Any = None, source: Any = None) -> 
 
     Raises AccessError where it has no address that may be asked, else as `socket.create_connection`.
     """
-    if granted().private:
-        return socket.create_connection(place, timeout, source)
     host, port = place
-    found = [each[4] for each in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)]
-    allowed = [each for each in found if is_public(str(each[0]))]
+    if granted().private and name_timeout() is None:
+        return socket.create_connection(place, timeout, source)
+    found = [each[4] for each in _resolve(host, port)]
+    allowed = [each for each in found if granted().private or is_public(str(each[0]))]
     if not allowed:
         raise AccessError("refusing to connect to a private network address", found=host, hint=HINT)
     failed: OSError | None = None
@@ -72,3 +75,23 @@ def connect(place: tuple[str, int], timeout: Any = None, source: Any = None) -> 
             failed = error
     assert failed is not None
     raise failed
+
+
+def _resolve(host: str, port: int) -> Any:
+    """Return what `socket.getaddrinfo` returns, within the time that names have. Raises socket.gaierror."""
+    seconds, answer = name_timeout(), Future[Any]()
+
+    def ask() -> None:
+        try:
+            answer.set_result(socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    if seconds is None:
+        ask()
+    else:  # a thread, since the system's resolver has its own patience and cannot be interrupted
+        threading.Thread(target=ask, daemon=True, name="ggferry-name").start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        raise socket.gaierror(socket.EAI_AGAIN, f"no answer within {seconds:g} s") from None

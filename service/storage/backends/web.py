@@ -336,7 +336,7 @@ def _errors(url: str) -> Iterator[None]:
         error.path = error.path or url
         raise
     except socket.gaierror as error:
-        raise UnreachableError(f"the server's name is not known: {error.strerror}", path=url) from None
+        raise UnreachableError(f"the server's name is not known: {error.strerror}", path=url) from error
     except ssl.SSLCertVerificationError as error:
         raise failure(error, url) from None
     except ssl.SSLError as error:

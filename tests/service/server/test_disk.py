@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,9 @@ import pytest
 
 from ggferry.service.server.guard import problems
 from ggferry.service.server.settings import Settings
-from ggferry.service.server.store import tokens
+from ggferry.service.server.store import probe, tokens
 from ggferry.service.server.store.database import Store
+from ggferry.service.server.store.probe import Probe
 from ggferry.service.server.work.uploads import Uploads
 
 
@@ -52,3 +55,25 @@ def test_a_piece_that_the_disk_refuses_leaves_its_file_to_the_next(
         assert not piece.close() and uploads.show(key, "t")["files"][0]["offset"] == 2
     finally:
         store.close()
+
+
+def test_a_full_disk_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Probe(lambda: None, str(tmp_path))
+    try:
+        assert asyncio.run(asked.fault()) is None
+        monkeypatch.setattr(probe.shutil, "disk_usage", lambda path: SimpleNamespace(free=probe.LEAST_FREE - 1))
+        code, detail = asyncio.run(asked.fault()) or ("", "")
+        assert code == "disk_full" and "16,777,215 bytes" in detail
+    finally:
+        asked.close()
+
+
+def test_a_locked_ledger_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "SECONDS", 0.05)
+    locked = threading.Event()
+    asked = Probe(locked.wait, str(tmp_path))
+    try:
+        assert (asyncio.run(asked.fault()) or ("",))[0] == "ledger"
+    finally:
+        locked.set()
+        asked.close()
