@@ -1,4 +1,4 @@
-"""Whether the ledger answers, asked in a thread of its own and within a time, and the disk has room: what /ready says."""
+"""What /ready says: whether the ledger answers, asked in a thread of its own within a time, and the disk has room."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_token_that_may_only_read_has_nothing_fetched(slow: Slow) -> None:
     assert slow.names == []
 
 
-def test_a_ledger_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often /ready is asked meanwhile, one question is under way."""
     monkeypatch.setattr(probe, "SECONDS", 0.05)
     released, asked = threading.Event(), []
@@ -101,14 +101,15 @@ def test_a_ledger_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mon
         asked.append(1)
         released.wait(60)
 
-    async def scene() -> list[bool]:
-        ledger = probe.Probe(ask)
-        found = [await ledger.answers() for _ in range(3)]
+    async def scene() -> list[tuple[str, str] | None]:
+        ledger = probe.Probe(ask, str(tmp_path))
+        found = [await ledger.fault() for _ in range(3)]
         released.set()
         monkeypatch.setattr(probe, "SECONDS", 60.0)
-        found.append(await ledger.answers())
+        found.append(await ledger.fault())
         ledger.close()
         return found
 
-    assert asyncio.run(scene()) == [False, False, False, True]
+    *waiting, last = asyncio.run(scene())
+    assert [fault and fault[0] for fault in waiting] == ["ledger"] * 3 and last is None
     assert len(asked) <= 2
