@@ -21,7 +21,7 @@ from ggferry.service.server.application import application
 from ggferry.service.server.guard.bodies import HEADER_BYTES
 from ggferry.service.server.guard.observe import Log
 from ggferry.service.server.settings import Settings
-from ggferry.service.server.slow_headers import BoundedH11Protocol
+from ggferry.service.server.slow_clients import BoundedH11Protocol
 from ggferry.service.server.state import Service, open_service
 from ggferry.support.printable import printable
 
@@ -108,14 +108,19 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
+def _protocol(silence: float) -> type[BoundedH11Protocol]:
+    return type("Protocol", (BoundedH11Protocol,), {"silence": silence})
+
+
 class _Server(uvicorn.Server):
     """uvicorn, which tells the service when it is to end."""
 
     def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
-            application(service), http=BoundedH11Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None,
-            access_log=False, server_header=False, proxy_headers=False, backlog=BACKLOG, timeout_keep_alive=15,
-            timeout_graceful_shutdown=LEAVE, h11_max_incomplete_event_size=2 * HEADER_BYTES,
+            application(service), http=_protocol(service.settings.upload_silence), ws="none", loop="asyncio",
+            lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
+            backlog=BACKLOG, timeout_keep_alive=15, timeout_graceful_shutdown=LEAVE,
+            h11_max_incomplete_event_size=2 * HEADER_BYTES,
         )  # fmt: skip
         super().__init__(config)
         self._service = service

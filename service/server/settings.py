@@ -31,7 +31,7 @@ class Settings:
         timeout: Longest time of a job; None: by its size.
         lookers: Worker processes that inspect and plan.
         upload_bytes: Largest upload, all files of it.
-        upload_silence: Longest pause in the body of a request.
+        upload_silence: Longest pause in the body of a request, and in a client's reading of an answer.
         upload_slowest: Bytes a second that a body must have on average.
         quota: Bytes of uploads and outputs a token may have.
         rate: Requests a second a token may make on average; 0: no limit.

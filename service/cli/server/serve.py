@@ -60,7 +60,8 @@ def run(
     ] = "1TiB",
     max_upload: Annotated[str, typer.Option("--max-upload", metavar="SIZE", help="Largest upload.")] = "1TiB",
     silence: Annotated[
-        float, typer.Option("--silence", min=0.1, help="Seconds without a byte after which an upload's request ends.")
+        float,
+        typer.Option("--silence", min=0.1, help="Seconds without a byte after which an upload or a download is ended."),
     ] = 30.0,
     quota: Annotated[
         str, typer.Option("--quota", metavar="SIZE", help="Uploads and outputs of a token together.")

@@ -19,7 +19,7 @@ from ggferry.service.server.state import Service
 from ggferry.service.server.work.outputs import OutputFile
 
 router = APIRouter(tags=["files"], responses=PROBLEMS)
-PIECE = 1 << 20
+PIECE = 256 << 10  # what a download that stalls holds in memory
 _RANGE = re.compile(r"bytes=(?P<start>\d{0,18})-(?P<last>\d{0,18})")
 Name = Annotated[str, Path(max_length=255, pattern=r"^[^/\x00]+$", description="Name of the file, from the receipt")]
 

@@ -1,4 +1,7 @@
-"""A connection whose request head does not end within a time is closed: uvicorn bounds its size, and not its time."""
+"""A connection whose request head does not end within a time is closed, and one whose client stops reading an answer.
+
+uvicorn bounds the size of a head, and not its time; it waits for a client that reads nothing for good.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ SECONDS = 20.0
 class BoundedH11Protocol(Protocol):
     """A protocol of uvicorn with a limit for the time until the head of a request is whole."""
 
+    silence = 30.0
+    """Seconds after which a client that takes nothing of an answer is cut off."""
     _waiting: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
     _any = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -30,9 +36,32 @@ class BoundedH11Protocol(Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
-        if self._waiting is not None:
-            self._waiting.cancel()
+        for timer in (self._waiting, self._stalled):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Begin to wait for a client that reads more slowly than it is sent to."""
+        super().pause_writing()
+        self._watch_reading()
+
+    def resume_writing(self) -> None:
+        """Go on, since the client has read."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+        super().resume_writing()
+
+    def _watch_reading(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+
+        def check() -> None:
+            if self.transport.get_write_buffer_size() < unsent:
+                self._watch_reading()
+            else:  # close() would wait for the client to read the rest
+                self.transport.abort()
+
+        self._stalled = self.loop.call_later(self.silence, check)
 
     def _is_incomplete(self) -> bool:
         """Return whether a part of a head is there, and not the rest."""
