@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ggferry.service.storage import urls
 from helpers.server import Server, serving
 
 
@@ -20,6 +21,13 @@ def server(tmp_path_factory: pytest.TempPathFactory, fixtures: Path) -> Iterator
     options = ("--root", folder / "root", "--silence", "1", "--max-upload", "64MiB", "--rate", "0", "--drain", "1")
     with serving(folder / "data", *options) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def access() -> Iterator[None]:
+    """A service that a test opens in this very process narrows what every later test may fetch."""
+    yield
+    urls.configure_access(urls.Access())
 
 
 @pytest.fixture
