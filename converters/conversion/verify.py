@@ -37,7 +37,7 @@ from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.reranking.recognize import asked_with
 from ggferry.converters.rewrite.lineage import edited_keys
-from ggferry.converters.rewrite.stated_digests import digest_of_shards, receipt_beside
+from ggferry.converters.rewrite.stated_digests import changed_files, digest_of_shards, receipt_beside
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import CLIP, understand, understand_projector
 from ggferry.converters.write.watch_weights import check_sums
@@ -51,7 +51,6 @@ from ggferry.formats.errors import (
     VerificationError,
 )
 from ggferry.formats.files.digesting import digesting
-from ggferry.formats.files.digests import digest
 from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.imatrix import read_imatrix
@@ -271,10 +270,7 @@ def _receipt(output: Checkpoint) -> tuple[JSONObject | None, list[str]]:
 def _check_digests(receipt: Mapping[str, Any], *sides: Checkpoint) -> None:
     for name, side in zip(("source", "output"), sides, strict=True):
         records = receipt.get(name, {}).get("files", ())
-        for record, file in zip(records, side.files, strict=False):
-            found = digest(file)
-            if record.get("blake3") != found:
-                raise VerificationError(
-                    f"not the {name} its receipt was written for", path=file.path, found=found,
-                    expected=record.get("blake3"),
-                )  # fmt: skip
+        for file, found, stated in changed_files(records, side.files):
+            raise VerificationError(
+                f"not the {name} its receipt was written for", path=file.path, found=found, expected=stated
+            )

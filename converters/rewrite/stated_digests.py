@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
@@ -13,11 +13,12 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import read_bytes
+from ggferry.formats.files.sources import Source
 from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.tensor_digests import digest_of_set
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.kinds import JSONObject
-from ggferry.support.progress import Phase, Stage
+from ggferry.support.progress import Phase, Progress, Stage
 
 
 def receipt_beside(path: str) -> JSONObject | None:
@@ -72,8 +73,16 @@ def _against_receipt(receipt: Mapping[str, Any], checkpoint: Checkpoint, stage: 
         yield f"the receipt beside the file states {found} output files, and there are {len(checkpoint.files)}"
         return
     with stage(Phase.CHECKING, checkpoint.nbytes) as progress:
-        for record, file in zip(records, checkpoint.files, strict=True):
-            stated, found = record.get("blake3") if isinstance(record, Mapping) else None, digest(file, -1, progress)
-            if stated != found:
-                name = os.path.basename(file.path)
-                yield f"{name} is not the file its receipt was written for: BLAKE3 {found}, the receipt states {stated}"
+        for file, found, stated in changed_files(records, checkpoint.files, progress):
+            name = os.path.basename(file.path)
+            yield f"{name} is not the file its receipt was written for: BLAKE3 {found}, the receipt states {stated}"
+
+
+def changed_files(
+    records: Sequence[Any], files: Sequence[Source], progress: Progress | None = None
+) -> Iterator[tuple[Source, str, Any]]:
+    """Yield each file that is not the one of its record in a receipt, with its BLAKE3 digest and the one stated."""
+    for record, file in zip(records, files, strict=False):
+        stated = record.get("blake3") if isinstance(record, Mapping) else None
+        if (found := digest(file, progress=progress)) != stated:
+            yield file, found, stated

@@ -134,7 +134,7 @@ class _Server(uvicorn.Server):
         """Begin to end: no new jobs, and listeners are sent away."""
         self._service.draining.set()
         threading.Thread(target=self._service.hub.close, daemon=True).start()
-        super().handle_exit(sig, None)
+        super().handle_exit(sig, frame)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

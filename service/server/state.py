@@ -105,7 +105,8 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
     """Open the ledger and make the folders of a server. Raises GgferryError."""
     for folder in (settings.data, settings.uploads, settings.quarantine, settings.outputs):
         os.makedirs(folder, 0o700, exist_ok=True)
-    if os.stat(settings.data).st_mode & 0o077:  # it was there before: what is in it is its owner's alone
+    found = os.stat(settings.data)
+    if found.st_mode & 0o077 and found.st_uid == os.geteuid():  # it was there before: it becomes its owner's alone
         os.chmod(settings.data, 0o700)
     store = Store(settings.ledger_place)
     observer = Observer(log or Log(), lambda: store.counts().items())
@@ -136,7 +137,7 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
     uploads = Uploads(store, settings, inspectors)
     return Service(
         settings, store, Doorkeeper(store), observer, inspectors, Lookups(),
-        Probe(store.check_answers, settings.data), planner, progress, hub, runner, uploads, outputs,
+        Probe(store.fault, settings.data), planner, progress, hub, runner, uploads, outputs,
         Notifier(store, lambda result: observer.notices.labels(result).inc(), observer.log.write),
         Housekeeper(store, settings, uploads, observer.log.write), threading.Event(),
     )  # fmt: skip

@@ -111,21 +111,20 @@ def _data(given: str | None) -> str:
 
 
 def _check_roots(settings: Settings) -> None:
+    from ggferry.service.server.work.sources import is_within
     from ggferry.service.storage.stores import is_remote
 
     for each in settings.places:
         if not is_remote(each) and not os.path.isdir(each):
             raise UsageError("--root", found=each, expected="a folder, or the URL of a store")
         own = (os.path.realpath(settings.data), settings.uploads, settings.quarantine)
-        if not is_remote(each) and (any(_is_below(place, each) for place in own) or _is_below(each, *own[1:])):
+        if not is_remote(each) and (
+            any(is_within(place, each) for place in own) or any(is_within(each, place) for place in own[1:])
+        ):
             raise UsageError(
                 "--root: one user's uploads would be another's source", found=each,
                 expected=f"a folder apart from the server's own, {settings.data}",
             )  # fmt: skip
-
-
-def _is_below(path: str, *folders: str) -> bool:
-    return any(os.path.commonpath((path, folder)) == folder for folder in folders)
 
 
 # --- tokens --------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 async def service_of(request: Request) -> Service:
-    """Return the service that a request is for; as the other, no plain function, which would take a thread."""
+    """Return the service that a request is for."""  # async, like `check`: FastAPI runs a plain `def` in a thread
     found: Service = request.app.state.service
     return found
 

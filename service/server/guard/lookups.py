@@ -23,10 +23,10 @@ NAMES = 5.0  # seconds in which the name of a web server must have been resolved
 
 @dataclass
 class _Turns:
-    """What one token asks."""
+    """The questions of one token: how many there are, and the turns that are free."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(EACH))
-    asked: int = 0
+    count: int = 0
 
 
 class Lookups:
@@ -39,16 +39,16 @@ class Lookups:
     async def run(self, token: Token, work: Callable[[], T]) -> T:
         """Return what `work` returns, once it is the token's turn. Raises HttpError when too many wait already."""
         turns = self._turns.setdefault(token.owner, _Turns())
-        if turns.asked >= EACH + WAITING:
+        if turns.count >= EACH + WAITING:
             detail = f"more than {EACH + WAITING} questions of this token wait for an answer"
             raise HttpError(429, "too_many_lookups", detail, headers={"Retry-After": "5"})
-        turns.asked += 1
+        turns.count += 1
         try:
             async with turns.free:
                 return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         finally:
-            turns.asked -= 1
-            if not turns.asked:
+            turns.count -= 1
+            if not turns.count:
                 self._turns.pop(token.owner, None)
 
     def close(self) -> None:

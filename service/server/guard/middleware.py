@@ -19,6 +19,7 @@ from ggferry.service.server.guard.callers import Caller, Doorkeeper
 from ggferry.service.server.guard.observe import Observer
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.guard.rates import Rates
+from ggferry.service.server.store.database import REPLACED
 
 PUBLIC = ("/health", "/ready", "/login", "/static/", "/favicon.ico")
 """Paths that need no token. What begins with a slash at its end stands for all below."""
@@ -56,7 +57,7 @@ class Front:
         except HttpError as error:
             answer = problems.of_http(error)
         except GgferryError as error:
-            answer = problems.problem(503, error.code, error.message, {"Retry-After": "5"}, hint=error.hint)
+            answer = problems.problem(503, error.code, "the ledger cannot be reached", {"Retry-After": "5"})
         except ClientDisconnect:
             answer = None
         except Exception as error:  # which the application's own handler has answered, if it could
@@ -79,8 +80,8 @@ class Front:
         if (entered := await self._enter_by_link(scope, headers)) is not None:
             return entered
         callers.check_same_site(method, headers)
-        if method not in callers.SAFE:
-            self.doorkeeper.store.check_in_place()
+        if method not in callers.SAFE and not self.doorkeeper.store.is_in_place:
+            raise HttpError(503, "ledger", REPLACED, headers={"Retry-After": "5"})
         if not is_public(path):
             answer = await self._identify(scope, headers)
             if answer is not None:

@@ -154,8 +154,8 @@ async def in_turn(request: Request, work: Callable[[], Response]) -> Response:
 @router.get("/models/{job}")
 async def model(request: Request, job: str) -> Response:
     """Show a model, or a part of its page."""
-    asked = {"tensor", "tensors"} & set(request.query_params)
-    if asked or request.query_params.get("part") == "facts":
+    of_tensors = {"tensor", "tensors"} & set(request.query_params)
+    if of_tensors or request.query_params.get("part") == "facts":
         return await in_turn(request, lambda: shown_model(request, job, look=True))
     return await run_in_threadpool(shown_model, request, job, look=False)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from ggferry.formats.errors import NotFoundError, RefusedError, UnreachableError
+from ggferry.formats.errors import NotFoundError, RefusedError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.records.fields import TriedRow
 from ggferry.service.records.ledger import DONE, FAILED, HELD, QUARANTINED, QUEUED, SKIPPED, Ledger
@@ -18,6 +18,7 @@ from ggferry.service.server.store.tables import TRIGGERS, server_tables
 from ggferry.support.heavy import sa
 
 T = TypeVar("T")
+REPLACED = "the ledger's file was removed or replaced while the server runs"
 CANCELLED = {"class": "Cancelled", "message": "cancelled by a user", "hint": "retry queues it again"}
 
 
@@ -30,21 +31,20 @@ class Store(Ledger):
 
     t: SimpleNamespace
 
-    def check_in_place(self) -> None:
-        """Raise UnreachableError where the file of the ledger was removed or replaced since it was opened.
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file of the ledger is the one that was opened, not removed or replaced since.
 
         SQLite goes on to write into a removed file, and all of it is lost when the last program closes it.
         """
-        if self._file() != self._opened:
-            raise UnreachableError(
-                "the ledger's file was removed or replaced while the server runs", path=self.shown,
-                hint="put it back, or restart the server",
-            )  # fmt: skip
+        return self._file() == self._opened
 
-    def check_answers(self) -> None:
-        """Raise UnreachableError where the ledger is away, removed or replaced."""
-        self.check_in_place()
+    def fault(self) -> str | None:
+        """Return why no writes are taken, or None. Raises UnreachableError where the database is away."""
+        if not self.is_in_place:
+            return REPLACED
         self.counts()
+        return None
 
     def _file(self) -> tuple[int, int] | None:
         """Return device and inode of the ledger's file; None where there is none, as with PostgreSQL."""

@@ -134,13 +134,14 @@ class Hub:
             return at, []
         with self._lock:  # from the newest back, so that a listener costs what is new to it, not what is kept
             oldest = self._recent[0][0] if self._recent else newest + 1
-            some = list(takewhile(lambda each: each[0] > at, reversed(self._recent)))[::-1]
-        if at < self._first or (at + 1 < oldest and self._first < oldest - 1):
+            forgotten = at < self._first or (at + 1 < oldest and self._first < oldest - 1)
+            newer = [] if forgotten else list(takewhile(lambda each: each[0] > at, reversed(self._recent)))
+        if forgotten:
             found = await asyncio.to_thread(self.after, at, job)
             whole = [newest] if len(found) < PAGE else []  # what is no longer than a page holds all until then
             return max([at, *whole, *(number for number, _, _ in found[-1:])]), [text for _, _, text in found]
-        end = max([at, *(number for number, _, _ in some[-1:])])
-        return end, [text for _, key, text in some if job is None or key == job]
+        end = max([at, *(number for number, _, _ in newer[:1])])
+        return end, [text for _, key, text in reversed(newer) if job is None or key == job]
 
     def _shown(self, job: str | None) -> bytes | None:
         if job is None:

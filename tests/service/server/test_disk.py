@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ggferry.formats.errors import UnreachableError
 from ggferry.service.server.guard import problems
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import probe, tokens
@@ -58,22 +59,33 @@ def test_a_piece_that_the_disk_refuses_leaves_its_file_to_the_next(
 
 
 def test_a_full_disk_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Probe(lambda: None, str(tmp_path))
+    watch = Probe(lambda: None, str(tmp_path))
     try:
-        assert asyncio.run(asked.fault()) is None
+        assert asyncio.run(watch.fault()) is None
         monkeypatch.setattr(probe.shutil, "disk_usage", lambda path: SimpleNamespace(free=probe.LEAST_FREE - 1))
-        code, detail = asyncio.run(asked.fault()) or ("", "")
+        code, detail = asyncio.run(watch.fault()) or ("", "")
         assert code == "disk_full" and "16,777,215 bytes" in detail
     finally:
-        asked.close()
+        watch.close()
+
+
+def test_what_the_driver_says_is_for_nobody_outside(tmp_path: Path) -> None:
+    def away() -> None:
+        raise UnreachableError("the ledger could not be reached: connection to 10.1.2.3, user ggferry, failed")
+
+    watch = Probe(away, str(tmp_path))
+    try:
+        assert asyncio.run(watch.fault()) == ("ledger", "the ledger cannot be reached")
+    finally:
+        watch.close()
 
 
 def test_a_locked_ledger_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "SECONDS", 0.05)
     locked = threading.Event()
-    asked = Probe(locked.wait, str(tmp_path))
+    watch = Probe(lambda: str(locked.wait()), str(tmp_path))
     try:
-        assert (asyncio.run(asked.fault()) or ("",))[0] == "ledger"
+        assert (asyncio.run(watch.fault()) or ("",))[0] == "ledger"
     finally:
         locked.set()
-        asked.close()
+        watch.close()
