@@ -31,9 +31,16 @@ def build(root: Path, models: int, mib: int) -> None:
     layers = max(1, (mib << 20) // layer)
     root.mkdir()
     shape = Llama(
-        n_vocab=2048, n_embd=WIDTH, n_head=16, n_head_kv=16, n_layer=layers, n_ff=HIDDEN, kind="F16", version=1,
+        n_vocab=2048,
+        n_embd=WIDTH,
+        n_head=16,
+        n_head_kv=16,
+        n_layer=layers,
+        n_ff=HIDDEN,
+        kind="F16",
+        version=1,
         ftype=1,
-    )  # fmt: skip
+    )
     data = bytearray(shape.bytes())
     for number in range(models):
         data[-4:-2] = number.to_bytes(2, "little")

@@ -32,11 +32,23 @@ TOKENIZER = ROOT / "fixtures" / "legacy-llama" / "tokenizer.model"
 PREFIX = "ggferry-bench-"
 LEVELS = ("none", "fast", "full")
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 2048,
-    "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 22,
-    "vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 22,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 # A process starts with the peak of the one it was forked from, so the measuring one must be small.
 WRAPPER = """
 import json, os, sys, time
@@ -83,10 +95,16 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "lm_head.weight", (vocab, width)
     yield "model.embed_tokens.weight", (vocab, width)
     shapes = {
-        "input_layernorm": (width,), "mlp.down_proj": (width, inner), "mlp.gate_proj": (inner, width),
-        "mlp.up_proj": (inner, width), "post_attention_layernorm": (width,), "self_attn.k_proj": (kv, width),
-        "self_attn.o_proj": (width, width), "self_attn.q_proj": (width, width), "self_attn.v_proj": (kv, width),
-    }  # fmt: skip
+        "input_layernorm": (width,),
+        "mlp.down_proj": (width, inner),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "post_attention_layernorm": (width,),
+        "self_attn.k_proj": (kv, width),
+        "self_attn.o_proj": (width, width),
+        "self_attn.q_proj": (width, width),
+        "self_attn.v_proj": (kv, width),
+    }
     for layer in range(config["num_hidden_layers"]):
         for name, shape in shapes.items():
             yield f"model.layers.{layer}.{name}.weight", shape
@@ -141,9 +159,20 @@ def ours(source: Path, target: Path, outtype: str, level: str) -> Cost:
     """`outtype` may list several; then the name of `target` has '{outtype}' in it."""
     made = [Path(str(target).replace("{outtype}", name)) for name in outtype.split(",")]
     return measure(
-        made, sys.executable, "-m", "ggferry", "convert", source, "-o", target, "--force",
-        "--outtype", outtype, "--verify", level,
-    )  # fmt: skip
+        made,
+        sys.executable,
+        "-m",
+        "ggferry",
+        "convert",
+        source,
+        "-o",
+        target,
+        "--force",
+        "--outtype",
+        outtype,
+        "--verify",
+        level,
+    )
 
 
 def theirs(source: Path, target: Path, outtype: str, peer: argparse.Namespace) -> dict[str, Cost]:

@@ -29,10 +29,16 @@ from helpers.builders import Llama
 
 ERAS = (("ggml", None, "F32"), ("ggmf", 1, "F16"), ("ggjt", 1, "F16"), ("ggjt", 3, "Q4_0"), ("ggjt", 3, "Q8_0"))
 LAYER = {
-    "self_attn.q_proj": (96, 96), "self_attn.k_proj": (48, 96), "self_attn.v_proj": (48, 96),
-    "self_attn.o_proj": (96, 96), "mlp.gate_proj": (160, 96), "mlp.up_proj": (160, 96), "mlp.down_proj": (96, 160),
-    "input_layernorm": (96,), "post_attention_layernorm": (96,),
-}  # fmt: skip
+    "self_attn.q_proj": (96, 96),
+    "self_attn.k_proj": (48, 96),
+    "self_attn.v_proj": (48, 96),
+    "self_attn.o_proj": (96, 96),
+    "mlp.gate_proj": (160, 96),
+    "mlp.up_proj": (160, 96),
+    "mlp.down_proj": (96, 160),
+    "input_layernorm": (96,),
+    "post_attention_layernorm": (96,),
+}
 
 
 def build(root: Path, files: int, vocabulary: int, layers: int, vocabularies: int) -> int:
@@ -82,10 +88,19 @@ def build_hf(root: Path, files: int, vocabulary: int, layers: int, vocabularies:
 def _checkpoint(vocabulary: int, layers: int) -> tuple[dict[str, str], bytes, int]:
     """A Llama's texts by file name, the header of its safetensors file, and the bytes of its tensors."""
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 96, "intermediate_size": 160,
-        "num_hidden_layers": layers, "num_attention_heads": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0, "max_position_embeddings": 8192, "vocab_size": vocabulary, "hidden_act": "silu",
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "max_position_embeddings": 8192,
+        "vocab_size": vocabulary,
+        "hidden_act": "silu",
+    }
     shapes = {"model.embed_tokens": (vocabulary, 96), "model.norm": (96,), "lm_head": (vocabulary, 96)}
     shapes |= {f"model.layers.{n}.{name}": shape for n in range(layers) for name, shape in LAYER.items()}
     table, end = {}, 0
@@ -110,10 +125,14 @@ def _tokenizer(count: int) -> dict[str, str]:
     spell = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     model = {"type": "BPE", "vocab": {text: i for i, text in enumerate(tokens)}, "merges": merges}
     document = {
-        "version": "1.0", "added_tokens": added, "normalizer": None, "post_processor": None, "decoder": spell,
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": None,
+        "post_processor": None,
+        "decoder": spell,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{**split, "invert": False}, spell]},
         "model": {**model, "ignore_merges": True},
-    }  # fmt: skip
+    }
     named_roles = {"bos_token": special[0], "eos_token": special[1], "tokenizer_class": "PreTrainedTokenizerFast"}
     return {"tokenizer.json": json.dumps(document, indent=1), "tokenizer_config.json": json.dumps(named_roles)}
 

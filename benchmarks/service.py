@@ -46,12 +46,20 @@ def fill(store: Store, count: int) -> None:
     names = ("llama", "gptneox", "falcon", "mpt", "bloom")
     for first in range(0, count, 1000):
         rows = [
-            (digest_of(number)[:32], {
-                "source": f"/archive/{number % 97}/model-{number}.bin", "container": "ggjt", "version": 3,
-                "architecture": names[number % 5], "types": "Q4_0 ×225", "bytes_in": number, "verdict": "convert",
-            })
+            (
+                digest_of(number)[:32],
+                {
+                    "source": f"/archive/{number % 97}/model-{number}.bin",
+                    "container": "ggjt",
+                    "version": 3,
+                    "architecture": names[number % 5],
+                    "types": "Q4_0 ×225",
+                    "bytes_in": number,
+                    "verdict": "convert",
+                },
+            )
             for number in range(first, min(first + 1000, count))
-        ]  # fmt: skip
+        ]
         models.index(store, "0" * 16, rows)
 
 
@@ -132,8 +140,13 @@ def at_once(pid: int, port: int, token: str, count: int, size: int) -> dict[str,
     took = time.monotonic() - began
     over.set()
     watcher.join()
-    return {"uploads": count, "bytes_each": size, "memory_before": before, "memory_most": max(peaks),
-            "bytes_a_second": round(count * size / took)}  # fmt: skip
+    return {
+        "uploads": count,
+        "bytes_each": size,
+        "memory_before": before,
+        "memory_most": max(peaks),
+        "bytes_a_second": round(count * size / took),
+    }
 
 
 def main() -> None:

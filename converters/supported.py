@@ -94,11 +94,17 @@ def block_types() -> list[KindOfBlock]:
         kind = codec.type
         found.append(
             KindOfBlock(
-                kind.name, 8 * kind.block_bytes / kind.elements, kind.elements, kind.block_bytes, kind.ggml_id,
-                codec.encode is not None, codec.needs_imatrix, None if codec.repack is None else codec.repack.target,
+                kind.name,
+                8 * kind.block_bytes / kind.elements,
+                kind.elements,
+                kind.block_bytes,
+                kind.ggml_id,
+                codec.encode is not None,
+                codec.needs_imatrix,
+                None if codec.repack is None else codec.repack.target,
                 () if kind.ggml_id is None else (LLAMA_CPP,),
             )
-        )  # fmt: skip
+        )
     return sorted(found, key=lambda each: (each.ggml_id is None, each.ggml_id or 0, each.name))
 
 
@@ -127,9 +133,12 @@ def coverage(listed: Iterable[str], second_files: bool = False) -> Coverage:
     known = {name for spec in tables.values() for name in _classes(spec)}
     reasons = UNREAD if second_files else REASONS
     return Coverage(
-        names, tuple(name for name in names if name in known), tuple(name for name in names if name not in known),
-        tuple(sorted(known - set(names))), {name: why for name, why in reasons.items() if name in set(names) - known},
-    )  # fmt: skip
+        names,
+        tuple(name for name in names if name in known),
+        tuple(name for name in names if name not in known),
+        tuple(sorted(known - set(names))),
+        {name: why for name, why in reasons.items() if name in set(names) - known},
+    )
 
 
 def is_of_second_files(value: Any) -> bool:
@@ -150,10 +159,20 @@ def class_names(value: Any, path: str) -> list[str]:
 
 def _llama(layers: int, width: int, kv: int, ffn: int, vocabulary: int) -> tuple[TensorInfo, ...]:
     """The tensors of a LLaMA of these sizes, in F16."""
-    block = {"attn_q": (width, width), "attn_k": (kv, width), "attn_v": (kv, width), "attn_output": (width, width),
-             "ffn_gate": (ffn, width), "ffn_up": (ffn, width), "ffn_down": (width, ffn)}  # fmt: skip
-    norms = [TensorInfo(f"blk.{n}.{name}.weight", (width,), "F32", True) for n in range(layers)
-             for name in ("attn_norm", "ffn_norm")]  # fmt: skip
+    block = {
+        "attn_q": (width, width),
+        "attn_k": (kv, width),
+        "attn_v": (kv, width),
+        "attn_output": (width, width),
+        "ffn_gate": (ffn, width),
+        "ffn_up": (ffn, width),
+        "ffn_down": (width, ffn),
+    }
+    norms = [
+        TensorInfo(f"blk.{n}.{name}.weight", (width,), "F32", True)
+        for n in range(layers)
+        for name in ("attn_norm", "ffn_norm")
+    ]
     weights = [
         TensorInfo(f"blk.{n}.{name}.weight", shape, "F16") for n in range(layers) for name, shape in block.items()
     ]

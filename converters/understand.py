@@ -71,8 +71,10 @@ def understand(
     if not checkpoint.tensors and not vocab_only:
         raise MissingError(
             "vocabulary without tensors: a vocab-only file, or a model cut exactly there",
-            path=checkpoint.path, offset=checkpoint.nbytes, hint="--vocab-only converts the vocabulary",
-        )  # fmt: skip
+            path=checkpoint.path,
+            offset=checkpoint.nbytes,
+            hint="--vocab-only converts the vocabulary",
+        )
     whole = checkpoint
     checkpoint = replace(checkpoint, tensors={} if vocab_only else dict(checkpoint.tensors))
     checkpoint = replace(checkpoint, dropped=()) if vocab_only else _plain(checkpoint)
@@ -95,9 +97,10 @@ def understand(
         checkpoint = replace(checkpoint, notes=(*checkpoint.notes, *notes))
     elif rerank == "yes":
         raise UsageError(
-            "--rerank yes is for causal models of Qwen3 and Qwen3-VL in Hugging Face's form", path=checkpoint.path,
+            "--rerank yes is for causal models of Qwen3 and Qwen3-VL in Hugging Face's form",
+            path=checkpoint.path,
             found=architecture.name,
-        )  # fmt: skip
+        )
     try:
         graph = bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
     except UnexpectedTensorError as error:
@@ -114,9 +117,10 @@ def _predicting(architecture: Architecture, dialect: str) -> Architecture:
     if "mtp" not in (param.name for param in architecture.hparams):
         able = sorted(name for name, spec in architectures().items() if "mtp" in (param.name for param in spec.hparams))
         raise UsageError(
-            "--mtp: blocks that predict further tokens are not carried for this architecture", found=architecture.name,
+            "--mtp: blocks that predict further tokens are not carried for this architecture",
+            found=architecture.name,
             expected=", ".join(able),
-        )  # fmt: skip
+        )
     speech = architecture.dialect(dialect)
     carrying = replace(speech, fixed={**speech.fixed, "mtp": True})
     return architecture.with_dialect(carrying)
@@ -262,9 +266,11 @@ def _by_class(checkpoint: Checkpoint) -> tuple[Architecture, str]:
         halves = [one for spec in known.values() for one in spec.dialects if one.types and name in one.classes]
         if halves:
             raise UnsupportedError(
-                f"text backbone of a {name}", path=checkpoint.path, found=text_type(checkpoint.metadata, halves[0]),
+                f"text backbone of a {name}",
+                path=checkpoint.path,
+                found=text_type(checkpoint.metadata, halves[0]),
                 expected=", ".join(sorted({kind for half in halves for kind in half.types})),
-            )  # fmt: skip
+            )
         if name in by_class:
             spec = by_class[name]
             return spec, _marked(checkpoint, spec) or _marked(checkpoint, spec, bare=True) or "hf"

@@ -51,7 +51,7 @@ REASONS: Mapping[str, str] = {
     "GraniteSwitchForCausalLM": "adapters that tokens of the text switch on: nothing here computes them, so that no "
     "file could be proved",
     "UltravoxModel": "its text model is a checkpoint of its own, which is converted; this one only hears",
-}  # fmt: skip
+}
 
 ENDINGS: Mapping[str, str] = {
     "ForSequenceClassification": "a classifier of texts: llama.cpp runs those of BERT and its kin, ModernBERT, NeoBERT "
@@ -77,9 +77,11 @@ def refusal(named: Iterable[str], checkpoint: Checkpoint, known: Mapping[str, Ar
     close = [one for name in named for one in difflib.get_close_matches(name, classes, NAMED, 0.7)]
     parts = [f"classes with a name like it: {', '.join(dict.fromkeys(close))}"] if close else []
     return UnsupportedError(
-        "no table knows the class of config.json", path=checkpoint.path, found=", ".join(named),
+        "no table knows the class of config.json",
+        path=checkpoint.path,
+        found=", ".join(named),
         hint="; ".join([*parts, *_nearest(checkpoint, known), HOWTO]),
-    )  # fmt: skip
+    )
 
 
 def _nearest(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> list[str]:

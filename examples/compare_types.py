@@ -32,8 +32,10 @@ def costs(done: ggferry.Conversion) -> tuple[str, int, float]:
 def draw(rows: Sequence[tuple[str, int, float]]) -> str:
     """Return a picture (SVG): two bars a type, its bytes and its error, each as a share of the largest."""
     most, worst = max(size for _, size, _ in rows), max(error for *_, error in rows) or 1.0
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="560" height="{ROW * len(rows) + 10}" '
-             'font-family="sans-serif" font-size="12">']  # fmt: skip
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="560" height="{ROW * len(rows) + 10}" '
+        'font-family="sans-serif" font-size="12">'
+    ]
     for place, (name, size, error) in enumerate(rows):
         top = place * ROW + 10
         bars = [(size / most, "#4477aa", f"{size:,} bytes"), (error / worst, "#cc6677", f"{error:.2g} relative RMS")]

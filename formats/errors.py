@@ -254,8 +254,20 @@ class BusyError(RefusedError):
     fault = Fault.TRANSIENT
 
 
-_TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED,
-            errno.ECONNREFUSED, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN}  # fmt: skip
+_TRANSIENT = {
+    errno.EAGAIN,
+    errno.EINTR,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.ECONNREFUSED,
+    errno.EPIPE,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+}
 _ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 

@@ -19,9 +19,17 @@ from ggferry.support.places import BadWord, caller
 from ggferry.support.records import dataclass
 
 CODES = {
-    "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f",
-    "i8": "b", "i16": "h", "i32": "i", "i64": "q", "f64": "d",
-}  # fmt: skip
+    "u8": "B",
+    "u16": "H",
+    "u32": "I",
+    "u64": "Q",
+    "f32": "f",
+    "i8": "b",
+    "i16": "h",
+    "i32": "i",
+    "i64": "q",
+    "f64": "d",
+}
 _NUMBER = {
     big: {code: struct.Struct((">" if big else "<") + char) for code, char in CODES.items()} for big in (False, True)
 }

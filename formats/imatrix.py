@@ -229,10 +229,13 @@ class Imatrix:
             if (count > 0 or self.legacy) and not LEAST <= found / max(1, count) <= MOST:
                 matrix = f"matrix {number} of " if len(entry.counts) > 1 else ""
                 raise BadValueError(
-                    f"the largest importance of {matrix}{entry.name!r}", path=self.path, offset=entry.offset,
-                    found=f"{found:.3g} of {count} tokens", expected=f"a mean from {LEAST:.3g} to {MOST:.3g}",
+                    f"the largest importance of {matrix}{entry.name!r}",
+                    path=self.path,
+                    offset=entry.offset,
+                    found=f"{found:.3g} of {count} tokens",
+                    expected=f"a mean from {LEAST:.3g} to {MOST:.3g}",
                     hint=f"--exclude-weights {entry.name}",
-                )  # fmt: skip
+                )
 
 
 def read_imatrix(path: str, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Imatrix:
@@ -303,9 +306,13 @@ def _gguf_entry(checkpoint: Checkpoint, name: str) -> Entry:
     if plain is not None and (plain.type.name != "F32" or plain.elements != sums.elements):
         raise _wrong(checkpoint, plain, "size or type", f"{plain.type} × {plain.elements}", f"F32 × {sums.elements}")
     return Entry(
-        name, prod(sums.shape), tuple(int(number + 0.5) for number in numbers), span.offset, span.file,
+        name,
+        prod(sums.shape),
+        tuple(int(number + 0.5) for number in numbers),
+        span.offset,
+        span.file,
         None if plain is None else plain.spans[0].offset,
-    )  # fmt: skip
+    )
 
 
 def _predicting(checkpoint: Checkpoint) -> int:

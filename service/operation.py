@@ -32,14 +32,31 @@ Result = TypeVar("Result")
 
 
 def declare(
-    kind: Kind, help: str, *flags: str, metavar: str | None = None, python: str = "", least: int | None = None,
-    most: int | None = None, choices: tuple[str, ...] = (), longest: int = 1000, negated: bool = False,
-) -> Option:  # fmt: skip
+    kind: Kind,
+    help: str,
+    *flags: str,
+    metavar: str | None = None,
+    python: str = "",
+    least: int | None = None,
+    most: int | None = None,
+    choices: tuple[str, ...] = (),
+    longest: int = 1000,
+    negated: bool = False,
+) -> Option:
     """Return an option that one verb has; its name and its default are those of the field it annotates."""
     return Option(
-        "", kind, help=help, flags=flags, metavar=metavar, python=python, least=least, most=most,
-        choices=choices, longest=longest, negated=negated,
-    )  # fmt: skip
+        "",
+        kind,
+        help=help,
+        flags=flags,
+        metavar=metavar,
+        python=python,
+        least=least,
+        most=most,
+        choices=choices,
+        longest=longest,
+        negated=negated,
+    )
 
 
 def argument(help: str, kind: Kind = Kind.FILE, *, metavar: str = "FILE", python: str = "") -> Option:

@@ -15,10 +15,20 @@ import gguf
 from gguf.constants import Keys
 
 _WRITES = {
-    "add_uint8": "u8", "add_int8": "i8", "add_uint16": "u16", "add_int16": "i16", "add_uint32": "u32",
-    "add_int32": "i32", "add_uint64": "u64", "add_int64": "i64", "add_float32": "f32", "add_float64": "f64",
-    "add_bool": "bool", "add_string": "str", "add_array": "array",
-}  # fmt: skip
+    "add_uint8": "u8",
+    "add_int8": "i8",
+    "add_uint16": "u16",
+    "add_int16": "i16",
+    "add_uint32": "u32",
+    "add_int32": "i32",
+    "add_uint64": "u64",
+    "add_int64": "i64",
+    "add_float32": "f32",
+    "add_float64": "f64",
+    "add_bool": "bool",
+    "add_string": "str",
+    "add_array": "array",
+}
 _ITEMS = {"int": "[i32]", "TokenType": "[i32]", "float": "[f32]", "str": "[str]", "bool": "[bool]"}
 _NOT_STORED = "GGUF."
 """Keys by which gguf-py names fields of the header itself."""

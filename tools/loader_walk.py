@@ -147,9 +147,13 @@ class Walker:
         return _end(text, then_end, other_end)
 
     def merge(
-        self, start: tuple[int, int], middle: tuple[int, int], yes: tuple[str, ...], no: tuple[str, ...],
+        self,
+        start: tuple[int, int],
+        middle: tuple[int, int],
+        yes: tuple[str, ...],
+        no: tuple[str, ...],
         when: tuple[str, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """What both branches require is required."""
         both = _required(self.reads[start[0] : middle[0]], yes) & _required(self.reads[middle[0] :], no)
         for index in range(start[0], len(self.reads)):

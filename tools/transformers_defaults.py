@@ -40,8 +40,9 @@ def read_keys() -> set[str]:
     tables = architectures().values()
     fields = (param.fields.get("hf", "") for spec in tables for param in spec.hparams)
     return {place for text in fields for place in text.split("|") if place and not place.startswith("rope_")} | {
-        "rope_theta", "partial_rotary_factor",
-    }  # fmt: skip
+        "rope_theta",
+        "partial_rotary_factor",
+    }
 
 
 def parts() -> set[str]:

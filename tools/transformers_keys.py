@@ -23,10 +23,24 @@ HEAD = """\
 # Made by tools/transformers_keys.py; not edited by hand.
 """
 EVERY = set(transformers.PretrainedConfig().to_dict()) - {"tie_word_embeddings", "is_decoder", "add_cross_attention"}
-HALVES = ("vision_config", "audio_config", "encoder_config", "vq_config", "talker_config", "code2wav_config",
-          "token2wav_config")  # fmt: skip
-LISTED = ("rope_parameters", "rope_scaling", "attn_config", "ffn_config", "text_config", "linear_attn_config",
-          "thinker_config")  # fmt: skip
+HALVES = (
+    "vision_config",
+    "audio_config",
+    "encoder_config",
+    "vq_config",
+    "talker_config",
+    "code2wav_config",
+    "token2wav_config",
+)
+LISTED = (
+    "rope_parameters",
+    "rope_scaling",
+    "attn_config",
+    "ffn_config",
+    "text_config",
+    "linear_attn_config",
+    "thinker_config",
+)
 
 
 def places() -> set[str]:
@@ -95,9 +109,10 @@ def main() -> None:
         settable = (alias for alias, name in kind_of.attribute_map.items() if is_settable(kind_of, name))
         stated = dict.fromkeys((*keys(kind_of().to_dict(), nullable(kind_of)), *settable))
         found = [
-            key for key in stated
+            key
+            for key in stated
             if (name := re.split("[=:!]", key)[0].removeprefix("text_config.")) in asked or name.startswith("rope_")
-        ]  # fmt: skip
+        ]
         print(kind, " ".join(sorted(names)), " ".join(found), sep=" | ")
 
 

@@ -7,10 +7,18 @@ import re
 SCALARS = ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f32", "f64", "bool", "str")
 ARRAYS = tuple(f"[{kind}]" for kind in SCALARS)
 KINDS = {
-    "bool": "bool", "float": "f32", "uint32_t": "u32", "int32_t": "i32", "int": "i32", "uint16_t": "u16",
-    "uint64_t": "u64", "llama_token": "i32", "std::string": "str", "enum llama_pooling_type": "u32",
+    "bool": "bool",
+    "float": "f32",
+    "uint32_t": "u32",
+    "int32_t": "i32",
+    "int": "i32",
+    "uint16_t": "u16",
+    "uint64_t": "u64",
+    "llama_token": "i32",
+    "std::string": "str",
+    "enum llama_pooling_type": "u32",
     "llama_pooling_type": "u32",
-}  # fmt: skip
+}
 
 
 def accepted(reader: str, kind: str, required: bool) -> tuple[tuple[str, ...], frozenset[str]]:

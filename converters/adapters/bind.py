@@ -149,8 +149,10 @@ def find_base(checkpoint: Checkpoint, found: Found, asked: str | None, hparams: 
     if not named:
         raise MissingError(
             f"nothing says which architecture the base {found.base!r} has" if found.base else "no base model is named",
-            path=checkpoint.path, found=found.base_class, hint=NEEDS_BASE,
-        )  # fmt: skip
+            path=checkpoint.path,
+            found=found.base_class,
+            hint=NEEDS_BASE,
+        )
     return Base(named[0])
 
 
@@ -200,17 +202,22 @@ def bind_adapter(checkpoint: Checkpoint, found: Found, base: Base, *, permute: b
         )
     slots = _slots(checkpoint, found, base)
     used: dict[str, Param] = {}
-    pairs = [_pair(checkpoint, slot, [found.pairs[ref.name] for ref in slot.refs], base, permute, used)
-             for slot in slots]  # fmt: skip
+    pairs = [
+        _pair(checkpoint, slot, [found.pairs[ref.name] for ref in slot.refs], base, permute, used) for slot in slots
+    ]
     alpha = _common_alpha([pair.lows[0].alpha for pair in pairs])
     scaled = tuple(_scaled(pair, alpha) for pair in pairs)
     nodes = tuple(node for pair in scaled for node in (pair.a, pair.b))
     graph = ModelGraph(
-        base.architecture, base.architecture.dialect(found.dialect), checkpoint,
+        base.architecture,
+        base.architecture.dialect(found.dialect),
+        checkpoint,
         {"adapter.lora.alpha": Param(alpha, _origins([pair.lows[0].origin for pair in pairs])), **used},
-        nodes, checkpoint.dropped, (*found.notes, *(loss.note for loss in losses(checkpoint.dropped))),
+        nodes,
+        checkpoint.dropped,
+        (*found.notes, *(loss.note for loss in losses(checkpoint.dropped))),
         {node.name: node for node in nodes},
-    )  # fmt: skip
+    )
     return Adapter(graph, found, scaled, alpha, base)
 
 
@@ -225,8 +232,9 @@ def _slots(checkpoint: Checkpoint, found: Found, base: Base) -> list[Slot]:
         raise UnsupportedError("LoRA on a tensor GGUF has not", path=checkpoint.path, found=dropped[0].ref.name)
     table = {role.name: number for number, role in enumerate(architecture.roles)}
     slots = []
-    for (name, n), refs in sorted(assigned.items(), key=lambda item: (item[0][1] is not None, item[0][1] or 0,
-                                                                      table[item[0][0]])):  # fmt: skip
+    for (name, n), refs in sorted(
+        assigned.items(), key=lambda item: (item[0][1] is not None, item[0][1] or 0, table[item[0][0]])
+    ):
         role = architecture.role(name)
         origin = origin_of(role, dialect)
         assert origin is not None
@@ -244,9 +252,10 @@ def _pair(
     layout = _row_layout(origin.layout)
     if layout is None or (len(lows) > 1 and not isinstance(layout, Stack)):
         raise UnsupportedError(
-            f"LoRA on a weight that becomes {slot.name} by {origin.layout}", path=checkpoint.path,
+            f"LoRA on a weight that becomes {slot.name} by {origin.layout}",
+            path=checkpoint.path,
             found=slot.refs[0].name,
-        )  # fmt: skip
+        )
     rows = _bound(checkpoint, layout, slot, base, used)
     columns: Layout = Stack() if isinstance(layout, Stack) else SAME
     first = lows[0]
@@ -301,9 +310,10 @@ def _bound(checkpoint: Checkpoint, layout: Layout, slot: Slot, base: Base, used:
         return layout.bind(Sizes(base.sizes))
     except KeyError as error:
         raise MissingError(
-            f"the row order of {slot.refs[0].name!r} hangs on the base model's {error.args[0]}", path=checkpoint.path,
+            f"the row order of {slot.refs[0].name!r} hangs on the base model's {error.args[0]}",
+            path=checkpoint.path,
             hint=NEEDS_BASE,
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _check_shape(checkpoint: Checkpoint, slot: Slot, found: tuple[int, ...], base: Base) -> None:
@@ -319,9 +329,11 @@ def _check_shape(checkpoint: Checkpoint, slot: Slot, found: tuple[int, ...], bas
             declared = -1
         if declared != size:
             raise ShapeError(
-                f"the adapter's {slot.refs[0].name!r} does not fit the base ({base.origin})", path=checkpoint.path,
-                found=size, expected=f"{expression}={declared}",
-            )  # fmt: skip
+                f"the adapter's {slot.refs[0].name!r} does not fit the base ({base.origin})",
+                path=checkpoint.path,
+                found=size,
+                expected=f"{expression}={declared}",
+            )
 
 
 # --- scales --------------------------------------------------------------------------------------------------------

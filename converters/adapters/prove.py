@@ -94,9 +94,11 @@ def check_deltas(source: Adapter, output: Adapter, tensors: Sequence[TensorProof
         limits.append(limit)
         if not difference <= limit:
             raise VerificationError(
-                f"what the adapter adds to {pair.weight} is not what it added", path=output.graph.checkpoint.path,
-                found=f"relative RMS {difference:.3g}", expected=f"at most {limit:.3g}",
-            )  # fmt: skip
+                f"what the adapter adds to {pair.weight} is not what it added",
+                path=output.graph.checkpoint.path,
+                found=f"relative RMS {difference:.3g}",
+                expected=f"at most {limit:.3g}",
+            )
         if difference >= worst:
             worst, name = difference, pair.weight
     return DeltaProof(len(source.pairs), PROBES, worst, name, max(limits))
@@ -121,11 +123,11 @@ def _from_file(output: Adapter, pair: Pair, inputs: Array) -> Array:
     a_rows, b_rows = low.a.rows // count, low.b.rows // count
     return np.concatenate(
         [
-            scale * _applied(checkpoint, low.a, low.b, inputs, (e * a_rows, (e + 1) * a_rows),
-                             (e * b_rows, (e + 1) * b_rows))
+            scale
+            * _applied(checkpoint, low.a, low.b, inputs, (e * a_rows, (e + 1) * a_rows), (e * b_rows, (e + 1) * b_rows))
             for e in range(count)
         ]
-    )  # fmt: skip
+    )
 
 
 def _applied(

@@ -132,14 +132,19 @@ def _low(checkpoint: Checkpoint, name: str, a: TensorRef, b: TensorRef, scale: f
             raise ShapeError(f"{ref.name!r} is not a matrix", path=checkpoint.path, found=ref.shape)
     if a.shape[-2] != b.shape[-1] or a.shape[:-2] != b.shape[:-2]:
         raise ShapeError(
-            f"the two matrices of {name!r} do not multiply", path=checkpoint.path,
-            found=f"B {list(b.shape)}, A {list(a.shape)}", expected="one rank",
-        )  # fmt: skip
+            f"the two matrices of {name!r} do not multiply",
+            path=checkpoint.path,
+            found=f"B {list(b.shape)}, A {list(a.shape)}",
+            expected="one rank",
+        )
     if not SMALLEST <= abs(alpha) <= LARGEST:
         raise OutOfRangeError(
-            f"alpha of {name!r}", path=checkpoint.path, found=alpha, expected="a float32 that is not zero",
+            f"alpha of {name!r}",
+            path=checkpoint.path,
+            found=alpha,
+            expected="a float32 that is not zero",
             hint="GGUF's alpha 0 means a scale of 1",
-        )  # fmt: skip
+        )
     return Low(a, b, scale, alpha, why)
 
 
@@ -223,9 +228,13 @@ def _read_peft(checkpoint: Checkpoint) -> Found:
     stated = mapping.get("base_model_class") if isinstance(mapping, dict) else None
     base = config.get("base_model_name_or_path")
     return Found(
-        "hf", pairs, None, base if isinstance(base, str) and base else None,
-        stated if isinstance(stated, str) else None, _tokens(checkpoint, config),
-    )  # fmt: skip
+        "hf",
+        pairs,
+        None,
+        base if isinstance(base, str) and base else None,
+        stated if isinstance(stated, str) else None,
+        _tokens(checkpoint, config),
+    )
 
 
 def _configuration(checkpoint: Checkpoint) -> Mapping[str, Any]:

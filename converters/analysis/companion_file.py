@@ -34,8 +34,13 @@ def _within(checkpoint: Checkpoint) -> dict[str, Any] | None:
     if graph is None:
         return None
     refs = {ref.name: ref.nbytes for node in graph.nodes for ref in node.inputs}
-    return {"kind": SECOND, "architecture": graph.architecture.projector, "tensors": len(refs),
-            "bytes": sum(refs.values()), "file": None}  # fmt: skip
+    return {
+        "kind": SECOND,
+        "architecture": graph.architecture.projector,
+        "tensors": len(refs),
+        "bytes": sum(refs.values()),
+        "file": None,
+    }
 
 
 def _beside(checkpoint: Checkpoint) -> dict[str, Any] | None:
@@ -50,8 +55,13 @@ def _beside(checkpoint: Checkpoint) -> dict[str, Any] | None:
             if found.container == "gguf" and (architecture_name(found) == CLIP) is not second:
                 kind = TEXT if second else SECOND
                 what = architecture_name(found) if second else projector_types(found)
-                return {"kind": kind, "architecture": what, "tensors": len(found.tensors), "bytes": found.nbytes,
-                        "file": other}  # fmt: skip
+                return {
+                    "kind": kind,
+                    "architecture": what,
+                    "tensors": len(found.tensors),
+                    "bytes": found.nbytes,
+                    "file": other,
+                }
         finally:
             found.close()
     return None

@@ -69,10 +69,14 @@ class Diagnosis:
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {
-            "path": self.path, "what": self.what, "whole": self.whole, "exit_code": self.exit_code,
-            "findings": list(self.findings), "stray_tensors": list(self.stray),
+            "path": self.path,
+            "what": self.what,
+            "whole": self.whole,
+            "exit_code": self.exit_code,
+            "findings": list(self.findings),
+            "stray_tensors": list(self.stray),
             "remedies": [{"what": each.what, "command": each.command} for each in self.remedies],
-        }  # fmt: skip
+        }
 
 
 def examine(path: str) -> Diagnosis:

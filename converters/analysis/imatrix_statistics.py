@@ -89,12 +89,17 @@ class Sums:
     def plus(self, more: Sums) -> Sums:
         """Return both added up."""
         return Sums(
-            self.dot + more.dot, self.own + more.own, self.other + more.other, self.apart + more.apart,
-            self.covariance + more.covariance, self.own_variance + more.own_variance,
-            self.other_variance + more.other_variance, self.columns + more.columns,
+            self.dot + more.dot,
+            self.own + more.own,
+            self.other + more.other,
+            self.apart + more.apart,
+            self.covariance + more.covariance,
+            self.own_variance + more.own_variance,
+            self.other_variance + more.other_variance,
+            self.columns + more.columns,
             (self.energy[0] + more.energy[0], self.energy[1] + more.energy[1]),
             (self.elements[0] + more.elements[0], self.elements[1] + more.elements[1]),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +159,13 @@ def describe(matrix: Imatrix) -> Described:
     numbers = sorted({one.block for one in tensors if 0 <= one.block < 9999 and one.elements})
     trunk = [number for number in numbers if number < predicting]
     return Described(
-        tensors, tuple(_blocks(tensors)), all(columns[one.name][1] is not None for one in tensors), predicting,
-        len(numbers), _gap(trunk),
-    )  # fmt: skip
+        tensors,
+        tuple(_blocks(tensors)),
+        all(columns[one.name][1] is not None for one in tensors),
+        predicting,
+        len(numbers),
+        _gap(trunk),
+    )
 
 
 def _gap(numbers: Sequence[int]) -> str:
@@ -222,9 +231,16 @@ def _of_tensor(name: str, squares: Any, plain: Any, counts: Any) -> Statistics |
     bits = -float((chances * np.log(chances)).sum()) / math.log(2.0)
     spread = 100.0 * _single(bits) / _single(math.log2(values.size)) if values.size > 1 else _NAN
     return Statistics(
-        name, _block(name), float(energy.sum()), values.size, _single(float(values.mean())), deviation,
-        _single(skewness), _single(kurtosis), _single(spread),
-    )  # fmt: skip
+        name,
+        _block(name),
+        float(energy.sum()),
+        values.size,
+        _single(float(values.mean())),
+        deviation,
+        _single(skewness),
+        _single(kurtosis),
+        _single(spread),
+    )
 
 
 def _single(value: float) -> float:
@@ -276,9 +292,15 @@ def _averages(side: tuple[Any, Any, Any], plain: bool) -> Any:
 def _measure(one: Statistics, earlier: Statistics, c: Any, p: Any) -> None:
     dc, dp = c - c.mean(), p - p.mean()
     sums = Sums(
-        float(c @ p), float(c @ c), float(p @ p), float(np.square(c - p).sum()), float(dc @ dp), float(dc @ dc),
-        float(dp @ dp), c.size,
-    )  # fmt: skip
+        float(c @ p),
+        float(c @ c),
+        float(p @ p),
+        float(np.square(c - p).sum()),
+        float(dc @ dp),
+        float(dc @ dc),
+        float(dp @ dp),
+        c.size,
+    )
     one.distance = _single(math.sqrt(sums.apart))
     one.covariance = _single(sums.covariance / c.size) if c.size > 1 else _NAN
     one.correlation = _ratio(sums.covariance, sums.own_variance, sums.other_variance)
@@ -311,11 +333,14 @@ def _blocks(tensors: Sequence[Statistics]) -> Iterator[Block]:
         for part in parts:
             total = total.plus(part)
         yield Block(
-            number, float(energy), _gain(total), _single(math.sqrt(total.apart)),
+            number,
+            float(energy),
+            _gain(total),
+            _single(math.sqrt(total.apart)),
             _ratio(total.dot, total.own, total.other),
             _ratio(total.covariance, total.own_variance, total.other_variance),
             _single(total.covariance / total.columns),
-        )  # fmt: skip
+        )
 
 
 def _gain(total: Sums) -> float:
@@ -336,18 +361,29 @@ def lines(found: Described, path: str) -> list[str]:
     """Return the lines that llama-imatrix prints of the file at `path`."""
     far = f"{'L2 Dist':>12}" if found.activations else ""
     head = _SEPARATOR.join(
-        (f"{'Layer':>6}", f"{'Tensor':<{_NAME}}", f"{'Mean':>10}{'StdDev':>10}{'Skew':>12}{'Kurt':>12}{'H Norm':>9}",
-         f"{_ENERGY}{'Gain':>8}", f"{far}{'PCC':>10}{'Cov':>10}")
-    )  # fmt: skip
+        (
+            f"{'Layer':>6}",
+            f"{'Tensor':<{_NAME}}",
+            f"{'Mean':>10}{'StdDev':>10}{'Skew':>12}{'Kurt':>12}{'H Norm':>9}",
+            f"{_ENERGY}{'Gain':>8}",
+            f"{far}{'PCC':>10}{'Cov':>10}",
+        )
+    )
     said = ["", f"Computing tensor statistics for {path} ({len(found.tensors)} tensors)", "", head]
     said.append("-" * (165 if found.activations else 153))
     for one in found.tensors:
         far = f"{one.distance:12.4f}" if found.activations else ""
-        said.append(_SEPARATOR.join((
-            f"{_label(one.block, found.predicting):>6}", f"{_cut(one.name):<{_NAME}}",
-            f"{one.mean:10.4f}{one.deviation:10.4f}{one.skewness:12.4f}{one.kurtosis:12.4f}{one.entropy:8.2f}%",
-            f"{one.energy:14.4f}{one.gain:8.2f}", f"{far}{one.correlation:10.4f}{one.covariance:10.4f}",
-        )))  # fmt: skip
+        said.append(
+            _SEPARATOR.join(
+                (
+                    f"{_label(one.block, found.predicting):>6}",
+                    f"{_cut(one.name):<{_NAME}}",
+                    f"{one.mean:10.4f}{one.deviation:10.4f}{one.skewness:12.4f}{one.kurtosis:12.4f}{one.entropy:8.2f}%",
+                    f"{one.energy:14.4f}{one.gain:8.2f}",
+                    f"{far}{one.correlation:10.4f}{one.covariance:10.4f}",
+                )
+            )
+        )
     return [*said, *_block_lines(found, path)]
 
 
@@ -360,10 +396,15 @@ def _block_lines(found: Described, path: str) -> list[str]:
     said.append("-" * (76 if found.activations else 64))
     for one in found.blocks:
         far = f"{one.distance:12.4f}" if found.activations else ""
-        said.append(_SEPARATOR.join((
-            f"{_label(one.block, found.predicting):>6}", f"{one.energy:14.4f}{one.gain:8.2f}",
-            f"{far}{one.cosine:9.4f}{one.correlation:9.4f}{one.covariance:12.4f}",
-        )))  # fmt: skip
+        said.append(
+            _SEPARATOR.join(
+                (
+                    f"{_label(one.block, found.predicting):>6}",
+                    f"{one.energy:14.4f}{one.gain:8.2f}",
+                    f"{far}{one.cosine:9.4f}{one.correlation:9.4f}{one.covariance:12.4f}",
+                )
+            )
+        )
     return [*said, ""]
 
 

@@ -26,10 +26,36 @@ PAD, BATCH = 256, 512  # cells are whole pads; a window's cache has room for a b
 LLAMA_4 = 8192  # its window in src/models/llama4.cpp, whatever the file states
 _BOTH = ("falcon-h1",)  # architectures whose every block attends and has a state
 _STATES = ("mamba", "mamba2", "rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7")  # none of whose blocks attends
-_ENCODERS = ("bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert",
-             "modern-bert", "gemma-embedding", "dream", "llada", "llada-moe", "rnd1", "t5encoder")  # fmt: skip
-_WINDOWLESS = ("llama", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "starcoder2", "smollm3", "mistral3",
-               "dots1", "arctic", "phi3")  # fmt: skip
+_ENCODERS = (
+    "bert",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "neo-bert",
+    "eurobert",
+    "modern-bert",
+    "gemma-embedding",
+    "dream",
+    "llada",
+    "llada-moe",
+    "rnd1",
+    "t5encoder",
+)
+_WINDOWLESS = (
+    "llama",
+    "qwen2",
+    "qwen2moe",
+    "qwen2vl",
+    "qwen3",
+    "qwen3moe",
+    "starcoder2",
+    "smollm3",
+    "mistral3",
+    "dots1",
+    "arctic",
+    "phi3",
+)
 """Architectures for which llama.cpp has no window, whatever the file states."""
 _UNKNOWN = ("t5", "whisper", "deepseek4", "hy-v4", "minimax-m3", "minimax-text-01", "plamo3", "rwkv")
 

@@ -80,7 +80,7 @@ HEADS: tuple[tuple[Head, OtherFormat], ...] = (
     (_starts(b"%PDF"), OtherFormat("a PDF document", "this is not a model")),
     (lambda head: head[:4] == b"ggsn",
      OtherFormat("a saved session of llama.cpp", "this is not a model, but what one computed")),
-)  # fmt: skip
+)
 """First bytes → what they are; the first that fits is taken."""
 
 _OPEN = (".part", ".crdownload", ".incomplete", ".aria2", ".download", ".!ut", ".partial", ".tmp")
@@ -112,7 +112,7 @@ FOLDERS: tuple[tuple[Callable[[frozenset[str]], bool], OtherFormat], ...] = (
      OtherFormat("an OpenVINO model")),
     (lambda names: any(name.startswith("weights.") and name.endswith(".npz") for name in names),
      OtherFormat("an old MLX model (.npz)")),
-)  # fmt: skip
+)
 """Names in a folder → what it is."""
 
 
@@ -125,5 +125,5 @@ SCHEMES = {
     "exl2": "ExLlamaV2's quantization (EXL2)", "exl3": "ExLlamaV3's quantization (EXL3)", "hqq": "HQQ", "aqlm": "AQLM",
     "quip": "QuIP#", "quanto": "Quanto", "eetq": "EETQ", "higgs": "HIGGS", "vptq": "VPTQ", "spqr": "SpQR",
     "torchao": "torchao",
-}  # fmt: skip
+}
 """`quant_method` of a configuration → its name, of schemes that are not read here."""

@@ -94,9 +94,16 @@ class _Sums:
 
 
 def perplexity(
-    base: ModelGraph, other: ModelGraph, tokens: Sequence[int], *, first: int | None = None, context: int = CONTEXT,
-    chunks: int | None = None, jobs: int | None = None, stage: Stage = silent,
-) -> Perplexity:  # fmt: skip
+    base: ModelGraph,
+    other: ModelGraph,
+    tokens: Sequence[int],
+    *,
+    first: int | None = None,
+    context: int = CONTEXT,
+    chunks: int | None = None,
+    jobs: int | None = None,
+    stage: Stage = silent,
+) -> Perplexity:
     """Compare two models of one vocabulary on a text.
 
     Args:
@@ -205,10 +212,15 @@ def _chunk(number: int, sums: _Sums, own: float) -> Chunk:
     rms = math.sqrt(squares.value)
     top = sums.same / count
     return Chunk(
-        number + 1, _power(a), _power(b), ratio, mean(seen[:, 2]),
+        number + 1,
+        _power(a),
+        _power(b),
+        ratio,
+        mean(seen[:, 2]),
         Figure(rms, 0.5 / rms * squares.error if rms else 0.0),
-        Figure(top, math.sqrt(top * (1 - top) / (count - 1)) if count > 1 else 0.0), own,
-    )  # fmt: skip
+        Figure(top, math.sqrt(top * (1 - top) / (count - 1)) if count > 1 else 0.0),
+        own,
+    )
 
 
 def _power(figure: Figure) -> Figure:

@@ -16,7 +16,7 @@ _USES = (
     ("recurrent", r"ssm_|time_mix|channel_mix|shortconv|\.mixer\.|\.rwkv|\.linear_attn\."),
     ("attention", r"attn|attention|self_attn|indexer"),
     ("feed-forward", r"ffn|mlp|feed_forward|\bfc\d?\b"),
-)  # fmt: skip
+)
 _NORM = re.compile(r"norm|\bln_|layernorm", re.IGNORECASE)
 
 

@@ -135,10 +135,13 @@ def examine(path: str, *, data: bool = True, stage: Stage = silent) -> Report:
         order = list(Grade)
         known = graph.architecture.name if graph is not None else None
         return Report(
-            checkpoint.path, what_was_read(checkpoint), known, len(checkpoint.tensors) if data else 0,
+            checkpoint.path,
+            what_was_read(checkpoint),
+            known,
+            len(checkpoint.tensors) if data else 0,
             tuple(sorted(dict.fromkeys(found), key=lambda each: order.index(each.grade))),
             () if other else tuple(_runtimes(checkpoint, graph, tokenizer)),
-        )  # fmt: skip
+        )
     finally:
         checkpoint.close()
 

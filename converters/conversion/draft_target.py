@@ -72,9 +72,10 @@ def check_target(graph: ModelGraph, target: str | None, vocabulary: bool) -> Non
     draft, folder = reads_target(graph.architecture), kind_of(graph.checkpoint.container) is Kind.TRAINING
     if draft and folder and target is None and vocabulary:
         raise MissingError(
-            "speculative draft: it takes the vocabulary of its target model", path=graph.checkpoint.path,
+            "speculative draft: it takes the vocabulary of its target model",
+            path=graph.checkpoint.path,
             hint=f"{TARGET} DIR",
-        )  # fmt: skip
+        )
     _check_width(graph)
     if target is not None and not draft:
         raise UsageError(f"{TARGET} is for drafts", path=graph.checkpoint.path, found=graph.architecture.name)
@@ -89,5 +90,7 @@ def _check_width(graph: ModelGraph) -> None:
     if draft and wide is not None and not own and wide != graph.sizes["n_embd"]:
         raise InconsistentError(
             "a draft without embeddings or an output matrix of its own takes over its target's, as wide as that is",
-            path=graph.checkpoint.path, found=graph.sizes["n_embd"], expected=wide,
-        )  # fmt: skip
+            path=graph.checkpoint.path,
+            found=graph.sizes["n_embd"],
+            expected=wide,
+        )

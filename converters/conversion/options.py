@@ -327,7 +327,7 @@ OPTIONS: tuple[Option, ...] = (
            _ALL + " plan",
            Heading.RUN,
            "One JSON object on stdout.", flags=("--json",), default=False, terminal=True),
-)  # fmt: skip
+)
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 PLAN_NAMES = tuple(option.name for option in OPTIONS if option.in_plan)

@@ -78,8 +78,12 @@ def _with(request: Request, each: Option, value: Any) -> Request:
 
 
 _STATED_AS: dict[Kind, type] = {
-    Kind.JSON_FILE: dict, Kind.PAIRS: dict, Kind.NUMBER: int, Kind.SIZE: int, Kind.FLAG: bool,
-}  # fmt: skip
+    Kind.JSON_FILE: dict,
+    Kind.PAIRS: dict,
+    Kind.NUMBER: int,
+    Kind.SIZE: int,
+    Kind.FLAG: bool,
+}
 
 
 def _of_kind(value: Any, default: Any, each: Option) -> Any:

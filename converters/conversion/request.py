@@ -144,9 +144,11 @@ class Request:
             return out
         if count > 1 and PLACE not in out:
             raise UsageError(
-                "several types, and one name for them", found=out, expected=f"a name with {PLACE}",
+                "several types, and one name for them",
+                found=out,
+                expected=f"a name with {PLACE}",
                 hint=f"-o 'model-{PLACE}.gguf', or a folder",
-            )  # fmt: skip
+            )
         return out.replace(PLACE, outtype)
 
     def of_output(self, output: OutputSpec) -> Request:
@@ -210,10 +212,18 @@ def request_of(source: str, given: Mapping[str, Any], naming: Naming = by_flag) 
 
 
 _KINDS: dict[Kind, tuple[type, ...]] = {
-    Kind.FLAG: (bool,), Kind.TEXT: (str,), Kind.NUMBER: (int,), Kind.SIZE: (int, str), Kind.FILE: (str,),
-    Kind.TEXT_FILE: (str,), Kind.JSON_FILE: (str, dict), Kind.TEXTS: (list, tuple), Kind.PAIRS: (dict, list, tuple),
-    Kind.TYPES: (dict, list, tuple), Kind.TYPES_FILE: (str,),
-}  # fmt: skip
+    Kind.FLAG: (bool,),
+    Kind.TEXT: (str,),
+    Kind.NUMBER: (int,),
+    Kind.SIZE: (int, str),
+    Kind.FILE: (str,),
+    Kind.TEXT_FILE: (str,),
+    Kind.JSON_FILE: (str, dict),
+    Kind.TEXTS: (list, tuple),
+    Kind.PAIRS: (dict, list, tuple),
+    Kind.TYPES: (dict, list, tuple),
+    Kind.TYPES_FILE: (str,),
+}
 
 
 def _value(each: Option, value: Any, name: str) -> Any:

@@ -111,9 +111,12 @@ def convert(request: Request, stage: Stage = silent, approve: Approve = lambda r
 
 
 def run(
-    plan: ConversionPlan, source: Checkpoint, opened: Opened, stage: Stage = silent,
+    plan: ConversionPlan,
+    source: Checkpoint,
+    opened: Opened,
+    stage: Stage = silent,
     approve: Approve = lambda receipt: None,
-) -> tuple[Result, ...]:  # fmt: skip
+) -> tuple[Result, ...]:
     """Write, read again, prove and publish what is planned.
 
     Args:
@@ -210,9 +213,11 @@ def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, 
         receipt = output.kind.receipt(output, proof, files, _source_records(output, known))
         is_mmproj = output.kind.name == MMPROJ
         others = [
-            file for other, (_, records) in zip(outputs, proofs, strict=True)
-            if (other.kind.name == MMPROJ) != is_mmproj for file in records
-        ]  # fmt: skip
+            file
+            for other, (_, records) in zip(outputs, proofs, strict=True)
+            if (other.kind.name == MMPROJ) != is_mmproj
+            for file in records
+        ]
         if others and is_mmproj:
             receipt = cast("OutputReceipt", {**receipt, TEXT: others})
         elif others:

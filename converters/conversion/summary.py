@@ -51,10 +51,14 @@ def rating_of(receipt: Mapping[str, Any], path: str) -> OutputSummary:
     worst = max(tensors, key=lambda tensor: tensor.get("relative_rms") or 0.0, default={})
     rounded = worst.get("relative_rms") or None
     return OutputSummary(
-        str(receipt["options"]["outtype"]), path, sum(file["bytes"] for file in receipt["output"]["files"]),
-        bits / elements if elements else 0.0, worst["name"] if rounded else None, rounded,
+        str(receipt["options"]["outtype"]),
+        path,
+        sum(file["bytes"] for file in receipt["output"]["files"]),
+        bits / elements if elements else 0.0,
+        worst["name"] if rounded else None,
+        rounded,
         (receipt.get("logits") or {}).get("kl_divergence"),
-    )  # fmt: skip
+    )
 
 
 def table(results: Sequence[Result]) -> list[str]:

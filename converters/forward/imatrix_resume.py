@@ -86,9 +86,10 @@ class PartialMatrix:
                 raise CorruptError("not a measurement that was interrupted", path=self.path)
             if of.data != self.of:
                 raise RefusedError(
-                    "kept from another model, text, size of chunks or earlier matrix", path=self.path,
+                    "kept from another model, text, size of chunks or earlier matrix",
+                    path=self.path,
                     hint="give the same again, or --force to begin anew",
-                )  # fmt: skip
+                )
             for name in checkpoint.tensors:
                 if name.endswith(SUMS):
                     self._put(recorder, checkpoint, name.removesuffix(SUMS))

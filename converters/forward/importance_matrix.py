@@ -66,18 +66,24 @@ class Recorder(Weights):
         """
         if earlier.chunk_size not in (0, chunk_size):
             raise UsageError(
-                "the earlier matrix was measured on chunks of another size", path=earlier.path,
-                found=chunk_size, expected=earlier.chunk_size, hint=f"--chunk-size {earlier.chunk_size}",
-            )  # fmt: skip
+                "the earlier matrix was measured on chunks of another size",
+                path=earlier.path,
+                found=chunk_size,
+                expected=earlier.chunk_size,
+                hint=f"--chunk-size {earlier.chunk_size}",
+            )
         tokens = chunk_size if earlier.legacy else 1
         for name, entry in earlier.entries.items():
             node = self.graph.by_name.get(name)
             matrices, columns = (math.prod(node.shape[-3:-2]), node.shape[-1]) if node else (0, 0)
             if node is None or entry.values != matrices * columns or len(entry.counts) not in (1, matrices):
                 raise ShapeError(
-                    f"{name!r}: measured on another model", path=earlier.path, offset=entry.offset,
-                    found=f"{entry.values} values", expected=f"{matrices} × {columns}",
-                )  # fmt: skip
+                    f"{name!r}: measured on another model",
+                    path=earlier.path,
+                    offset=entry.offset,
+                    found=f"{entry.values} values",
+                    expected=f"{matrices} × {columns}",
+                )
             self.kept.add(name)
             sums = earlier.sums(name).astype(np.float64).reshape(matrices, columns) * tokens
             for item in range(matrices):
@@ -123,9 +129,14 @@ def chunks_of(tokenizer: Tokenizer, text: str, size: int, most: int | None = Non
 
 
 def measure(
-    graph: ModelGraph, chunks: Sequence[Sequence[int]], progress: Callable[[int], None] | None = None, *,
-    recorder: Recorder | None = None, done: int = 0, kept: Callable[[int], None] | None = None,
-) -> Recorder:  # fmt: skip
+    graph: ModelGraph,
+    chunks: Sequence[Sequence[int]],
+    progress: Callable[[int], None] | None = None,
+    *,
+    recorder: Recorder | None = None,
+    done: int = 0,
+    kept: Callable[[int], None] | None = None,
+) -> Recorder:
     """Run every chunk through the model and return the sums.
 
     Args:
@@ -141,8 +152,9 @@ def measure(
     if result_of(graph).inputs:
         raise UnsupportedError(
             "an importance matrix is measured on texts, and this model reads more than tokens",
-            path=graph.checkpoint.path, found=", ".join(result_of(graph).inputs),
-        )  # fmt: skip
+            path=graph.checkpoint.path,
+            found=", ".join(result_of(graph).inputs),
+        )
     recorder = recorder or Recorder(graph)
     size = group_size(graph, max(map(len, chunks), default=1))
     size = -(-len(chunks) // -(-len(chunks) // size)) if chunks else size  # as many in each group, the last one, too
@@ -171,9 +183,16 @@ def group_size(graph: ModelGraph, tokens: int) -> int:
 
 
 def write_imatrix(
-    path: str, recorder: Recorder, chunks: int, chunk_size: int, datasets: Sequence[str], *, output: bool,
-    force: bool, sources: Mapping[Identity, str] | None = None,
-) -> int:  # fmt: skip
+    path: str,
+    recorder: Recorder,
+    chunks: int,
+    chunk_size: int,
+    datasets: Sequence[str],
+    *,
+    output: bool,
+    force: bool,
+    sources: Mapping[Identity, str] | None = None,
+) -> int:
     """Write the importance matrix, and return the number of its entries.
 
     Args:

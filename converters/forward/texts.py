@@ -57,10 +57,12 @@ def scores(graph: ModelGraph, tokenizer: Tokenizer, query: str, documents: Seque
     _check_states(graph)
     if graph.sizes.get("pooling") != RANK:
         raise UnsupportedError(
-            "the model gives no scores: it is not a reranker", path=graph.checkpoint.path,
+            "the model gives no scores: it is not a reranker",
+            path=graph.checkpoint.path,
             found=graph.architecture.name,
-            expected="a model with a classifier", hint="--rerank yes, for a causal Qwen3 that was trained as one",
-        )  # fmt: skip
+            expected="a model with a classifier",
+            hint="--rerank yes, for a causal Qwen3 that was trained as one",
+        )
     whole = with_template(graph, tokenizer) or tokenizer
     weights, reads, rows = Weights(graph), encoder(whole), []
     for document in documents:
@@ -114,17 +116,21 @@ def _check_states(graph: ModelGraph) -> None:
     if result_of(graph).ranked:
         able = any(param.name == "pooling" for param in graph.architecture.hparams)
         raise UnsupportedError(
-            "it gives logits of words, and nothing says how a text becomes one vector", path=graph.checkpoint.path,
-            found=graph.architecture.name, expected="a model of embeddings, or a reranker",
+            "it gives logits of words, and nothing says how a text becomes one vector",
+            path=graph.checkpoint.path,
+            found=graph.architecture.name,
+            expected="a model of embeddings, or a reranker",
             hint=_POOLED_BY if able else None,
-        )  # fmt: skip
+        )
 
 
 def _made(graph: ModelGraph, weights: Weights, tokens: Sequence[int], unit: bool) -> Any:
     found = embedding(graph, forward(graph, tokens, weights=weights), weights, unit=unit)
     if found is None:
         raise RefusedError(
-            "nothing says how the states of a text become one vector", path=graph.checkpoint.path,
-            expected="pooling_type", hint=_POOLED_BY,
-        )  # fmt: skip
+            "nothing says how the states of a text become one vector",
+            path=graph.checkpoint.path,
+            expected="pooling_type",
+            hint=_POOLED_BY,
+        )
     return found

@@ -289,6 +289,8 @@ class Weights:
         if not np.isfinite(rows).all():
             bad = start + int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
             raise BadValueError(
-                f"tensor {ref.name!r} holds a value that is not a number", path=self.graph.checkpoint.path,
-                offset=ref.spans[0].offset, found=f"row {bad}",
-            )  # fmt: skip
+                f"tensor {ref.name!r} holds a value that is not a number",
+                path=self.graph.checkpoint.path,
+                offset=ref.spans[0].offset,
+                found=f"row {bad}",
+            )

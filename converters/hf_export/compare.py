@@ -20,9 +20,15 @@ from ggferry.support.progress import Phase, Progress, Stage
 
 
 def compare(
-    folder: ModelGraph, source: ModelGraph, narrowed: Mapping[str, BlockType], *, level: str,
-    tokenizer: TokenizerRecord, jobs: int | None, stage: Stage,
-) -> Proof:  # fmt: skip
+    folder: ModelGraph,
+    source: ModelGraph,
+    narrowed: Mapping[str, BlockType],
+    *,
+    level: str,
+    tokenizer: TokenizerRecord,
+    jobs: int | None,
+    stage: Stage,
+) -> Proof:
     """Compare a folder, as it was read again, with its source.
 
     Args:
@@ -61,9 +67,10 @@ def _rounded(folder: ModelGraph, source: ModelGraph, node: Node, kind: BlockType
         allowed: Any = narrowing_bound(kind.name, np.abs(expected) + (0 if mine.layout.lossless else 1))
         if not (apart <= allowed).all():
             raise VerificationError(
-                f"tensor {node.name!r} lies further from its source than {kind} rounds", path=folder.checkpoint.path,
+                f"tensor {node.name!r} lies further from its source than {kind} rounds",
+                path=folder.checkpoint.path,
                 found=f"{float(apart.max()):g}",
-            )  # fmt: skip
+            )
         largest = max(largest, float(apart.max(initial=0.0)))
         error, power = error + float((apart**2).sum()), power + float((expected.astype(np.float64) ** 2).sum())
         progress(expected.nbytes)

@@ -44,8 +44,11 @@ def all_values(graph: ModelGraph, dialect: Dialect, hf_class: str) -> JSONObject
         param.name: param.absent for param in graph.architecture.hparams if param.key and param.absent is not None
     }
     keyless = {param.name for param in graph.architecture.hparams if not param.key}
-    known = {name: param.value for name, param in graph.hparams.items()
-             if not (name in keyless and param.known is Known.ASSUMED)}  # fmt: skip
+    known = {
+        name: param.value
+        for name, param in graph.hparams.items()
+        if not (name in keyless and param.known is Known.ASSUMED)
+    }
     values: JSONObject = {**absent, **known}
     values |= {"hf_class": hf_class, "tensors": frozenset(node.role.name for node in graph.nodes)}
     values |= {"taken": frozenset(), "blocks": _blocks(graph), **_small_tensors(graph, dialect)}
@@ -111,13 +114,19 @@ def _solved(expression: str, value: Any, values: Mapping[str, Any]) -> JSONObjec
 
 def _by_presence(graph: ModelGraph, dialect: Dialect, values: JSONObject) -> None:
     """Learn the truths and small numbers on which the presence of tensors depends."""
-    unknown = [param for param in graph.architecture.hparams if not (param.length or param.key)
-               and param.name not in values and len(set(param.words.values())) != 1]  # fmt: skip
+    unknown = [
+        param
+        for param in graph.architecture.hparams
+        if not (param.length or param.key) and param.name not in values and len(set(param.words.values())) != 1
+    ]
     for param in unknown:
         conditions = [role for role in graph.architecture.roles if param.name in names_in(role.when or "0")]
         candidates = {ValueType.BOOL: (True, False), ValueType.UINT32: (1, 2)}.get(param.kind, ())
-        possible = [value for value in candidates
-                    if all(_agrees(graph, role, {**values, param.name: value}) for role in conditions)]  # fmt: skip
+        possible = [
+            value
+            for value in candidates
+            if all(_agrees(graph, role, {**values, param.name: value}) for role in conditions)
+        ]
         if conditions and len(possible) == 1:
             values[param.name] = possible[0]
 

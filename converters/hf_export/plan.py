@@ -87,8 +87,10 @@ def plan_folder(options: FolderOptions, checkpoint: Checkpoint) -> FolderPlan:
     general = {key.removeprefix("general."): entry.value.data for key, entry in entries.items()}
     texts = _texts(back, shards, tokenizer, general, checkpoint.path)
     none = () if tokenizer else ("no vocabulary: the folder has no tokenizer",)
-    values = tuple(f"{entry.tensor.name} and all that went through {layout} cannot be undone bit for bit"
-                   for layout, entry in _inexact(shards).items())  # fmt: skip
+    values = tuple(
+        f"{entry.tensor.name} and all that went through {layout} cannot be undone bit for bit"
+        for layout, entry in _inexact(shards).items()
+    )
     notes = tuple(dict.fromkeys((*checkpoint.notes, *graph.notes, *back.notes, *none, *values)))
     return FolderPlan(back, shards, texts, tokenizer, notes)
 
@@ -116,9 +118,11 @@ def _texts(
     origin = f"Converted by ggferry {ggferry.__version__} from `{os.path.basename(path)}`; see `{RECEIPT}`."
     index = shards.index()
     return {
-        "config.json": as_json(config), **files, "README.md": model_card(general, origin),
+        "config.json": as_json(config),
+        **files,
+        "README.md": model_card(general, origin),
         **({INDEX: index} if index else {}),
-    }  # fmt: skip
+    }
 
 
 def _check_space_prefix(known: KnownClass, tokenizer: Tokenizer, path: str) -> None:
@@ -126,9 +130,11 @@ def _check_space_prefix(known: KnownClass, tokenizer: Tokenizer, path: str) -> N
     spaced = tokenizer.model == "llama" and tokenizer.flags.get("add_space_prefix", True)
     if spaced and tokenizer.huggingface_json is None and known.model_type.startswith(NO_SPACE_PREFIX):
         raise UnsupportedError(
-            "transformers puts no space before a text for this class, this vocabulary does", path=path,
-            found=known.name, hint="--no-vocab writes the tensors alone",
-        )  # fmt: skip
+            "transformers puts no space before a text for this class, this vocabulary does",
+            path=path,
+            found=known.name,
+            hint="--no-vocab writes the tensors alone",
+        )
 
 
 def _ids(known: KnownClass, tokenizer: Tokenizer | None) -> dict[str, int | None]:

@@ -18,16 +18,20 @@ def sentencepiece_model(tokenizer: Tokenizer, path: str) -> bytes:
     kinds = [tokenizer.type_of(token) for token in range(len(tokenizer.tokens))]
     if kinds.count(TokenType.UNKNOWN) != 1:
         raise UnsupportedError(
-            "a SentencePiece model has one unknown piece: this vocabulary cannot be written as one", path=path,
-            found=kinds.count(TokenType.UNKNOWN), expected=1, hint="--no-vocab writes the tensors alone",
-        )  # fmt: skip
+            "a SentencePiece model has one unknown piece: this vocabulary cannot be written as one",
+            path=path,
+            found=kinds.count(TokenType.UNKNOWN),
+            expected=1,
+            hint="--no-vocab writes the tensors alone",
+        )
     try:
         pieces = b"".join(_piece(tokenizer, token, kind) for token, kind in enumerate(kinds))
     except UnicodeEncodeError:
         raise UnsupportedError(
-            "tokens that are not UTF-8: no SentencePiece model can hold them", path=path,
+            "tokens that are not UTF-8: no SentencePiece model can hold them",
+            path=path,
             hint="--no-vocab writes the tensors alone",
-        ) from None  # fmt: skip
+        ) from None
     return pieces + _message(2, _trainer(tokenizer, kinds)) + _message(3, _normalizer(tokenizer))
 
 

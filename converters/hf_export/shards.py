@@ -122,8 +122,10 @@ def _placed(entries: Sequence[Entry]) -> tuple[bytes, int]:
     at = 0
     for entry in entries:
         table[entry.tensor.name] = {
-            "dtype": entry.type.name, "shape": list(entry.tensor.shape), "data_offsets": [at, at + entry.nbytes],
-        }  # fmt: skip
+            "dtype": entry.type.name,
+            "shape": list(entry.tensor.shape),
+            "data_offsets": [at, at + entry.nbytes],
+        }
         at += entry.nbytes
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -194,9 +196,11 @@ class ShardWriter:
     def _refuse(self, entry: Entry, count: int) -> None:
         if not self._allow:
             raise BadValueError(
-                f"{entry.tensor.name} holds values that are not finite", path=self._path, found=count,
+                f"{entry.tensor.name} holds values that are not finite",
+                path=self._path,
+                found=count,
                 hint="--allow-nonfinite copies them, and says so",
-            )  # fmt: skip
+            )
         with self._lock:
             self.not_finite[entry.tensor.name] = self.not_finite.get(entry.tensor.name, 0) + count
 

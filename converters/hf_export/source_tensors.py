@@ -109,7 +109,7 @@ def source_tensors(
             raise UnsupportedError(
                 f"tensor {node.name!r}: a checkpoint of {graph.architecture.display_name} has no place for it",
                 path=graph.checkpoint.path,
-            )  # fmt: skip
+            )
         if not origin.computed:
             for name, use in _uses(node, origin, dialect, values):
                 found[_inside(name, dialect) if inner else name].append(use)
@@ -182,8 +182,11 @@ def _made(graph: ModelGraph, uses: Sequence[Use]) -> tuple[Shape, Rows]:
     if cut[0] is None:
         rows: Rows = OfNode(graph.checkpoint, first.node)
         return _back(rows, first.steps)
-    behind = [_back(OfNode(graph.checkpoint, use.node), use.steps[at + 1 :])[1]
-              for use, at in zip(uses, cut, strict=True) if at is not None]  # fmt: skip
+    behind = [
+        _back(OfNode(graph.checkpoint, use.node), use.steps[at + 1 :])[1]
+        for use, at in zip(uses, cut, strict=True)
+        if at is not None
+    ]
     partial = [use.steps[at] for use, at in zip(uses, cut, strict=True) if at is not None]
     before = {use.steps[:at] for use, at in zip(uses, cut, strict=True)}
     if len(before) != 1 or len(partial) != len(uses):

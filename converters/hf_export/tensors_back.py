@@ -59,9 +59,10 @@ def plan_back(graph: ModelGraph) -> BackPlan:
     """
     if not any(each.name == "hf" for each in graph.architecture.dialects):
         raise UnsupportedError(
-            "no checkpoint in Hugging Face's form is known of this architecture", path=graph.checkpoint.path,
+            "no checkpoint in Hugging Face's form is known of this architecture",
+            path=graph.checkpoint.path,
             found=graph.architecture.name,
-        )  # fmt: skip
+        )
     best: tuple[tuple[int, bool, int], BackPlan] | None = None
     first: GgferryError | None = None
     for known, dialect in _candidates(graph):
@@ -79,7 +80,7 @@ def plan_back(graph: ModelGraph) -> BackPlan:
         raise UnsupportedError(
             f"a configuration of {graph.architecture.display_name} cannot say what this model is{why}",
             path=graph.checkpoint.path,
-        )  # fmt: skip
+        )
     return best[1]
 
 

@@ -19,8 +19,11 @@ from ggferry.formats.json_files.kinds import JSONObject
 
 Files = dict[str, bytes]
 _CLASSES = {
-    "llama": "LlamaTokenizer", "t5": "T5Tokenizer", "gpt2": "PreTrainedTokenizerFast", "bert": "BertTokenizer",
-}  # fmt: skip
+    "llama": "LlamaTokenizer",
+    "t5": "T5Tokenizer",
+    "gpt2": "PreTrainedTokenizerFast",
+    "bert": "BertTokenizer",
+}
 _ADDED = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -74,23 +77,39 @@ def _byte_level(tokenizer: Tokenizer) -> JSONObject:
     pre = find_pre(tokenizer.pre)
     if not pre.byte_level:
         raise UnsupportedError("pre-tokenizer of a vocabulary that is not byte-level", found=tokenizer.pre)
-    letters = {"type": "ByteLevel", "add_prefix_space": tokenizer.flags.get("add_space_prefix", False),
-               "trim_offsets": True, "use_regex": False}  # fmt: skip
-    cuts = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-            for pattern in pre.chain]  # fmt: skip
+    letters = {
+        "type": "ByteLevel",
+        "add_prefix_space": tokenizer.flags.get("add_space_prefix", False),
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    cuts = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in pre.chain
+    ]
     model = {
-        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": pre.ignore_merges,
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": pre.ignore_merges,
         "vocab": {text: token for token, text in enumerate(tokenizer.tokens) if not _is_gap(tokenizer, token)},
         "merges": [list(split_merge(merge)) for merge in tokenizer.merges or ()],
-    }  # fmt: skip
+    }
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(tokenizer), "normalizer": None,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(tokenizer),
+        "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, letters]},
         "post_processor": _framing(tokenizer) or {**letters, "type": "ByteLevel"},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": model,
-    }  # fmt: skip
+    }
 
 
 def _is_gap(tokenizer: Tokenizer, token: int) -> bool:
@@ -122,10 +141,11 @@ def _framing(tokenizer: Tokenizer) -> JSONObject | None:
     middle = special(between or after) if tokenizer.model == "bert" else [*special(after), *special(before, 1)]
     named = {tokenizer.tokens[token]: token for token in (*before, *after, *between)}
     return {
-        "type": "TemplateProcessing", "single": [*special(before), first, *special(after)],
+        "type": "TemplateProcessing",
+        "single": [*special(before), first, *special(after)],
         "pair": [*special(before), first, *middle, second, *special(after, 1)],
         "special_tokens": {text: {"id": text, "ids": [token], "tokens": [text]} for text, token in named.items()},
-    }  # fmt: skip
+    }
 
 
 # --- WordPiece ------------------------------------------------------------------------------------------------
@@ -136,16 +156,28 @@ def _word_piece(tokenizer: Tokenizer) -> JSONObject:
     lower = tokenizer.flags.get("lowercase", True)
     unknown = texts[tokenizer.ids["unk"]] if "unk" in tokenizer.ids else "[UNK]"
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(tokenizer),
-        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
-                       "strip_accents": tokenizer.flags.get("strip_accents"), "lowercase": lower},
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(tokenizer),
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": tokenizer.flags.get("strip_accents"),
+            "lowercase": lower,
+        },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": _framing(tokenizer),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {"type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##",
-                  "max_input_chars_per_word": 100,
-                  "vocab": {text: token for token, text in enumerate(texts) if not _is_gap(tokenizer, token)}},
-    }  # fmt: skip
+        "model": {
+            "type": "WordPiece",
+            "unk_token": unknown,
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {text: token for token, text in enumerate(texts) if not _is_gap(tokenizer, token)},
+        },
+    }
 
 
 def _spelled(tokenizer: Tokenizer, token: int) -> str:

@@ -60,10 +60,33 @@ FACTS = {  # what the file is: no source may say otherwise. → the option that 
     "alignment": "--alignment",
 }
 ORDER = (
-    "architecture", "type", "sampling", "name", "author", "version", "organization", "finetune", "basename",
-    "description", "quantized_by", "size_label", "license", "url", "doi", "uuid", "repo_url", "source", "base_model",
-    "datasets", "dataset", "tags", "languages", "", "file_type", "quantization_version",
-)  # fmt: skip
+    "architecture",
+    "type",
+    "sampling",
+    "name",
+    "author",
+    "version",
+    "organization",
+    "finetune",
+    "basename",
+    "description",
+    "quantized_by",
+    "size_label",
+    "license",
+    "url",
+    "doi",
+    "uuid",
+    "repo_url",
+    "source",
+    "base_model",
+    "datasets",
+    "dataset",
+    "tags",
+    "languages",
+    "",
+    "file_type",
+    "quantization_version",
+)
 GROUPS = {"base_models": "base_model", "datasets": "dataset"}  # arrays of --metadata → the keys they become
 _KNOWN = (*TEXTS, *CARD_LISTS, *GROUPS, *FACTS, *(f"sampling.{key}" for key in SAMPLING))
 

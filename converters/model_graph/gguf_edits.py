@@ -24,8 +24,11 @@ def _integer(text: str) -> Value:
 
 
 _KINDS: Mapping[str, Callable[[str], Value]] = {
-    "int": _integer, "float": lambda text: f32(float(text)), "bool": _truth, "str": string,
-}  # fmt: skip
+    "int": _integer,
+    "float": lambda text: f32(float(text)),
+    "bool": _truth,
+    "str": string,
+}
 
 
 def override_keys(checkpoint: Checkpoint, overrides: Sequence[str]) -> Checkpoint:

@@ -206,9 +206,15 @@ def bind(
         _check_blocks(checkpoint, architecture.blocks, hparams, nodes)
     gone = (*checkpoint.dropped, *dropped, *disowned)
     return ModelGraph(
-        architecture, speech, checkpoint, hparams, nodes, gone, (*solver.notes, *(loss.note for loss in losses(gone))),
+        architecture,
+        speech,
+        checkpoint,
+        hparams,
+        nodes,
+        gone,
+        (*solver.notes, *(loss.note for loss in losses(gone))),
         {node.name: node for node in nodes},
-    )  # fmt: skip
+    )
 
 
 def _nodes(
@@ -257,6 +263,8 @@ def _check_blocks(
         found = 1 + max((int(m[2]) for m in numbers if m[1] == series), default=-1)
         if stated is not None and found != stated.value:
             raise MissingError(
-                f"tensors '{series}*'", path=checkpoint.path, found=f"{found} blocks",
+                f"tensors '{series}*'",
+                path=checkpoint.path,
+                found=f"{found} blocks",
                 expected=f"{stated.value} ({stated.origin})",
-            )  # fmt: skip
+            )

@@ -66,9 +66,11 @@ class Statements:
             return found
         if found and beside and found[0] != beside[0]:
             raise InconsistentError(
-                f"{param.name}: the configuration is another model's", path=self._checkpoint.path,
-                found=f"{beside[0]} ({beside[1]})", expected=f"{found[0]} ({found[1]})",
-            )  # fmt: skip
+                f"{param.name}: the configuration is another model's",
+                path=self._checkpoint.path,
+                found=f"{beside[0]} ({beside[1]})",
+                expected=f"{found[0]} ({found[1]})",
+            )
         return found or beside
 
     def default_of(self, param: HParam) -> tuple[Any, str] | None:
@@ -137,9 +139,10 @@ class Statements:
         value = _typed(self._checkpoint, param, found, origin)
         if column != "gguf" and param.unrepresentable is not None and value == param.unrepresentable:
             raise UnsupportedError(
-                f"{param.name} ({origin}): readers of GGUF take this value for none", path=self._checkpoint.path,
+                f"{param.name} ({origin}): readers of GGUF take this value for none",
+                path=self._checkpoint.path,
                 found=value,
-            )  # fmt: skip
+            )
         return value, origin
 
     def _agrees(self, param: HParam, column: str, place: str, found: Any, stated: Any) -> bool:

@@ -65,9 +65,12 @@ def is_assumed(origin: str) -> bool:
 def shape_error(checkpoint: Checkpoint, ref: TensorRef, message: str, expected: object = None) -> ShapeError:
     """Return the error for a tensor whose shape does not fit."""
     return ShapeError(
-        f"tensor {ref.name!r}: {message}", path=checkpoint.path, offset=ref.spans[0].offset if ref.spans else None,
-        found=ref.shape, expected=expected,
-    )  # fmt: skip
+        f"tensor {ref.name!r}: {message}",
+        path=checkpoint.path,
+        offset=ref.spans[0].offset if ref.spans else None,
+        found=ref.shape,
+        expected=expected,
+    )
 
 
 class Solver:
@@ -328,9 +331,10 @@ class Solver:
             return True
         if param.required and param.absent is None and has_tensors:
             raise MissingError(
-                f"nothing says what {param.key or param.name} is", path=self.checkpoint.path,
+                f"nothing says what {param.key or param.name} is",
+                path=self.checkpoint.path,
                 hint=f"--hparam {param.key}=VALUE" if param.key else None,
-            )  # fmt: skip
+            )
         return False
 
     def _check(self, filled: Sequence[Slot]) -> None:

@@ -48,9 +48,11 @@ def untiled(checkpoint: Checkpoint, dialect: Dialect) -> Checkpoint:
     for name, ref in _fused(checkpoint, dialect).items():
         if not heads or not _divides(ref, heads):
             raise InconsistentError(
-                f"tensor {name!r} does not hold queries, keys and values of {heads} heads", path=checkpoint.path,
-                found=ref.shape, hint="--arch gpt2",
-            )  # fmt: skip
+                f"tensor {name!r} does not hold queries, keys and values of {heads} heads",
+                path=checkpoint.path,
+                found=ref.shape,
+                hint="--arch gpt2",
+            )
         width = ref.shape[0] // 3
         one = width // heads
         kept = [(0, width), (width, width + one), (2 * width, 2 * width + one)]

@@ -108,8 +108,10 @@ def assign(
         elif not places:
             raise UnexpectedTensorError(
                 f"tensor has no role in a {architecture.name} model",
-                path=checkpoint.path, offset=ref.spans[0].offset if ref.spans else None, found=ref.name,
-            )  # fmt: skip
+                path=checkpoint.path,
+                offset=ref.spans[0].offset if ref.spans else None,
+                found=ref.name,
+            )
         for key, place in places:
             if place in found[key]:
                 raise DuplicateError(
@@ -337,10 +339,12 @@ def check_conditions(
         decided = verdict(slot.role.when, values if slot.n is None else {**values, "n": slot.n})
         if decided is False and slot.refs:
             raise UnexpectedTensorError(
-                f"tensor belongs only to a model with {slot.role.when}", path=checkpoint.path,
-                offset=slot.refs[0].spans[0].offset if slot.refs[0].spans else None, found=slot.refs[0].name,
+                f"tensor belongs only to a model with {slot.role.when}",
+                path=checkpoint.path,
+                offset=slot.refs[0].spans[0].offset if slot.refs[0].spans else None,
+                found=slot.refs[0].name,
                 hint=_how_to_say(slot.role, unsaid),
-            )  # fmt: skip
+            )
         if decided:
             due.append(slot)
     _require(checkpoint, due)

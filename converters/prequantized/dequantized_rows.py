@@ -208,9 +208,12 @@ def in_range(checkpoint: Checkpoint, ref: TensorRef, found: Array, groups: int) 
     if len(bad):
         span = ref.spans[0]
         raise OutOfRangeError(
-            f"{ref.name!r}: the group of column {bad[0]}", path=checkpoint.files[span.file].path, offset=span.offset,
-            found=int(found[bad[0]]), expected=f"0 to {groups - 1}",
-        )  # fmt: skip
+            f"{ref.name!r}: the group of column {bad[0]}",
+            path=checkpoint.files[span.file].path,
+            offset=span.offset,
+            found=int(found[bad[0]]),
+            expected=f"0 to {groups - 1}",
+        )
     return found
 
 

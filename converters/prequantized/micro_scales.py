@@ -78,8 +78,10 @@ class Nvfp4Blocks:
             code = int(scales[scales >= NAN][0])
             raise BadValueError(
                 f"{self.scales.name!r}: scale is negative or not a number",
-                path=self.checkpoint.files[self.scales.spans[0].file].path, found=f"0x{code:02x}", expected="E4M3 ≥ 0",
-            )  # fmt: skip
+                path=self.checkpoint.files[self.scales.spans[0].file].path,
+                found=f"0x{code:02x}",
+                expected="E4M3 ≥ 0",
+            )
         values = _nibbles(self.checkpoint, self.codes, start, stop, -1, BLOCK // GROUP, GROUP)
         packed = (values[..., :8] | values[..., 8:] << 4).reshape(stop - start, -1, BLOCK // 2)
         grouped = scales.reshape(stop - start, -1, BLOCK // GROUP)

@@ -23,9 +23,20 @@ PLAIN = frozenset({"F32", "F16", "BF16", "F64"})
 NATURAL = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 MARKS = (".qweight", ".weight_packed", ".weight_scale_inv", ".weight_scale")
 RUNTIME = (
-    ".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale", ".input_scale_ub", ".output_scale",
-    ".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".kv_scale", ".k_zero_point", ".v_zero_point",
-)  # fmt: skip
+    ".input_scale",
+    ".input_zero_point",
+    ".input_global_scale",
+    ".activation_scale",
+    ".input_scale_ub",
+    ".output_scale",
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+    ".prob_scale",
+    ".kv_scale",
+    ".k_zero_point",
+    ".v_zero_point",
+)
 """Ends of names of numbers that quantize activations and caches while a model runs; its weights do not need them."""
 
 
@@ -52,9 +63,12 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     schemes = {name: scheme for scheme in _schemes() for name in scheme.methods}
     if method not in schemes:
         raise UnsupportedError(
-            "weights are quantized by a scheme that ggferry does not carry", path=checkpoint.path, found=method,
-            expected=", ".join(sorted(schemes)), hint=DEQUANTIZE,
-        )  # fmt: skip
+            "weights are quantized by a scheme that ggferry does not carry",
+            path=checkpoint.path,
+            found=method,
+            expected=", ".join(sorted(schemes)),
+            hint=DEQUANTIZE,
+        )
     found = schemes[method].find(checkpoint, config)
     return _shown(checkpoint, found) if found.matrices else checkpoint
 
@@ -109,9 +123,11 @@ def _refuse_unexplained(checkpoint: Checkpoint, packed: list[TensorRef]) -> None
     odd = next((name for name in checkpoint.tensors if name.endswith(MARKS)), None)
     if packed and odd is not None:
         raise UnsupportedError(
-            "weights are quantized and no configuration says how", path=checkpoint.path, found=odd,
+            "weights are quantized and no configuration says how",
+            path=checkpoint.path,
+            found=odd,
             hint="config.json has a quantization_config, or quantize_config.json stands beside it",
-        )  # fmt: skip
+        )
 
 
 def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
@@ -126,18 +142,18 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
                 raise InconsistentError(f"{made.name!r} is there plain and quantized", path=checkpoint.path)
             kept = natural if made.kind == "F32" else made.kind
             derived = Derivation(found.scheme, block_type(kept), ref.type.name not in FP8)
-            tensors[made.name] = source.add(
-                made.name, made.shape, made.rows, len(checkpoint.files), derived, made.kind
-            )  # fmt: skip
+            tensors[made.name] = source.add(made.name, made.shape, made.rows, len(checkpoint.files), derived, made.kind)
         elif name.endswith(RUNTIME):
             dropped.append(Dropped(ref, "a scale for activations or caches, which a GGUF model does not quantize so"))
         elif name not in found.used:
             tensors[name] = ref
     return replace(
-        checkpoint, files=(*checkpoint.files, source), tensors=tensors,
+        checkpoint,
+        files=(*checkpoint.files, source),
+        tensors=tensors,
         notes=(*checkpoint.notes, *_notes(found, natural)),
         dropped=(*checkpoint.dropped, *(drop for drop in dropped if drop.ref.name not in tensors)),
-    )  # fmt: skip
+    )
 
 
 def _notes(found: Found, natural: str) -> list[str]:

@@ -152,9 +152,10 @@ def compare_outputs(cases: Sequence[Case], *, jobs: int | None = None, stage: St
                 tensors.append(tensor)
     trim_heap()
     computable = [
-        number for number, case in enumerate(cases)
+        number
+        for number, case in enumerate(cases)
         if case.level == "full" and case.sides.output.nodes and case.sides.output.architecture.recipe
-    ]  # fmt: skip
+    ]
     outputs = [(cases[number].sides.output, found[number]) for number in computable]
     source = cases[0].sides.source
     logits = dict(zip(computable, check_all_logits(source, outputs, jobs, stage) if outputs else (), strict=True))
@@ -210,9 +211,12 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
             assumed = param.known is Known.ASSUMED
             hint = f"the source does not state it ({param.origin}): --hparam {key}=…" if assumed else None
             raise VerificationError(
-                f"{key} differs", path=output.checkpoint.path, found=other.value if other else None,
-                expected=param.value, hint=hint,
-            )  # fmt: skip
+                f"{key} differs",
+                path=output.checkpoint.path,
+                found=other.value if other else None,
+                expected=param.value,
+                hint=hint,
+            )
     return {name: param.value for name, param in output.hparams.items()}
 
 
@@ -243,6 +247,8 @@ def check_accounting(source: ModelGraph, output: ModelGraph) -> None:
     for node in output.nodes:
         if node.shape != source.by_name[node.name].shape:
             raise VerificationError(
-                f"shape of {node.name!r}", path=output.checkpoint.path, found=node.shape,
+                f"shape of {node.name!r}",
+                path=output.checkpoint.path,
+                found=node.shape,
                 expected=source.by_name[node.name].shape,
-            )  # fmt: skip
+            )

@@ -165,18 +165,24 @@ def check_all_logits(
     sides = [*{id(side): side for side in alike if side is not None}.values(), *own]
     with stage(Phase.COMPUTING, sum(side.graph.checkpoint.nbytes for side in (origin, *sides))) as progress:
         base, found = _compared(origin, sides, texts, progress)
-        unequal = [side for side in (third or one for side, third, one in zip(own, alike, own, strict=True))
-                   if not _agree(found[id(side)], exact_limit(source))]  # fmt: skip
+        unequal = [
+            side
+            for side in (third or one for side, third, one in zip(own, alike, own, strict=True))
+            if not _agree(found[id(side)], exact_limit(source))
+        ]
         again = _in_float64(base, unequal, found, texts) if unequal else {}
     come_to = reach(source, texts, [choices.chosen for choices in base.choices])
     said = tuple(text.as_dict() for text in texts)
     return [
         replace(
             _judged(source, side, found[id(side)], found[id(third)] if third else None, again.get(id(third or side))),
-            prompts=said, reached=come_to.reached, not_reached=come_to.missed, device=title(origin.device),
+            prompts=said,
+            reached=come_to.reached,
+            not_reached=come_to.missed,
+            device=title(origin.device),
         )
         for side, third in zip(own, alike, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _structures(
@@ -336,29 +342,39 @@ def _judged(
             raise _differs(path, apart.rows.relative_rms, limit, again, _share(source))
         limit = max(limit, apart.rows.relative_rms)
     return LogitsProof(
-        rows.max_error, rows.relative_rms, limit,
-        rows.top1_agreement if result.ranked else None, rows.kl_divergence if result.ranked else None, result,
-        third.rows.relative_rms if third else None, embedding=found.vectors,
-        rounding=again.rounding if again else None, in_float64=again.apart if again else None,
-    )  # fmt: skip
+        rows.max_error,
+        rows.relative_rms,
+        limit,
+        rows.top1_agreement if result.ranked else None,
+        rows.kl_divergence if result.ranked else None,
+        result,
+        third.rows.relative_rms if third else None,
+        embedding=found.vectors,
+        rounding=again.rounding if again else None,
+        in_float64=again.apart if again else None,
+    )
 
 
 def _differs(path: str, found: float, limit: float, again: _Again | None = None, share: float = 0) -> VerificationError:
     wide = f", and {again.apart:.3g} in float64" if again else ""
     least = f", or {again.rounding * share:.3g} in float64, by what float32 costs this model" if again else ""
     return VerificationError(
-        "the forward pass of the output differs from the source's", path=path,
-        found=f"relative RMS {found:.3g}{wide}", expected=f"at most {limit:.3g}{least}",
-    )  # fmt: skip
+        "the forward pass of the output differs from the source's",
+        path=path,
+        found=f"relative RMS {found:.3g}{wide}",
+        expected=f"at most {limit:.3g}{least}",
+    )
 
 
 def _check_vectors(apart: float | None, limit: float, path: str) -> None:
     """Check that texts come out as the same vectors or scores. Raises VerificationError."""
     if apart is not None and not apart <= limit * CANCELLED:
         raise VerificationError(
-            "what the output makes of a text differs from what the source does", path=path,
-            found=f"relative RMS {apart:.3g}", expected=f"at most {limit * CANCELLED:.3g}",
-        )  # fmt: skip
+            "what the output makes of a text differs from what the source does",
+            path=path,
+            found=f"relative RMS {apart:.3g}",
+            expected=f"at most {limit * CANCELLED:.3g}",
+        )
 
 
 def _share(graph: ModelGraph) -> float:

@@ -32,16 +32,35 @@ LAYOUT = ("general.alignment", "split.*", "ggferry.split.*")
 # What llama.cpp takes where the key is absent, by tokenizer.ggml.model (src/llama-vocab.cpp, llama_vocab::impl::load)
 ABSENT: Mapping[str, Mapping[str, Any]] = {
     "llama": {
-        "unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "add_space_prefix": True, "add_bos_token": True,
+        "unknown_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "add_space_prefix": True,
+        "add_bos_token": True,
         "add_eos_token": False,
     },
     "gpt2": {"add_eos_token": False, "add_space_prefix": False},
-    "t5": {"unknown_token_id": 2, "eos_token_id": 1, "padding_token_id": 0, "add_space_prefix": True,
-           "remove_extra_whitespaces": False, "add_bos_token": False, "add_eos_token": True},
-    "bert": {"unknown_token_id": 100, "cls_token_id": 101, "separator_token_id": 102, "seperator_token_id": 102,
-             "padding_token_id": 0, "mask_token_id": 103, "add_bos_token": True, "normalizer.lowercase": True},
+    "t5": {
+        "unknown_token_id": 2,
+        "eos_token_id": 1,
+        "padding_token_id": 0,
+        "add_space_prefix": True,
+        "remove_extra_whitespaces": False,
+        "add_bos_token": False,
+        "add_eos_token": True,
+    },
+    "bert": {
+        "unknown_token_id": 100,
+        "cls_token_id": 101,
+        "separator_token_id": 102,
+        "seperator_token_id": 102,
+        "padding_token_id": 0,
+        "mask_token_id": 103,
+        "add_bos_token": True,
+        "normalizer.lowercase": True,
+    },
     "rwkv": {"add_bos_token": False, "add_eos_token": False, "add_space_prefix": False},
-}  # fmt: skip
+}
 
 # Which option of a conversion explains a difference, by pattern; the first that fits
 EXPLAINED: tuple[tuple[str, str], ...] = (
@@ -151,9 +170,12 @@ def compare_keys(
 
 
 def _judged(
-    apart: Difference, expected: Mapping[str, Value], found: Mapping[str, Value],
-    sides: tuple[ModelGraph, ModelGraph] | None, allow: Sequence[str],
-) -> str:  # fmt: skip
+    apart: Difference,
+    expected: Mapping[str, Value],
+    found: Mapping[str, Value],
+    sides: tuple[ModelGraph, ModelGraph] | None,
+    allow: Sequence[str],
+) -> str:
     key = apart.key
     if _is(key, allow):
         return "allowed"
@@ -203,9 +225,12 @@ def _unexplained(wrong: Sequence[Difference], path: str) -> VerificationError:
         shown = "; ".join(map(str, wrong[:SHOWN]))
         message, found, expected = f"{len(wrong)} keys are not what the source gives: {shown}{more}", None, None
     return VerificationError(
-        message, path=path, found=found or ("absent" if len(wrong) == 1 else None), expected=expected,
+        message,
+        path=path,
+        found=found or ("absent" if len(wrong) == 1 else None),
+        expected=expected,
         hint=f"{explanation(wrong[0].key)} would explain {wrong[0].key}; --allow-keys '{wrong[0].key}' lets it differ",
-    )  # fmt: skip
+    )
 
 
 def explanation(key: str) -> str:

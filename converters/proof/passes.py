@@ -68,10 +68,12 @@ def run_prompts(sides: Sequence[Passes], texts: Sequence[Prompt]) -> list[list[A
     if len(sides) == len(texts) == 1:
         sides[0].run(texts, 0, found[0], sides[0].weights)
     else:
-        in_lockstep([
-            (side.weights, [partial(side.run, texts, number, rows) for number in range(len(texts))])
-            for side, rows in zip(sides, found, strict=True)
-        ])  # fmt: skip
+        in_lockstep(
+            [
+                (side.weights, [partial(side.run, texts, number, rows) for number in range(len(texts))])
+                for side, rows in zip(sides, found, strict=True)
+            ]
+        )
     return found
 
 
@@ -103,9 +105,11 @@ def compare_logits(expected: Any, found: Any) -> Difference:
     largest, error, power, top1, divergence = (np.array(column) for column in zip(*rows, strict=True))
     scale = math.sqrt(float(power.mean())) or 1.0
     return Difference(
-        max_error=float(largest.max()), relative_rms=math.sqrt(float(error.mean())) / scale,
-        top1_agreement=float(top1.mean()), kl_divergence=float(divergence.mean()),
-    )  # fmt: skip
+        max_error=float(largest.max()),
+        relative_rms=math.sqrt(float(error.mean())) / scale,
+        top1_agreement=float(top1.mean()),
+        kl_divergence=float(divergence.mean()),
+    )
 
 
 def _compare_rows(expected: Any, found: Any) -> tuple[float, float, float, bool, float]:
@@ -119,6 +123,9 @@ def _compare_rows(expected: Any, found: Any) -> tuple[float, float, float, bool,
 
     p, q = log_softmax(a), log_softmax(b)
     return (
-        float(np.abs(delta).max()), float(np.square(delta).mean()), float(np.square(a).mean()),
-        bool(a.argmax() == b.argmax()), float((np.exp(p) * (p - q)).sum()),
-    )  # fmt: skip
+        float(np.abs(delta).max()),
+        float(np.square(delta).mean()),
+        float(np.square(a).mean()),
+        bool(a.argmax() == b.argmax()),
+        float((np.exp(p) * (p - q)).sum()),
+    )

@@ -149,8 +149,9 @@ def _experts(count: int, routed: Mapping[str, set[int]]) -> list[tuple[str, bool
     unseen = {block: sorted(set(range(count)) - chosen) for block, chosen in routed.items()}
     lines = [
         (f"{block}experts without a token: {', '.join(map(str, names))}", False)
-        for block, names in unseen.items() if names
-    ]  # fmt: skip
+        for block, names in unseen.items()
+        if names
+    ]
     whole = len(routed) - len(lines)
     return [(f"all {count} experts of {whole} blocks", True), *lines] if whole else lines
 

@@ -35,9 +35,13 @@ NAMING = ("special_tokens_map.json", "tokenizer_config.json")  # the last that n
 
 
 def check_raw(
-    output: Tokenizer, reference: ReferenceTokenizer, facts: Mapping[str, Any], files: Sidecars, path: str,
+    output: Tokenizer,
+    reference: ReferenceTokenizer,
+    facts: Mapping[str, Any],
+    files: Sidecars,
+    path: str,
     apart: Collection[str] = (),
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, int]:
     """Count the tokens, merges, special ids and templates of the output, having checked that they are the source's.
 
     Args:

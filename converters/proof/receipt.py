@@ -86,7 +86,7 @@ def make_receipt(
         "testimonies": [asdict(check) for check in proof.testimonies],
         "verified": proof.level,
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
-    }  # fmt: skip
+    }
     return cast("Receipt", receipt)
 
 
@@ -216,8 +216,9 @@ def how_it_was_proved(proof: Proof) -> str:
     parts += [
         f"chat template rendered over {said.count} conversations{' alike' if ' and ' in said.witness else ''} "
         f"by {said.witness}"
-        for said in proof.testimonies if said.what == CONVERSATIONS and said.why is None
-    ]  # fmt: skip
+        for said in proof.testimonies
+        if said.what == CONVERSATIONS and said.why is None
+    ]
     return "; ".join(parts if proof.level == "none" else (cross_check_line(proof.testimonies), *parts))
 
 

@@ -60,19 +60,25 @@ _OF_SIZES: tuple[Callable[[Sizes], str], ...] = (
     lambda sizes: _SCALING.get(sizes.get("rope_scaling") or "", ""),
     lambda sizes: "positions stretched at run time" if sizes.get("rope_kind") == "dynamic" else "",
     lambda sizes: "distances instead of positions" if sizes.get("max_alibi") else "",
-    _rotated, _window, _heads, _width,
+    _rotated,
+    _window,
+    _heads,
+    _width,
     lambda sizes: "experts" if _number(sizes, "n_expert") else "",
     lambda sizes: "groups of experts" if _number(sizes, "expert_groups") > 1 else "",
     lambda sizes: "capped scores" if sizes.get("attn_softcap") else "",
     lambda sizes: "capped logits" if sizes.get("final_softcap") else "",
-)  # fmt: skip
+)
 _OF_TENSORS = (
-    ("rope_freqs.weight", "frequencies of LLaMA 3"), ("_shexp.", "shared experts"),
+    ("rope_freqs.weight", "frequencies of LLaMA 3"),
+    ("_shexp.", "shared experts"),
     ("attn_q.bias", "biases of queries"),
-    ("attn_qkv.bias", "biases of queries"), ("attn_output.bias", "a bias of attention's output"),
-    ("ffn_up.bias", "biases of the feed-forward"), ("exp_probs_b", "a bias of the choice of experts"),
+    ("attn_qkv.bias", "biases of queries"),
+    ("attn_output.bias", "a bias of attention's output"),
+    ("ffn_up.bias", "biases of the feed-forward"),
+    ("exp_probs_b", "a bias of the choice of experts"),
     ("attn_q_norm.", "normed queries"),
-)  # fmt: skip
+)
 
 
 def features(graph: ModelGraph) -> frozenset[str]:

@@ -21,10 +21,19 @@ LIST = Path(__file__).with_name("llama_cpp_keys.txt")
 OTHER = ("adapter", "mmproj", "imatrix")  # values of general.type: files for other loaders than the model's
 NUMBER = re.compile(r"\.\d+(?=\.|$)")
 SPELT = {
-    ValueType.UINT8: "u8", ValueType.INT8: "i8", ValueType.UINT16: "u16", ValueType.INT16: "i16",
-    ValueType.UINT32: "u32", ValueType.INT32: "i32", ValueType.UINT64: "u64", ValueType.INT64: "i64",
-    ValueType.FLOAT32: "f32", ValueType.FLOAT64: "f64", ValueType.BOOL: "bool", ValueType.STRING: "str",
-}  # fmt: skip
+    ValueType.UINT8: "u8",
+    ValueType.INT8: "i8",
+    ValueType.UINT16: "u16",
+    ValueType.INT16: "i16",
+    ValueType.UINT32: "u32",
+    ValueType.INT32: "i32",
+    ValueType.UINT64: "u64",
+    ValueType.INT64: "i64",
+    ValueType.FLOAT32: "f32",
+    ValueType.FLOAT64: "f64",
+    ValueType.BOOL: "bool",
+    ValueType.STRING: "str",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +149,10 @@ def _findings(
 
 
 _DOES = {
-    "aborts": "would not run this file", "otherwise": "computes otherwise", "unsafe": "may compute what are no numbers",
-}  # fmt: skip
+    "aborts": "would not run this file",
+    "otherwise": "computes otherwise",
+    "unsafe": "may compute what are no numbers",
+}
 _UNLESS_PRE = re.compile(r'not\(tokenizer_pre == "(?P<pre>[^"]+)"\)')
 
 

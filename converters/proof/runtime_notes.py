@@ -195,7 +195,7 @@ EXPLAINED = (
         "output.weight", "a tied model", "the output matrix is the token embedding",
     ),
     Explained("missing", "*", "tokenizer.ggml.model", "asked for", "the output has no"),
-)  # fmt: skip
+)
 
 
 def loads(architecture: str, metadata: Mapping[str, Value], tensors: Iterable[str]) -> bool:

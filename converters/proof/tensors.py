@@ -200,12 +200,16 @@ class _Comparison:
         same_bytes = self.bitwise and not self.origin.inputs[0].derived
         grade = measured(self.origin.layout, same_bytes=same_bytes, same_values=largest == 0.0, rescales=self.rescaled)
         found = TensorProof(
-            self.node.name, self.before.name, self.after.name, grade, largest,
+            self.node.name,
+            self.before.name,
+            self.after.name,
+            grade,
+            largest,
             0.0 if self.bitwise else self._relative_rms(),
             encoded_again=not self.other_bytes.is_set() if grade is Grade.ROUNDED else None,
             sampled=1 - sum(self.kept.values()) / max(1, math.prod(self.origin.shape[:-1])),
             other_bytes=self.other_bytes.is_set() and self.encodable.is_set(),
-        )  # fmt: skip
+        )
         weighted = self.other_bytes.is_set() or self._weights() is not None
         if found.outlier and weighted and self.after.quantized and not self.encoding.any_error:
             self._check_error(found)
@@ -224,10 +228,12 @@ class _Comparison:
             other = f", where encoding without an importance matrix gives {ours:.3g}" if ours else ""
             raise VerificationError(
                 f"tensor {self.node.name!r} lies further from the source than rounding to {self.after} explains",
-                path=self.output.checkpoint.path, offset=self.node.inputs[0].spans[0].offset,
-                found=f"relative RMS {theirs:.3g}{other}", expected=f"at most {limit:.3g}",
+                path=self.output.checkpoint.path,
+                offset=self.node.inputs[0].spans[0].offset,
+                found=f"relative RMS {theirs:.3g}{other}",
+                expected=f"at most {limit:.3g}",
                 hint="--allow-quantization-error",
-            )  # fmt: skip
+            )
 
     def _errors(self) -> tuple[float, float]:
         """Return the tensor's relative RMS error over some chunks, and that of our own encoding, 0 if there is none."""
@@ -299,9 +305,11 @@ class _Comparison:
         if apart.outside is not None:
             row, column = divmod(apart.outside, expected.shape[1])
             raise self._wrong(
-                start + row, "lies further from the source than its type rounds", f"{found[row, column]!r}",
+                start + row,
+                "lies further from the source than its type rounds",
+                f"{found[row, column]!r}",
                 f"{expected[row, column]!r}",
-            )  # fmt: skip
+            )
         kept = bool(apart.largest) and not self.rescaled and self._rounded(start, expected, blocks, found)
         return _Seen(blocks, apart, kept)
 
@@ -319,9 +327,11 @@ class _Comparison:
         if unlike is not None:
             block = "" if unlike.block is None else f", block {unlike.block}"
             raise self._wrong(
-                start + unlike.row, f"not the source's values rounded to {self.after}{block}",
-                f"relative RMS error {unlike.error:.3g}", f"at most {unlike.limit:.3g}",
-            )  # fmt: skip
+                start + unlike.row,
+                f"not the source's values rounded to {self.after}{block}",
+                f"relative RMS error {unlike.error:.3g}",
+                f"at most {unlike.limit:.3g}",
+            )
         return kept
 
     def _as_marked(self, start: int, blocks: Bytes) -> bool:
@@ -382,9 +392,12 @@ class _Comparison:
 
     def _wrong(self, row: int, message: str, found: object = None, expected: object = None) -> VerificationError:
         return VerificationError(
-            f"tensor {self.node.name!r}, row {row}: {message}", path=self.output.checkpoint.path,
-            offset=self.node.inputs[0].spans[0].offset, found=found, expected=expected,
-        )  # fmt: skip
+            f"tensor {self.node.name!r}, row {row}: {message}",
+            path=self.output.checkpoint.path,
+            offset=self.node.inputs[0].spans[0].offset,
+            found=found,
+            expected=expected,
+        )
 
 
 def _equal_bytes(a: Any, b: Any) -> bool:

@@ -19,11 +19,25 @@ from ggferry.support.records import dataclass
 
 TEMPLATE, TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 _TOKEN_ROLES = {
-    "bos": "bos", "eos": "eos", "unk": "unknown", "unknown": "unknown", "sep": "separator", "separator": "separator",
-    "pad": "padding", "padding": "padding", "cls": "cls", "mask": "mask", "eot": "eot", "eom": "eom",
-    "fim_pre": "fim_pre", "fim_suf": "fim_suf", "fim_mid": "fim_mid", "fim_pad": "fim_pad", "fim_rep": "fim_rep",
+    "bos": "bos",
+    "eos": "eos",
+    "unk": "unknown",
+    "unknown": "unknown",
+    "sep": "separator",
+    "separator": "separator",
+    "pad": "padding",
+    "padding": "padding",
+    "cls": "cls",
+    "mask": "mask",
+    "eot": "eot",
+    "eom": "eom",
+    "fim_pre": "fim_pre",
+    "fim_suf": "fim_suf",
+    "fim_mid": "fim_mid",
+    "fim_pad": "fim_pad",
+    "fim_rep": "fim_rep",
     "fim_sep": "fim_sep",
-}  # fmt: skip
+}
 _ELEMENT = re.compile(r"(?P<key>.+)\[(?P<index>\d{1,9})\]")
 _STRUCTURE = {
     ALIGNMENT_KEY: "ggferry convert --alignment lays the tensors out again",
@@ -150,9 +164,11 @@ class Editor:
             near = suggestion(key, self.architecture)
             if near:
                 raise UsageError(
-                    f"{what}: no standard key", found=key, expected=near,
+                    f"{what}: no standard key",
+                    found=key,
+                    expected=near,
                     hint="--allow-unknown-keys sets it as it is written",
-                )  # fmt: skip
+                )
         allowed = tuple(dict.fromkeys((*(standard or ()), *((old,) if old else ()))))
         if kind is not None:
             if standard and kind not in allowed:

@@ -39,9 +39,12 @@ def consequences(parts: Sequence[Part], changes: Changes, broken: bool) -> list[
         if broken:
             return [f"the model is no longer understood: {error.message}"]
         raise RefusedError(
-            f"the model would no longer be understood: {error.message}", path=before.path, found=error.found,
-            expected=error.expected, hint=_HINT,
-        ) from None  # fmt: skip
+            f"the model would no longer be understood: {error.message}",
+            path=before.path,
+            found=error.found,
+            expected=error.expected,
+            hint=_HINT,
+        ) from None
     wrong = next((finding for finding in found if finding.kind not in ("unread", "otherwise")), None)
     if wrong and not broken:
         raise RefusedError(f"the model would no longer load: {wrong.text}", path=before.path, hint=_HINT)

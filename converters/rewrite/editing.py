@@ -64,10 +64,12 @@ class Edit:
     def as_dict(self) -> dict[str, Any]:
         """Return the changes as plain data, for JSON and for receipts."""
         return {
-            "keys": {key: {"before": shown(self.changes.before[key]), "after": shown(new)}
-                     for key, new in self.changes.after.items()},
+            "keys": {
+                key: {"before": shown(self.changes.before[key]), "after": shown(new)}
+                for key, new in self.changes.after.items()
+            },
             "tensors": dict(self.changes.renamed),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +194,11 @@ def edit(
             return _anew(made, _targets(parts, out), opened, stage, force=force)
         if len(made.changed) > 1:
             raise RefusedError(
-                "several shards would change, and not all at once", path=path,
-                found=f"{len(made.changed)} of {len(parts)}", hint="--outfile NAME writes new ones",
-            )  # fmt: skip
+                "several shards would change, and not all at once",
+                path=path,
+                found=f"{len(made.changed)} of {len(parts)}",
+                hint="--outfile NAME writes new ones",
+            )
         number = made.changed[0]
         header = made.headers[number]
         if header is None:
@@ -206,10 +210,11 @@ def check_replaceable(path: str) -> None:
     """Raise RefusedError for a name that is a link, or one of several of a file: an edit would change others, too."""
     if os.path.islink(path):
         raise RefusedError(
-            "file is a symlink: its target would change, or the link would be lost", path=path,
+            "file is a symlink: its target would change, or the link would be lost",
+            path=path,
             found=os.path.realpath(path),
             hint="name the file itself, or --outfile FILE",
-        )  # fmt: skip
+        )
     if os.path.isfile(path) and os.stat(path).st_nlink > 1:
         raise RefusedError("file has hard links; refusing in-place edit", path=path, hint="--outfile FILE")
 

@@ -92,10 +92,11 @@ def _other_bytes(receipt: Mapping[str, Any], files: Sequence[Record]) -> Inconsi
     stated = _digests(receipt["output"]["files"]) or []
     strange = [str(file["name"]) for file in files if str(file["blake3"]) not in stated]
     return InconsistentError(
-        "not what the receipt beside the first shard describes", path=strange[0] if strange else str(files[0]["name"]),
+        "not what the receipt beside the first shard describes",
+        path=strange[0] if strange else str(files[0]["name"]),
         found=f"{len(strange)} of {len(files)} files with other bytes",
         hint="fetch the shards again, or move the receipt away if one was edited",
-    )  # fmt: skip
+    )
 
 
 def fits(receipt: Mapping[str, Any], files: Sequence[Record]) -> bool:

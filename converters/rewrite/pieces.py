@@ -215,7 +215,9 @@ def check_whole(whole: JoinedSource) -> int | None:
     end = max((align(tensor.offset + tensor.nbytes, file.alignment) for tensor in tensors), default=whole.size)
     if whole.size < end:  # a file may lack its last padding; of pieces, any may lack a byte, and all behind it is moved
         raise TruncatedError(
-            "together the pieces are shorter than the whole", path=whole.path, found=f"{whole.size} bytes",
+            "together the pieces are shorter than the whole",
+            path=whole.path,
+            found=f"{whole.size} bytes",
             expected=f"{end} bytes",
-        )  # fmt: skip
+        )
     return len(tensors)

@@ -78,10 +78,19 @@ class Wrote:
 
 
 def write(
-    files: Sequence[NewFile], lineage: Lineage, digests: Digests, opened: Opened, *, command: str,
-    done: Mapping[str, Any], stage: Stage, force: bool = False, replaces: bool = False,
-    digested: Callable[[str], None] | None = None, strict: bool = False,
-) -> Wrote:  # fmt: skip
+    files: Sequence[NewFile],
+    lineage: Lineage,
+    digests: Digests,
+    opened: Opened,
+    *,
+    command: str,
+    done: Mapping[str, Any],
+    stage: Stage,
+    force: bool = False,
+    replaces: bool = False,
+    digested: Callable[[str], None] | None = None,
+    strict: bool = False,
+) -> Wrote:
     """Write the files, prove that they hold what their sources hold, and publish them with the receipt.
 
     Args:
@@ -107,8 +116,11 @@ def write(
     with unrecorded(), OutputSet(paths, layouts, overwrite=overwrite, sources=sources, same=resumed) as output:
         check_free_space(paths[0], total)
         with stage(Phase.WRITING, total) as progress:
-            sums = {tensor.name: _copy(tensor, layout.tensors[tensor.name].nbytes, output, progress)
-                    for file, layout in zip(files, layouts, strict=True) for tensor in file.tensors}  # fmt: skip
+            sums = {
+                tensor.name: _copy(tensor, layout.tensors[tensor.name].nbytes, output, progress)
+                for file, layout in zip(files, layouts, strict=True)
+                for tensor in file.tensors
+            }
         whole = digest_of_set(sums.values())
         if digested is not None:
             digested(whole)
@@ -200,7 +212,6 @@ def check_header(found: Part, keys: Mapping[str, bytes], tensors: Sequence[Store
         raise VerificationError("a key is not as requested", path=path, found=wrong)
     for there, asked in zip(found.tensors, tensors, strict=False):
         if there.facts != asked.facts:
-            raise VerificationError("a tensor is not as requested", path=path, found=there.facts,
-                                    expected=asked.facts)  # fmt: skip
+            raise VerificationError("a tensor is not as requested", path=path, found=there.facts, expected=asked.facts)
     if len(found.tensors) != len(tensors):
         raise VerificationError("number of tensors", path=path, found=len(found.tensors), expected=len(tensors))

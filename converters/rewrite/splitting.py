@@ -65,16 +65,22 @@ def plan_split(parts: Sequence[Part], out: str | None, cuts: Cuts) -> list[NewFi
     cuts = cuts.asked
     shards = cut(whole.tensors, lambda tensor: tensor.nbytes, cuts.tensors, cuts.nbytes, cuts.first)
     if len(shards) < 2:
-        raise UsageError("one shard would hold everything", path=whole.file.path, found=f"{len(whole.tensors)} tensors",
-                         hint="--split-max-tensors or --split-max-size, smaller")  # fmt: skip
+        raise UsageError(
+            "one shard would hold everything",
+            path=whole.file.path,
+            found=f"{len(whole.tensors)} tensors",
+            hint="--split-max-tensors or --split-max-size, smaller",
+        )
     stem = (whole.file.path if out is None else out).removesuffix(".gguf")
     return [
         NewFile(
             f"{stem}-{shard_label(number + 1, len(shards))}.gguf",
-            _shard_keys(whole, number, len(shards)), tuple(tensors), whole,
+            _shard_keys(whole, number, len(shards)),
+            tuple(tensors),
+            whole,
         )
         for number, tensors in enumerate(shards)
-    ]  # fmt: skip
+    ]
 
 
 def _shard_keys(whole: Part, number: int, count: int) -> dict[str, bytes]:
@@ -161,9 +167,17 @@ def carry_out(
         done = {"files": [os.path.basename(file.path) for file in cutting.files]}
         tied = _tied(parts, lineage) if command == "merge" else _Tie()
         wrote = write(
-            cutting.files, lineage, digests, opened, command=command, done=done, stage=stage, force=force,
-            digested=tied.check, strict=command == "merge",
-        )  # fmt: skip
+            cutting.files,
+            lineage,
+            digests,
+            opened,
+            command=command,
+            done=done,
+            stage=stage,
+            force=force,
+            digested=tied.check,
+            strict=command == "merge",
+        )
         return cutting, replace(wrote, notes=(*wrote.notes, *tied.notes))
 
 
@@ -185,9 +199,12 @@ class _Tie:
         """Raise InconsistentError where the data of the shards is not that of their set."""
         if self.stated and digest != self.stated:
             raise InconsistentError(
-                "the shards do not hold the data that their set was cut from", path=self.path, found=digest,
-                expected=self.stated, hint="fetch the shards again",
-            )  # fmt: skip
+                "the shards do not hold the data that their set was cut from",
+                path=self.path,
+                found=digest,
+                expected=self.stated,
+                hint="fetch the shards again",
+            )
 
 
 def _tied(parts: Sequence[Part], lineage: Lineage) -> _Tie:

@@ -14,10 +14,19 @@ from ggferry.formats.gguf.values import NUMBER_CODES, Value, ValueType
 from ggferry.formats.json_files.parse import parse_json
 
 NAMES = {
-    ValueType.UINT8: "u8", ValueType.INT8: "i8", ValueType.UINT16: "u16", ValueType.INT16: "i16",
-    ValueType.UINT32: "u32", ValueType.INT32: "i32", ValueType.UINT64: "u64", ValueType.INT64: "i64",
-    ValueType.FLOAT32: "f32", ValueType.FLOAT64: "f64", ValueType.BOOL: "bool", ValueType.STRING: "str",
-}  # fmt: skip
+    ValueType.UINT8: "u8",
+    ValueType.INT8: "i8",
+    ValueType.UINT16: "u16",
+    ValueType.INT16: "i16",
+    ValueType.UINT32: "u32",
+    ValueType.INT32: "i32",
+    ValueType.UINT64: "u64",
+    ValueType.INT64: "i64",
+    ValueType.FLOAT32: "f32",
+    ValueType.FLOAT64: "f64",
+    ValueType.BOOL: "bool",
+    ValueType.STRING: "str",
+}
 """Value types but arrays, as they are written; `[u32]` is an array."""
 _TYPES = {name: kind for kind, name in NAMES.items()} | {kind.name.lower(): kind for kind in NAMES}
 _TYPED = re.compile(r"(?P<text>.*):(?P<type>\[*(?:" + "|".join(_TYPES) + r")\]*)", re.DOTALL | re.IGNORECASE)

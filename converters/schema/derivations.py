@@ -234,8 +234,11 @@ def pooling_type(values: Values) -> int | None:
 
     The module of sentence-transformers next to the model states it.
     """
-    stated = {mode for mode in ("mean", "cls", "lasttoken", "max", "mean_sqrt_len", "weightedmean")
-              if values.get(f"pool_{mode}")}  # fmt: skip
+    stated = {
+        mode
+        for mode in ("mean", "cls", "lasttoken", "max", "mean_sqrt_len", "weightedmean")
+        if values.get(f"pool_{mode}")
+    }
     if not stated:
         return None
     if len(stated) > 1 or not stated <= set(POOLING):

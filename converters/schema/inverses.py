@@ -55,7 +55,7 @@ def llama3(values: Values) -> Values:
         found = {
             "rope_kind": "llama3", "rope_stretch": plain(max(factors)), "rope_low": low, "rope_high": high,
             "rope_original_stated": original,
-        }  # fmt: skip
+        }
         if llama3_factors({**values, **found}) == list(factors):
             return found
     return {"rope_kind": "llama3"}
@@ -66,7 +66,7 @@ def _solved(values: Values, factors: tuple[float, ...]) -> list[tuple[int, float
     stretch, n_rot, base = max(factors), values["n_rot"], values["rope_base"]
     waves = [2 * math.pi * base ** (2 * i / n_rot) for i in range(len(factors))]
     between = [(1 / wave, (1 / f - 1 / stretch) / (1 - 1 / stretch)) for wave, f in zip(waves, factors, strict=True)
-               if 1 < f < stretch]  # fmt: skip
+               if 1 < f < stretch]
     contexts = [2**power for power in range(4, 21)]
     if len(between) >= 2:
         (x0, y0), (x1, y1) = between[0], between[-1]
@@ -74,7 +74,7 @@ def _solved(values: Values, factors: tuple[float, ...]) -> list[tuple[int, float
         offset = y0 - slope * x0
         ends = [(-offset / slope, (1 - offset) / slope)] * len(contexts)
         return [(context, plain(round(low * context, 4)), plain(round(high * context, 4)))
-                for context, (low, high) in zip(contexts, ends, strict=True)]  # fmt: skip
+                for context, (low, high) in zip(contexts, ends, strict=True)]
     return [(original, 1.0, 4.0) for original in contexts]
 
 
@@ -144,7 +144,7 @@ def windows(values: Values) -> Values:
     if not wide or listed is None:
         listed = (wide > 0,) * (values.get("n_layer") or 0)
     return {"window_stated": wide or None, "window_used": wide > 0, "layer_windows": listed,
-            "first_window": _first(listed)}  # fmt: skip
+            "first_window": _first(listed)}
 
 
 def _first(listed: tuple[bool, ...] | None) -> int:
@@ -157,7 +157,7 @@ def leading_dense(values: Values) -> Values:
     if count is None:
         return {}
     return {"sparse_layers": tuple(n >= count for n in blocks), "dense_blocks": tuple(n < count for n in blocks),
-            "dense_stated": count}  # fmt: skip
+            "dense_stated": count}
 
 
 def attending(values: Values) -> Values:
@@ -170,7 +170,7 @@ def attending(values: Values) -> Values:
     period, offset = _period(at, len(attends))
     return {"attends": attends, "heads_kv": max(listed), "attn_indices": at, "n_attending": len(at),
             "attn_period": period, "attn_offset": offset,
-            "full_blocks": tuple(n + 1 for n in at), "n_full": len(at)}  # fmt: skip
+            "full_blocks": tuple(n + 1 for n in at), "n_full": len(at)}
 
 
 def _period(at: tuple[int, ...], count: int) -> tuple[int, int]:
@@ -185,7 +185,7 @@ def sparse_layers(values: Values) -> Values:
     at = tuple(sorted(values["blocks"].get("blk.{n}.ffn_gate_inp.weight", ())))
     period, offset = _period(at, values["n_layer"])
     return {"expert_period": period, "expert_offset": offset,
-            "sparse": tuple(n in at for n in range(values["n_layer"]))}  # fmt: skip
+            "sparse": tuple(n in at for n in range(values["n_layer"]))}
 
 
 def key_heads(values: Values) -> Values:
@@ -197,7 +197,7 @@ def key_heads(values: Values) -> Values:
     other = [count for count, window in zip(found, windows, strict=True) if not window]
     keys, own_values = (values["blocks"].get(f"blk.{{n}}.attn_{part}.weight", ()) for part in "kv")
     return {"n_head_kv_swa": (own or other)[0], "n_head_kv_global": (other or own)[0],
-            "n_head_kv_listed": (other or own)[0], "k_is_v": len(own_values) < len(keys)}  # fmt: skip
+            "n_head_kv_listed": (other or own)[0], "k_is_v": len(own_values) < len(keys)}
 
 
 def heads_by_window(values: Values) -> Values:
@@ -232,7 +232,7 @@ def laguna_rotated(values: Values) -> Values:
 def in_the_weights(values: Values) -> Values:
     """Falcon-H1's multipliers, which GGUF has in the weights."""
     ones = ("embedding_scale", "logit_scale", "attn_in_scale", "attn_out_scale", "key_scale", "ssm_in_scale",
-            "ssm_out_scale", "ffn_gate_scale", "ffn_down_scale")  # fmt: skip
+            "ssm_out_scale", "ffn_gate_scale", "ffn_down_scale")
     return {**dict.fromkeys(ones, 1.0), "ssm_scales": (1.0,) * 5, "ffn_scales": (1.0,) * 2}
 
 
@@ -247,7 +247,7 @@ def rotated_as_listed(values: Values) -> Values:
     """Which blocks turn queries and keys."""
     listed = values.get("rope_layers")
     return {} if listed is None else {"rope_stated": tuple(bool(item) for item in listed),
-                                      "n_rope_stated": len(listed)}  # fmt: skip
+                                      "n_rope_stated": len(listed)}
 
 
 def chunked(values: Values) -> Values:
@@ -418,7 +418,7 @@ INVERSES: dict[str, Inverse] = {
     "score_scale": in_the_weights,
     "first_position": first_position,
     "full_indexers": lambda values: {"index_full": values.get("index_full")},
-}  # fmt: skip
+}
 """Derivation → its inverse."""
 HINGES: dict[str, Inverse] = {
     "scaled": lambda values: {"scaled": values.get("attn_scale") is None}, "sparse": sparse_layers,
@@ -428,5 +428,5 @@ HINGES: dict[str, Inverse] = {
     "rope_fraction_swa": lambda values: {"rope_fraction_swa": rope_dimensions(values).get("rope_fraction")},
     "norm_first": lambda values: {"norm_first": False},
     "gating": lambda values: {"gating": "head" if values.get("gate_width") == 1 else "element"},
-}  # fmt: skip
+}
 """Hparam on which defaults or the presence of tensors depend → what tells it."""

@@ -68,9 +68,12 @@ def roles(*parts: Part, when: str = "", under: Mapping[str, str] | None = None, 
 
 
 def block(
-    *parts: Part, layer: str | Mapping[str, str] = "model.layers.{n}.", name: str = "blk.{n}.", when: str = "",
+    *parts: Part,
+    layer: str | Mapping[str, str] = "model.layers.{n}.",
+    name: str = "blk.{n}.",
+    when: str = "",
     **named: Named,
-) -> Roles:  # fmt: skip
+) -> Roles:
     """Return the roles of every block: as `roles`, with names that begin with `name`, and in the source with `layer`.
 
     Args:

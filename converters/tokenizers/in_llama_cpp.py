@@ -61,15 +61,43 @@ PROBES = {
 """A text for each construct that a program may cut in its own way."""
 LATER = "signs that Unicode has since version 16"
 LATER_TEXTS = (
-    (" \U0001f8c0", " ☀"), ("☀\U0001f8c0", "☀☀"), (" \u1c89", " Ж"), ("a\u1c89", "aЖ"), ("1\U00010d40", "1٣"),
-    ("\U00010d40\U00010d41", "٣٣"), ("e\u0897", "e\u0301"), (" \U000105c0", " Ж"), ("☀\u1b4e", "☀…"), ("a\u1b4e", "a…"),
-)  # fmt: skip
+    (" \U0001f8c0", " ☀"),
+    ("☀\U0001f8c0", "☀☀"),
+    (" \u1c89", " Ж"),
+    ("a\u1c89", "aЖ"),
+    ("1\U00010d40", "1٣"),
+    ("\U00010d40\U00010d41", "٣٣"),
+    ("e\u0897", "e\u0301"),
+    (" \U000105c0", " Ж"),
+    ("☀\u1b4e", "☀…"),
+    ("a\u1b4e", "a…"),
+)
 """Texts with such signs, and what they are cut like where Unicode is read as it is now: signs of one category each."""
 ENDS = (
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
-    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
-    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[", "<|ifm|im_end|>",
-)  # fmt: skip
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+    "<|ifm|im_end|>",
+)
 """Texts of tokens that llama.cpp takes for control tokens, whatever type the file gives them: they end generation."""
 
 
@@ -87,8 +115,11 @@ def split_differently(tokenizer: Tokenizer) -> tuple[str, ...]:
 def runtime(tokenizer: Tokenizer) -> WordPiece | Unigram | ByteLevel | World | None:
     """Return llama.cpp's encoder where it is known to have rules of its own."""
     kinds: dict[str, type[WordPiece | Unigram | ByteLevel | World]] = {
-        "bert": WordPiece, "t5": Unigram, "gpt2": ByteLevel, "rwkv": World,
-    }  # fmt: skip
+        "bert": WordPiece,
+        "t5": Unigram,
+        "gpt2": ByteLevel,
+        "rwkv": World,
+    }
     kind = kinds.get(tokenizer.model)
     return kind(tokenizer) if kind else None
 
@@ -143,8 +174,9 @@ class ByteLevel:
             seen = known if "\\p{" in pattern else text  # a range of code points is one in any Unicode
             words = [
                 (first + start, first + stop)
-                for first, last in words for start, stop in spans(compiled(pattern), seen[first:last])
-            ]  # fmt: skip
+                for first, last in words
+                for start, stop in spans(compiled(pattern), seen[first:last])
+            ]
         return (text[first:last] for first, last in words)
 
 

@@ -57,9 +57,14 @@ def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = Vo
     rule = next((layout.vocab for layout in header_layouts() if layout.name == checkpoint.layout), None)
     if kind_of(checkpoint.container) is Kind.LEGACY and rule is not None and (rule.texts != "llama" or options.source):
         return from_family(
-            checkpoint.vocab, rule, rows=rows, source=options.source or options.model, pre=options.pre,
-            keep_json=options.keep_json, path=checkpoint.path,
-        )  # fmt: skip
+            checkpoint.vocab,
+            rule,
+            rows=rows,
+            source=options.source or options.model,
+            pre=options.pre,
+            keep_json=options.keep_json,
+            path=checkpoint.path,
+        )
     if checkpoint.vocab is not None:
         if options.source:
             raise UsageError("the file holds its vocabulary whole", path=checkpoint.path, hint="--tokenizer-model FILE")

@@ -321,16 +321,20 @@ class _Keys:
             raise MissingError("no vocabulary", path=self.path, expected=GGML + "tokens")
         if rows is not None and rows != len(tokens):
             raise InconsistentError(
-                "the vocabulary does not fit the embedding", path=self.path, found=f"{len(tokens)} tokens",
+                "the vocabulary does not fit the embedding",
+                path=self.path,
+                found=f"{len(tokens)} tokens",
                 expected=f"{rows} rows",
-            )  # fmt: skip
+            )
         scores, types = self.array("scores", float), self.array("token_type", int)
         for name, values in (("scores", scores), ("token_type", types)):
             if values is not None and len(values) != len(tokens):
                 raise InconsistentError(
-                    f"{GGML}{name} has another length than the vocabulary", path=self.path, found=len(values),
+                    f"{GGML}{name} has another length than the vocabulary",
+                    path=self.path,
+                    found=len(values),
                     expected=len(tokens),
-                )  # fmt: skip
+                )
         self.check_scores(scores or ())
         self.check_types(tokens, types)
         merges = self.array("merges", str)
@@ -387,9 +391,11 @@ class _Keys:
                     continue
                 if not 0 <= token < count:
                     raise OutOfRangeError(
-                        f"{GGML}{key} is not an id of the vocabulary", path=self.path, found=token,
+                        f"{GGML}{key} is not an id of the vocabulary",
+                        path=self.path,
+                        found=token,
                         expected=f"0 … {count - 1}",
-                    )  # fmt: skip
+                    )
                 if ids.setdefault(role, token) != token:
                     raise InconsistentError(
                         f"{' and '.join(keys)} name two tokens", path=self.path, found=token, expected=ids[role]
@@ -419,9 +425,11 @@ class _Keys:
                 raise OutOfRangeError(f"type of token {token}", path=self.path, found=kind, expected="1 … 6")
             if kind == TokenType.BYTE and byte_of(tokens[token]) is None:
                 raise OutOfRangeError(
-                    f"token {token} is of type byte but names none", path=self.path, found=tokens[token],
+                    f"token {token} is of type byte but names none",
+                    path=self.path,
+                    found=tokens[token],
                     expected="<0x00> … <0xFF>",
-                )  # fmt: skip
+                )
 
     def check_merges(self, tokens: Sequence[str], merges: Sequence[str]) -> None:
         known = set(tokens)

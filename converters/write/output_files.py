@@ -36,9 +36,15 @@ class OutputSet:
     """
 
     def __init__(
-        self, paths: Sequence[str], layouts: Sequence[GGUFLayout], *, overwrite: bool = False,
-        sources: Mapping[Identity, str] | None = None, same: bool = False, digested: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        paths: Sequence[str],
+        layouts: Sequence[GGUFLayout],
+        *,
+        overwrite: bool = False,
+        sources: Mapping[Identity, str] | None = None,
+        same: bool = False,
+        digested: bool = False,
+    ) -> None:
         self.paths, self.receipt_path = tuple(paths), paths[0] + RECEIPT
         self._layouts, self._overwrite, self._sources = tuple(layouts), overwrite, sources
         self._same = same

@@ -137,8 +137,10 @@ class Watch:
         span = step.node.inputs[0].spans[0]
         return BadValueError(
             f"tensor {place(step.node, element)}: weight is not a finite number",
-            path=self.checkpoint.files[span.file].path, offset=span.offset, hint=hint,
-        )  # fmt: skip
+            path=self.checkpoint.files[span.file].path,
+            offset=span.offset,
+            hint=hint,
+        )
 
     def notes(self) -> tuple[str, ...]:
         """Return what was seen, as lines for the receipt."""

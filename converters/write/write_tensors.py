@@ -215,9 +215,10 @@ def check_replica(plan: Plan, drop: Dropped) -> None:
     if drop.ref.shape != drop.same_as.shape or drop.ref.type != drop.same_as.type:
         raise InconsistentError(
             f"{drop.ref.name!r} has another shape than {drop.same_as.name!r}, which it should repeat",
-            path=checkpoint.path, found=f"{drop.ref.type} {drop.ref.shape}",
+            path=checkpoint.path,
+            found=f"{drop.ref.type} {drop.ref.shape}",
             expected=f"{drop.same_as.type} {drop.same_as.shape}",
-        )  # fmt: skip
+        )
     step = max(1, rows.CHUNK // max(1, drop.ref.row_bytes))
     for start in range(0, drop.ref.rows, step):
         a = rows.raw_rows(checkpoint, drop.ref, start, min(drop.ref.rows, start + step))
@@ -225,5 +226,6 @@ def check_replica(plan: Plan, drop: Dropped) -> None:
         if not np.array_equal(a, b):
             raise InconsistentError(
                 f"{drop.ref.name!r} differs from {drop.same_as.name!r}, and is to be left out as {drop.reason!r}",
-                path=checkpoint.files[drop.ref.spans[0].file].path, offset=drop.ref.spans[0].offset,
-            )  # fmt: skip
+                path=checkpoint.files[drop.ref.spans[0].file].path,
+                offset=drop.ref.spans[0].offset,
+            )

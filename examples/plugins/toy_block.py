@@ -33,7 +33,10 @@ def encode(values: Floats, weights: Floats | None = None) -> Bytes:
 
 CODECS = (
     Codec(
-        TOY8, decoder(TOY8, affine(_levels, floats("d"))), encode,
-        accuracy=Accuracy((0.00534, 0.00841), 0.25, 0.05, bound=Bound(of_block=0.5 / 127 + 2.0**-23)), file_type=900,
+        TOY8,
+        decoder(TOY8, affine(_levels, floats("d"))),
+        encode,
+        accuracy=Accuracy((0.00534, 0.00841), 0.25, 0.05, bound=Bound(of_block=0.5 / 127 + 2.0**-23)),
+        file_type=900,
     ),
-)  # fmt: skip
+)

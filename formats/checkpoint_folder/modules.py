@@ -120,8 +120,14 @@ def _of(listed: Sequence[Module], kind: str) -> list[Module]:
 def _by_mode(settings: Mapping[str, Any]) -> JSONObject:
     """Return settings that state each way of pooling as true or false; newer ones name it (`pooling_mode`)."""
     mode = settings.get("pooling_mode")
-    named = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "weightedmean": "weightedmean_tokens",
-             "mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "lasttoken": "lasttoken"}  # fmt: skip
+    named = {
+        "mean": "mean_tokens",
+        "cls": "cls_token",
+        "max": "max_tokens",
+        "weightedmean": "weightedmean_tokens",
+        "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+        "lasttoken": "lasttoken",
+    }
     if not isinstance(mode, str) or mode not in named:
         return dict(settings)
     kept = {key: value for key, value in settings.items() if key not in ("pooling_mode", "embedding_dimension")}

@@ -21,8 +21,11 @@ from ggferry.formats.limits import MAX_JSON
 
 NO_DEVICES = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = (
-    (stat.S_ISREG, None), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"),
-)  # fmt: skip
+    (stat.S_ISREG, None),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+)
 _SNAPSHOT = re.compile(r"(?P<model>.*/models--[^/]+)/snapshots(/.*)?", re.DOTALL)
 NO_NAME = "not a name that a file can have"
 _HINT = "name the folder it leads into, or put the file itself in the link's place"

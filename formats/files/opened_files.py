@@ -68,9 +68,12 @@ class Opened:
                 raise ChangedError(f"gone while it was read: {error.strerror}", path=path) from None
             if now != before:
                 raise ChangedError(
-                    "changed while it was read", path=path, found=_words(now, before), expected=_words(before, now),
+                    "changed while it was read",
+                    path=path,
+                    found=_words(now, before),
+                    expected=_words(before, now),
                     hint="do it again when nobody writes to it",
-                )  # fmt: skip
+                )
 
 
 _RECORD: ContextVar[Opened | None] = ContextVar("opened", default=None)
@@ -112,9 +115,11 @@ def refuse_sources(targets: Iterable[str], sources: Mapping[Identity, str]) -> N
             source = sources.get((status.st_dev, status.st_ino))
             if source is not None:
                 raise RefusedError(
-                    "would replace what it is made of", path=target, found=f"the same file as {source}",
+                    "would replace what it is made of",
+                    path=target,
+                    found=f"the same file as {source}",
                     hint="write to another name",
-                )  # fmt: skip
+                )
 
 
 def _statuses(path: str) -> Iterator[os.stat_result]:

@@ -34,9 +34,13 @@ class OutputFolder:
     """
 
     def __init__(
-        self, target: str, *, overwrite: bool = False, ours: Ours = lambda path: False,
+        self,
+        target: str,
+        *,
+        overwrite: bool = False,
+        ours: Ours = lambda path: False,
         sources: Mapping[Identity, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Remember what is asked for; nothing is written before the context is entered.
 
         Args:
@@ -88,9 +92,10 @@ class OutputFolder:
             raise exists_already(self.target)
         if not self._ours(self.target):
             raise RefusedError(
-                "exists, and is not an unchanged folder of ggferry's", path=self.target,
+                "exists, and is not an unchanged folder of ggferry's",
+                path=self.target,
                 hint="move it away, or write to another name",
-            )  # fmt: skip
+            )
         self._refuse_sources()
 
     def _refuse_sources(self) -> None:

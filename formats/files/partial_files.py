@@ -53,9 +53,12 @@ def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identit
     longest = longest_name(folder)
     if len(os.fsencode(name)) > longest:
         raise UsageError(
-            "file name is too long for its folder", path=path, found=f"{len(os.fsencode(name))} bytes",
-            expected=f"at most {longest}", hint="choose a shorter name",
-        )  # fmt: skip
+            "file name is too long for its folder",
+            path=path,
+            found=f"{len(os.fsencode(name))} bytes",
+            expected=f"at most {longest}",
+            hint="choose a shorter name",
+        )
     refuse_sources([path], sources or {})
     if not overwrite and os.path.lexists(path):
         raise exists_already(path)
@@ -345,9 +348,11 @@ def _opened(path: str) -> int:
 
 def _unknown(path: str, target: str) -> RefusedError:
     return RefusedError(
-        "another writer may be at work on this file", path=target, found=path,
+        "another writer may be at work on this file",
+        path=target,
+        found=path,
         hint="its folder cannot tell whether that one lives; if no ggferry does, remove the file",
-    )  # fmt: skip
+    )
 
 
 def _lock(fd: int) -> bool | None:
@@ -402,9 +407,13 @@ def begin_file(path: str, *, overwrite: bool = False, sources: Mapping[Identity,
 
 
 def write_file(
-    path: str, write: Callable[[BinaryIO], object], *, overwrite: bool = False,
-    sources: Mapping[Identity, str] | None = None, private: bool = False,
-) -> None:  # fmt: skip
+    path: str,
+    write: Callable[[BinaryIO], object],
+    *,
+    overwrite: bool = False,
+    sources: Mapping[Identity, str] | None = None,
+    private: bool = False,
+) -> None:
     """Write a file whole or not at all.
 
     Args:
@@ -433,9 +442,13 @@ def write_file(
 
 
 def write_text(
-    path: str, lines: Iterable[str], *, overwrite: bool = False, sources: Mapping[Identity, str] | None = None,
+    path: str,
+    lines: Iterable[str],
+    *,
+    overwrite: bool = False,
+    sources: Mapping[Identity, str] | None = None,
     private: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write lines of text, each with a line break, whole or not at all.
 
     The encoding is UTF-8; code points that UTF-8 cannot encode are escaped as in Python. The arguments and errors are

@@ -167,8 +167,13 @@ def _opened(what: Patch) -> int:
         os.close(fd)
         if not stat.S_ISREG(status.st_mode):
             raise NotFoundError("not a file", path=what.path)
-        raise RefusedError("not the file of its journal", path=what.path, found=f"{status.st_size} bytes",
-                           expected=f"{what.size} bytes", hint=f"remove {journal_of(what.path)}")  # fmt: skip
+        raise RefusedError(
+            "not the file of its journal",
+            path=what.path,
+            found=f"{status.st_size} bytes",
+            expected=f"{what.size} bytes",
+            hint=f"remove {journal_of(what.path)}",
+        )
     return fd
 
 

@@ -278,9 +278,11 @@ def _check_ours(change: Change, now: tuple[int, int] | None) -> None:
         return
     if any(path and os.path.lexists(path) for path in (change.partial, change.aside)):
         raise RefusedError(
-            "another file has taken this name since a run was interrupted that was to replace it", path=change.target,
-            found=f"{now[0]:,} bytes", hint="move it away, and run the command again",
-        )  # fmt: skip
+            "another file has taken this name since a run was interrupted that was to replace it",
+            path=change.target,
+            found=f"{now[0]:,} bytes",
+            hint="move it away, and run the command again",
+        )
 
 
 def _go_on(change: Change, now: tuple[int, int] | None) -> None:

@@ -97,9 +97,12 @@ def _vocabulary(
         stated = cursor.integer("i32", "number of tokens", 1, limits.MAX_GGML_VOCAB)
         if stated > count or (rule.count == "again" and stated != count):
             raise InconsistentError(
-                "the vocabulary has another size than the header says", path=cursor.path, offset=at,
-                found=stated, expected=count,
-            )  # fmt: skip
+                "the vocabulary has another size than the header says",
+                path=cursor.path,
+                offset=at,
+                found=stated,
+                expected=count,
+            )
         count = stated
     scored = version[0] in SCORED if rule.scored is None else rule.scored
     begin = cursor.offset

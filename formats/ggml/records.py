@@ -125,9 +125,12 @@ def _walk(source: Source, prelude: Prelude, codes: Mapping[int, str], records: R
             raise ShapeError(f"tensor {record.name!r}: {error}", path=source.path, offset=offset) from None
         if record.data + size > source.size:
             raise TruncatedError(
-                f"the file ends inside tensor {record.name!r}", path=source.path, offset=record.data,
-                found=f"{source.size - record.data} bytes", expected=f"{size} bytes",
-            )  # fmt: skip
+                f"the file ends inside tensor {record.name!r}",
+                path=source.path,
+                offset=record.data,
+                found=f"{source.size - record.data} bytes",
+                expected=f"{size} bytes",
+            )
         yield TensorRef(record.name, kind, record.shape, (Span(0, record.data, record.shape),))
         offset = record.data + size
 
@@ -201,7 +204,8 @@ def _is_planar(source: Source, refs: Sequence[TensorRef], name: str) -> bool:
     share = absurd / total
     if 0.01 < share < 0.2:
         raise AmbiguousError(
-            f"{name[:4]} rows read neither as blocks nor as planes", path=source.path,
+            f"{name[:4]} rows read neither as blocks nor as planes",
+            path=source.path,
             found=f"{absurd} absurd scales in {total} blocks",
-        )  # fmt: skip
+        )
     return share >= 0.2

@@ -45,9 +45,11 @@ def join_parts(base: str, first: Checkpoint, layout: HeaderLayout, read: Callabl
         raise
     dropped = tuple(
         Dropped(_in_file(part.tensors[name], number), f"part {number} repeats the vector of part 0", same_as=ref)
-        for number, part in enumerate(parts) if number
-        for name, ref in first.tensors.items() if len(ref.shape) == 1
-    )  # fmt: skip
+        for number, part in enumerate(parts)
+        if number
+        for name, ref in first.tensors.items()
+        if len(ref.shape) == 1
+    )
     files = tuple(part.files[0] for part in parts)
     return replace(first, files=files, tensors=tensors, dropped=dropped, notes=(*first.notes, f"{count} parts"))
 
@@ -66,8 +68,11 @@ def _part_count(first: Checkpoint, layout: HeaderLayout) -> int:
     if rest or not 1 <= count <= limits.MAX_PARTS:
         raise ShapeError(
             f"{ref.name}: columns that do not divide the model's {layout.width}",
-            path=first.path, offset=ref.spans[0].offset, found=ref.columns, expected=f"{width} or a part of it",
-        )  # fmt: skip
+            path=first.path,
+            offset=ref.spans[0].offset,
+            found=ref.columns,
+            expected=f"{width} or a part of it",
+        )
     return count
 
 
@@ -76,8 +81,10 @@ def _check_part(first: Checkpoint, part: Checkpoint) -> None:
         name = next(key for key in first.header if first.header[key] != part.header[key])
         raise InconsistentError(
             f"parts of different models: header field {name}",
-            path=part.path, found=part.header[name], expected=first.header[name],
-        )  # fmt: skip
+            path=part.path,
+            found=part.header[name],
+            expected=first.header[name],
+        )
     if part.vocab != first.vocab:
         raise InconsistentError("parts of different models: the vocabularies differ", path=part.path)
     odd = sorted(set(first.tensors) ^ set(part.tensors))
@@ -94,9 +101,10 @@ def _join(name: str, pieces: Sequence[TensorRef], layout: HeaderLayout) -> Tenso
     for piece in pieces[1:]:
         if piece.type != first.type or len(piece.shape) != 2 or piece.shape[kept] != first.shape[kept]:
             raise InconsistentError(
-                f"parts of {name!r} do not fit together", found=f"{piece.type} {piece.shape}",
+                f"parts of {name!r} do not fit together",
+                found=f"{piece.type} {piece.shape}",
                 expected=f"{first.type} {first.shape}",
-            )  # fmt: skip
+            )
     total = sum(piece.shape[axis] for piece in pieces)
     shape = (first.shape[0], total) if axis else (total, first.shape[1])
     spans = tuple(replace(piece.spans[0], file=number) for number, piece in enumerate(pieces))

@@ -126,10 +126,17 @@ def u64(value: int) -> Value:
 
 
 NUMBER_CODES = {
-    ValueType.UINT8: "u8", ValueType.UINT16: "u16", ValueType.UINT32: "u32", ValueType.UINT64: "u64",
-    ValueType.INT8: "i8", ValueType.INT16: "i16", ValueType.INT32: "i32", ValueType.INT64: "i64",
-    ValueType.FLOAT32: "f32", ValueType.FLOAT64: "f64",
-}  # fmt: skip
+    ValueType.UINT8: "u8",
+    ValueType.UINT16: "u16",
+    ValueType.UINT32: "u32",
+    ValueType.UINT64: "u64",
+    ValueType.INT8: "i8",
+    ValueType.INT16: "i16",
+    ValueType.INT32: "i32",
+    ValueType.INT64: "i64",
+    ValueType.FLOAT32: "f32",
+    ValueType.FLOAT64: "f64",
+}
 """The value types that are plain numbers, as `formats.fields` codes."""
 
 KEY_PATTERN = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"

@@ -44,10 +44,15 @@ class GGUFFile:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], layout: GGUFLayout, *, overwrite: bool = False,
-        file: Partial | None = None, sources: Mapping[Identity, str] | None = None,
+        self,
+        path: str | os.PathLike[str],
+        layout: GGUFLayout,
+        *,
+        overwrite: bool = False,
+        file: Partial | None = None,
+        sources: Mapping[Identity, str] | None = None,
         wrote: Callable[[str, int, memoryview], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Begin `path`, replacing what a crashed run left of it.
 
         Args:

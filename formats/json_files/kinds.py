@@ -92,9 +92,11 @@ def shown(value: Any, limit: int = SHOWN) -> str:
 
 def is_number(value: Any) -> bool:
     """Return whether `value` is a finite number. Booleans are not; a whole number of any length is."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and (
-        isinstance(value, int) or math.isfinite(value)
-    )  # fmt: skip
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and (isinstance(value, int) or math.isfinite(value))
+    )
 
 
 def strict(value: Any) -> Any:

@@ -132,9 +132,12 @@ def _record(source: Source, offset: int, rank: int) -> TensorRef:
     data, size = cursor.offset, kind.nbytes((outer, inner))
     if data + size > source.size:
         raise TruncatedError(
-            f"the file ends inside tensor {name!r}", path=source.path, offset=data,
-            found=f"{source.size - data} bytes", expected=f"{size} bytes",
-        )  # fmt: skip
+            f"the file ends inside tensor {name!r}",
+            path=source.path,
+            offset=data,
+            found=f"{source.size - data} bytes",
+            expected=f"{size} bytes",
+        )
     if name.endswith(SIDES[0]):
         return TensorRef(name, kind, (inner, outer), (Span(0, data, (inner, outer), strides=(1, inner)),))
     return TensorRef(name, kind, (outer, inner), (Span(0, data, (outer, inner)),))

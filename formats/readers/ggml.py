@@ -101,8 +101,11 @@ def _reading(source: Source, layouts: Sequence[HeaderLayout]) -> Checkpoint:
         if not any(checkpoint.tensors for checkpoint in found):
             raise MissingError(
                 "vocabulary without tensors: a model cut exactly there, or the vocabulary of one of several families",
-                path=source.path, offset=source.size, found=names, hint="--arch NAME with --vocab-only",
-            )  # fmt: skip
+                path=source.path,
+                offset=source.size,
+                found=names,
+                hint="--arch NAME with --vocab-only",
+            )
         raise AmbiguousError("several architectures fit these bytes", path=source.path, found=names, hint="--arch NAME")
     if not failures:
         raise UnsupportedError("no architecture is known for this container", path=source.path, found=version[0])
@@ -128,8 +131,10 @@ def _version(source: Source) -> Version:
     if container is None:
         raise UnsupportedError(
             "byte-reversed magic: written by a big-endian machine, which no program of that time could read back",
-            path=source.path, offset=0, found=magic,
-        )  # fmt: skip
+            path=source.path,
+            offset=0,
+            found=magic,
+        )
     if container in NOT_MODELS:
         raise UnsupportedError(f"this is {NOT_MODELS[container]}", path=source.path, offset=0)
     if VERSIONS[container] == (None,):

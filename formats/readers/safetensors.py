@@ -62,9 +62,25 @@ WHITESPACE = " \t\r\n"
 
 # The format's names are ours.
 TYPES = frozenset(
-    {"BOOL", "U8", "I8", "U16", "I16", "F16", "BF16", "U32", "I32", "F32", "U64", "I64", "F64", "F8_E4M3", "F8_E5M2",
-     "F8_E8M0"}
-)  # fmt: skip
+    {
+        "BOOL",
+        "U8",
+        "I8",
+        "U16",
+        "I16",
+        "F16",
+        "BF16",
+        "U32",
+        "I32",
+        "F32",
+        "U64",
+        "I64",
+        "F64",
+        "F8_E4M3",
+        "F8_E5M2",
+        "F8_E8M0",
+    }
+)
 NOT_CARRIED = frozenset({"F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"})
 FIELDS = frozenset({"dtype", "shape", "data_offsets"})
 METADATA = "__metadata__"

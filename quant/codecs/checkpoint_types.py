@@ -104,4 +104,4 @@ CODECS = (
         compiled=compiled(F8_E5M2, _decode_e5m2, "decode_plain"),
     ),
     Codec(F8_E8M0, _decode_e8m0, suspicious={"x": lambda x: x == 0xFF}),  # of scales, too few for a kernel
-)  # fmt: skip
+)

@@ -89,4 +89,4 @@ CODECS = tuple(
         compiled=compiled(kind, DECODE[name], "decode_small"),
     )
     for name, kind in TYPES.items()
-)  # fmt: skip
+)

@@ -223,7 +223,7 @@ def _encoder(name: str) -> Callable[[Floats, Floats | None], Bytes]:
 FILE_TYPE = {
     "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30,
     "IQ1_M": 31,
-}  # fmt: skip
+}
 ACCURACY = {
     "IQ2_XXS": Accuracy((0.3440, 0.4980)),
     "IQ2_XS": Accuracy((0.3000, 0.4120)),
@@ -254,4 +254,4 @@ CODECS = tuple(
         compiled=compiled(kind, DECODE[name], "decode_iquants"),
     )
     for name, kind in TYPES.items()
-)  # fmt: skip
+)

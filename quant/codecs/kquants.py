@@ -153,4 +153,4 @@ CODECS = tuple(
         file_type=FILE_TYPE.get(name), compiled=compiled(kind, DECODE[name], "decode_kquants"),
     )
     for name, kind in TYPES.items()
-)  # fmt: skip
+)

@@ -248,4 +248,4 @@ CODECS = tuple(
         compiled=compiled(kind, DECODE[name], "decode_kquants" if "K" in name else "decode_simple"),
     )
     for name, kind in TYPES.items()
-)  # fmt: skip
+)

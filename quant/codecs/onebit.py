@@ -55,4 +55,4 @@ CODECS = tuple(
         accuracy=ACCURACY, file_type=FILE_TYPE[name], compiled=compiled(kind, DECODE[name], "decode_small"),
     )
     for name, kind in TYPES.items()
-)  # fmt: skip
+)

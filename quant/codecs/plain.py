@@ -173,4 +173,4 @@ CODECS = tuple(
         compiled=COMPILED.get(name), rounding=NARROW.get(name),
     )
     for name, kind in TYPES.items()
-)  # fmt: skip
+)

@@ -93,4 +93,4 @@ CODECS = tuple(
         compiled=compiled(kind, DECODE[name], "decode_simple"),
     )
     for name, kind in TYPES.items()
-)  # fmt: skip
+)

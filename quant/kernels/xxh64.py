@@ -11,9 +11,12 @@ import numba as nb
 import numpy as np
 
 P1, P2, P3, P4, P5 = (
-    np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9),
-    np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5),
-)  # fmt: skip
+    np.uint64(0x9E3779B185EBCA87),
+    np.uint64(0xC2B2AE3D27D4EB4F),
+    np.uint64(0x165667B19E3779F9),
+    np.uint64(0x85EBCA77C2B2AE63),
+    np.uint64(0x27D4EB2F165667C5),
+)
 STRIPE = 32
 _MASK = (1 << 64) - 1
 

@@ -60,8 +60,13 @@ NUMBERS = {
 }
 
 _OPERATORS: Mapping[str, Callable[[int, int], bool]] = {
-    "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "<": operator.lt, ">": operator.gt, "=": operator.eq,
-}  # fmt: skip
+    "<=": operator.le,
+    ">=": operator.ge,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "=": operator.eq,
+}
 _CONDITION = re.compile(r"(!?)([a-z]+)(?:(<=|>=|!=|<|>|=)(\S+))?")
 _AMOUNT = re.compile(r"(\d{1,9})|(\d{0,4})n(?:/([1-9]\d{0,4}))?")
 _NAMES = 1 << 12  # answers kept: a plan, its check and its table ask about the same names

@@ -59,9 +59,11 @@ def require_proofs(plan: str, head: Head, entries: Iterable[Entry]) -> None:
     for entry in entries:
         if entry.verdict == CONVERT and entry.recipe(head)["verify"] == LEVELS[0]:
             raise RefusedError(
-                "--delete-source needs a proof, and the plan asks for none (verify: none)", path=plan,
-                found=entry.source, hint="plan with --verify full or fast, or set the line to skip",
-            )  # fmt: skip
+                "--delete-source needs a proof, and the plan asks for none (verify: none)",
+                path=plan,
+                found=entry.source,
+                hint="plan with --verify full or fast, or set the line to skip",
+            )
 
 
 def choose(
@@ -145,7 +147,7 @@ def _names(path: str) -> tuple[str, ...]:
 
 def delete(
     entry: Entry, recipe: Mapping[str, Any], receipt: Mapping[str, Any], despite: bool, scratch: str
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Delete the weights of a finished job, and return their paths.
 
     They are deleted only when the proof is the one that was asked for, every output, read again, is what was proved,

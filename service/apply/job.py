@@ -283,9 +283,13 @@ class _Run:
         total = sum(int(file["bytes"]) for file in files_written(*receipts))
         self.desk.event(self.job, {"event": "stage", "title": Phase.UPLOADING, "total": total})
         return publish_all(
-            dict(zip(self.outputs, receipts, strict=True)), os.path.dirname(self.outs[0]), self.folder, self.writer,
-            lambda: self.desk.confirm(self.job), self._sent,
-        )  # fmt: skip
+            dict(zip(self.outputs, receipts, strict=True)),
+            os.path.dirname(self.outs[0]),
+            self.folder,
+            self.writer,
+            lambda: self.desk.confirm(self.job),
+            self._sent,
+        )
 
     def _sent(self, count: int) -> None:
         self.desk.event(self.job, {"event": "progress", "title": Phase.UPLOADING, "done": count, "more": True})

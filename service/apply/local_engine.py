@@ -171,9 +171,14 @@ class Run:
                 self.ledger.wait(job, str(outcome.same_as))
             else:
                 twins = self.ledger.finish(
-                    job, outcome.state, error=outcome.error, receipt=outcome.receipt, same_as=outcome.same_as,
-                    adopted=outcome.adopted, peak=outcome.peak,
-                )  # fmt: skip
+                    job,
+                    outcome.state,
+                    error=outcome.error,
+                    receipt=outcome.receipt,
+                    same_as=outcome.same_as,
+                    adopted=outcome.adopted,
+                    peak=outcome.peak,
+                )
         except LeaseLost:
             self.tell(job, "lost")
             return

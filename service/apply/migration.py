@@ -91,10 +91,12 @@ def _checked(request: MigrationRequest, made: Made | None = None) -> Made:
     if not request.outside_dest and (elsewhere := outside(head, entries)):
         more = f" and {len(elsewhere) - 3} more" if elsewhere[3:] else ""
         raise RefusedError(
-            f"{len(elsewhere)} outputs of the plan are outside its dest", path=request.plan,
-            found=", ".join(elsewhere[:3]) + more, expected=head.dest,
+            f"{len(elsewhere)} outputs of the plan are outside its dest",
+            path=request.plan,
+            found=", ".join(elsewhere[:3]) + more,
+            expected=head.dest,
             hint="--allow-outside-dest, or edit the lines or dest in the first one",
-        )  # fmt: skip
+        )
     if request.delete_source:
         require_proofs(request.plan, head, entries)
     return head, entries
@@ -185,9 +187,15 @@ class Migration:
 
     def _run(self, left: Sequence[Entry]) -> None:
         run = Run(
-            self.ledger, self.head.id, self.request.jobs, self.request.settings, self.emit, self.request.shard,
-            self.request.lease, done=self._done,
-        )  # fmt: skip
+            self.ledger,
+            self.head.id,
+            self.request.jobs,
+            self.request.settings,
+            self.emit,
+            self.request.shard,
+            self.request.lease,
+            done=self._done,
+        )
         for row in self._finished():
             if row["id"] in self.deletion.entries and row["receipt"] is not None:
                 self._delete(row["id"], row["entry"]["recipe"], row["receipt"])
@@ -245,8 +253,9 @@ class Migration:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise RefusedError(
                 f"{len(changed)} sources are not as they were planned: {'; '.join(changed[:3])}{more}",
-                path=self.request.plan, hint="plan again; nothing was done",
-            )  # fmt: skip
+                path=self.request.plan,
+                hint="plan again; nothing was done",
+            )
 
     def _check_folders(self, left: Sequence[Entry]) -> None:
         """Check that outputs can be written, before hours of reading show that they cannot.
@@ -353,6 +362,9 @@ def _existing(folder: str) -> str:
 
 def _refuse(where: str, need: int, room: int) -> None:
     raise RefusedError(
-        "not enough free disk space", path=where, found=f"{room:,} bytes", expected=f"{need:,} bytes",
+        "not enough free disk space",
+        path=where,
+        found=f"{room:,} bytes",
+        expected=f"{need:,} bytes",
         hint="nothing was done; --dest elsewhere, or edit the plan",
-    )  # fmt: skip
+    )

@@ -190,9 +190,12 @@ class Nodes:
 
 def other_version(node: str, version: str) -> RefusedError:
     return RefusedError(
-        "a node of the cluster has another ggferry", path=node, found=version, expected=ggferry.__version__,
+        "a node of the cluster has another ggferry",
+        path=node,
+        found=version,
+        expected=ggferry.__version__,
         hint="install the same version on every node; nothing is converted by two",
-    )  # fmt: skip
+    )
 
 
 def _name(node: Mapping[str, Any]) -> str:

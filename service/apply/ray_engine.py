@@ -182,10 +182,23 @@ class _Cluster:
 
 def _not_the_jobs(kinds: Any) -> tuple[type[BaseException], ...]:
     """Return the errors that say nothing about the job: its node, an object of Ray, the desk or Ray itself is gone."""
-    names = ("LocalRayletDiedError", "NodeDiedError", "RayActorError", "ActorUnschedulableError", "ObjectLostError",
-             "ObjectFetchTimedOutError", "ObjectFreedError", "RaySystemError", "RpcError", "GetTimeoutError",
-             "OutOfDiskError", "ObjectStoreFullError", "TaskUnschedulableError", "RuntimeEnvSetupError",
-             "TaskCancelledError")  # fmt: skip
+    names = (
+        "LocalRayletDiedError",
+        "NodeDiedError",
+        "RayActorError",
+        "ActorUnschedulableError",
+        "ObjectLostError",
+        "ObjectFetchTimedOutError",
+        "ObjectFreedError",
+        "RaySystemError",
+        "RpcError",
+        "GetTimeoutError",
+        "OutOfDiskError",
+        "ObjectStoreFullError",
+        "TaskUnschedulableError",
+        "RuntimeEnvSetupError",
+        "TaskCancelledError",
+    )
     return tuple(kind for name in names if (kind := getattr(kinds, name, None)) is not None)
 
 

@@ -17,7 +17,7 @@ Memory = Annotated[
     int | str,
     declare(Kind.SIZE, "Memory cap of each worker process; 0: none. 4G is 4·10⁹ bytes, 4GiB is 4·2³⁰.", "--memory",
             metavar="SIZE"),
-]  # fmt: skip
+]
 RetryTimeout = Annotated[
     float,
     declare(

@@ -48,10 +48,10 @@ class ApplyRequest:
     )
     shard: Annotated[
         str | None, declare(Kind.TEXT, "Only share I of N, from 1.", "--shard", metavar="I/N")
-    ] = None  # fmt: skip
+    ] = None
     retry_failed: Annotated[
         bool, declare(Kind.FLAG, "Try what failed or was quarantined again.", "--retry-failed")
-    ] = False  # fmt: skip
+    ] = False
     max_disk: Annotated[
         int | str | None, declare(Kind.SIZE, "Refuse to take more room than this.", "--max-disk", metavar="SIZE")
     ] = None
@@ -61,7 +61,7 @@ class ApplyRequest:
     ] = None
     attempts: Annotated[
         int, declare(Kind.NUMBER, "Times a model may end its worker.", "--attempts", least=1)
-    ] = 3  # fmt: skip
+    ] = 3
     scratch: Annotated[str | None, declare(Kind.TEXT, "Folder for what passes through.", "--scratch")] = None
     cache: Annotated[int | str, declare(Kind.SIZE, "Disk cache for remote sources.", "--cache", metavar="SIZE")] = (
         "64GiB"
@@ -72,7 +72,7 @@ class ApplyRequest:
     retry_timeout: RetryTimeout = 30.0
     delete_source: Annotated[
         bool, declare(Kind.FLAG, "Delete weights whose output is proved.", "--delete-source")
-    ] = False  # fmt: skip
+    ] = False
     delete_despite_drops: Annotated[
         bool,
         declare(Kind.FLAG, "Also weights of which the output does not hold all.", "--delete-despite-drops"),
@@ -82,7 +82,7 @@ class ApplyRequest:
     ] = False
     report: Annotated[
         str | None, declare(Kind.TEXT, "Stem of the report (default: PLAN.report).", "--report")
-    ] = None  # fmt: skip
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def survey(request: ApplyRequest) -> Survey:
 def run(
     request: ApplyRequest, confirm: Callable[[Deletion], None],
     displayed: Callable[[Sequence[Entry]], AbstractContextManager[Emit]],
-) -> ApplyResult:  # fmt: skip
+) -> ApplyResult:
     """Carry out a plan, and write its report.
 
     Args:
@@ -194,14 +194,14 @@ def migration_request(request: ApplyRequest) -> MigrationRequest:
         limits_of(request.memory, request.threads or max(1, cores() // count)),
         request.scratch and os.path.abspath(request.scratch), request.timeout,
         size_of(request.cache, "--cache"), request.attempts,
-    )  # fmt: skip
+    )
     return MigrationRequest(
         request.plan, request.ledger or f"{request.plan}{_suffix(request)}.ledger", request.engine, count, settings,
         shard_of(request.shard), request.retry_failed,
         None if request.max_disk is None else size_of(request.max_disk, "--max-disk"), request.delete_source,
         request.delete_despite_drops, request.lease, request.address, request.retry_timeout,
         request.allow_outside_dest,
-    )  # fmt: skip
+    )
 
 
 def _report(request: ApplyRequest) -> str:

@@ -44,7 +44,7 @@ class ShowCommand:
     url: LedgerUrl
     job: Annotated[
         str, argument("Id or the beginning of one, source, or output.", Kind.TEXT, metavar="JOB")
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class RecheckCommand:
     ] = "100%"
     full: Annotated[
         bool, declare(Kind.FLAG, "The whole proof against the source, not only digests.", "--full")
-    ] = False  # fmt: skip
+    ] = False
     memory: Memory = "4GiB"
     as_json: JsonLines = False
 
@@ -97,7 +97,7 @@ class Rechecked:
         return {
             "id": self.id, "output": self.output, "outputs": self.outputs, "ok": self.problem is None,
             "problem": self.problem,
-        }  # fmt: skip
+        }
 
 
 def counts(request: StatusCommand) -> dict[str, int]:

@@ -32,7 +32,7 @@ class PlanCommand:
     out: Annotated[str, declare(Kind.TEXT, "The plan to write.", "--outfile", "-o")]
     dest: Annotated[
         str | None, declare(Kind.TEXT, "Folder or URL (default: beside the sources).", "--dest")
-    ] = None  # fmt: skip
+    ] = None
     digest: Annotated[
         bool | None,
         declare(Kind.FLAG, "Read files of equal size whole to prove duplicates.", "--digest", "--no-digest"),
@@ -98,7 +98,7 @@ def run(
         tuple(request.roots), request.dest, ",".join(types), conversion.level, stated, request.digest,
         request.jobs or cores(), limits_of(request.memory, 1),
         Access(redirects=request.follow_redirects, retry_timeout=request.retry_timeout),
-    )  # fmt: skip
+    )
     with counting() as count_models:
         head, entries = make(planned, count_models)
     write_plan(request.out, head, entries, overwrite=conversion.force)

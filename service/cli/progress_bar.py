@@ -55,9 +55,11 @@ def bar(title: str, total: int, *, counts: bool = False) -> Iterator[Bar]:
 
     amount: list[ProgressColumn] = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
     columns = [
-        TextColumn("{task.description}", markup=False), BarColumn(), *([MofNCompleteColumn()] if counts else amount),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        *([MofNCompleteColumn()] if counts else amount),
         TimeRemainingColumn(),
-    ]  # fmt: skip
+    ]
     with Progress(*columns, console=Console(stderr=True), transient=True) as drawing:
         yield Bar(drawing, drawing.add_task(title, total=total))
 

@@ -34,11 +34,16 @@ def architectures(request: ArchitecturesCommand) -> None:
     _table(
         ("architecture", "name", "runs in", "files", "classes of transformers"),
         [
-            (each.name, each.display_name, ", ".join(each.runtimes) or "none known",
-             "GGML era too" if each.legacy else "", ", ".join(each.classes))
+            (
+                each.name,
+                each.display_name,
+                ", ".join(each.runtimes) or "none known",
+                "GGML era too" if each.legacy else "",
+                ", ".join(each.classes),
+            )
             for each in known
         ],
-    )  # fmt: skip
+    )
 
 
 def _show_coverage(found: Coverage, as_json: bool) -> None:
@@ -70,22 +75,33 @@ def types(request: TypesCommand) -> None:
     _table(
         ("outtype", "mostly", "bits", "runs in", ""),
         [
-            (each.name, each.main or "as the source", f"{each.bits_per_weight:.2f}" if each.bits_per_weight else "",
-             ", ".join(each.runtimes), "needs --imatrix" if each.needs_imatrix else "")
+            (
+                each.name,
+                each.main or "as the source",
+                f"{each.bits_per_weight:.2f}" if each.bits_per_weight else "",
+                ", ".join(each.runtimes),
+                "needs --imatrix" if each.needs_imatrix else "",
+            )
             for each in asked
         ],
-    )  # fmt: skip
+    )
     tell("")
     tell("blocks: bits per weight of the blocks alone; those without a number are no types of GGUF")
     _table(
         ("block", "number", "bits", "weights", "bytes", "runs in", ""),
         [
-            (each.name, "" if each.ggml_id is None else str(each.ggml_id), f"{each.bits_per_weight:g}",
-             str(each.elements), str(each.bytes), ", ".join(each.runtimes),
-             f"becomes {each.becomes}" if each.becomes else "" if each.encodes else "read only")
+            (
+                each.name,
+                "" if each.ggml_id is None else str(each.ggml_id),
+                f"{each.bits_per_weight:g}",
+                str(each.elements),
+                str(each.bytes),
+                ", ".join(each.runtimes),
+                f"becomes {each.becomes}" if each.becomes else "" if each.encodes else "read only",
+            )
             for each in blocks
         ],
-    )  # fmt: skip
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -54,9 +54,13 @@ class Transport:
 
     @contextmanager
     def open(
-        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None,
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
         query: Mapping[str, Any] | None = None,
-    ) -> Iterator[http.client.HTTPResponse]:  # fmt: skip
+    ) -> Iterator[http.client.HTTPResponse]:
         """Yield a good answer, whose body is still to be read. Raises the error that the server names."""
         kind = http.client.HTTPSConnection if self._scheme == "https" else http.client.HTTPConnection
         connection = kind(self._place, timeout=self._timeout)
@@ -96,9 +100,13 @@ def problem(status: int, text: bytes, url: str) -> GgferryError:
         hint = "--token-file, or GGFERRY_TOKEN; ggferry serve token add NAME makes one"
     offset = record.get("offset")
     return kind(
-        detail, path=record.get("path") or url, found=record.get("found"), expected=record.get("expected"),
-        offset=offset if isinstance(offset, int) else None, hint=None if hint is None else str(hint),
-    )  # fmt: skip
+        detail,
+        path=record.get("path") or url,
+        found=record.get("found"),
+        expected=record.get("expected"),
+        offset=offset if isinstance(offset, int) else None,
+        hint=None if hint is None else str(hint),
+    )
 
 
 def _kinds() -> dict[str, type[GgferryError]]:

@@ -214,9 +214,16 @@ def _conversions(results: Sequence[Result]) -> tuple[Conversion, ...]:
 
 def _conversion(result: Result, mmproj: Conversion | None) -> Conversion:
     return Conversion(
-        result.path, result.paths, result.receipt, result.receipt_path, result.proof, _assumed(result.assumed),
-        tuple(result.receipt["notes"]), result.lines, mmproj,
-    )  # fmt: skip
+        result.path,
+        result.paths,
+        result.receipt,
+        result.receipt_path,
+        result.proof,
+        _assumed(result.assumed),
+        tuple(result.receipt["notes"]),
+        result.lines,
+        mmproj,
+    )
 
 
 def _plan(made: Plan) -> ConversionPlan:
@@ -239,9 +246,16 @@ def _plan(made: Plan) -> ConversionPlan:
 
 def _tensor(step: Step) -> PlannedTensor:
     return PlannedTensor(
-        step.name, tuple(ref.name for ref in step.node.inputs), step.node.shape, step.source_type.name, step.type.name,
-        step.route, step.grade, step.nbytes, step.why,
-    )  # fmt: skip
+        step.name,
+        tuple(ref.name for ref in step.node.inputs),
+        step.node.shape,
+        step.source_type.name,
+        step.type.name,
+        step.route,
+        step.grade,
+        step.nbytes,
+        step.why,
+    )
 
 
 def _assumed(params: Mapping[str, Param]) -> tuple[Assumption, ...]:

@@ -214,8 +214,12 @@ class Verifying(SourceOptions, ImatrixOptions, EditOptions, ProofOptions, total=
 
 
 KEYWORDS: dict[str, Any] = {
-    "convert": Converting, "plan": Planning, "quantize": Quantizing, "verify": Verifying, "open_model": Opening,
-}  # fmt: skip
+    "convert": Converting,
+    "plan": Planning,
+    "quantize": Quantizing,
+    "verify": Verifying,
+    "open_model": Opening,
+}
 """Function → its options."""
 
 

@@ -75,7 +75,7 @@ class Rewritten:
         return {
             "command": command, **planned, "paths": self.outputs, "nbytes": self.bytes, "tensors": self.tensors,
             "notes": self.notes, "receipt": self.receipt_path,
-        }  # fmt: skip
+        }
 
 
 def files_as_dicts(files: Sequence[PlannedFile]) -> list[dict[str, str | int]]:
@@ -94,4 +94,4 @@ def of_cutting(cutting: Cutting, wrote: Wrote) -> Rewritten:
     return Rewritten(
         wrote.paths[0], wrote.paths, wrote.receipt, (*cutting.notes, *wrote.notes), (cutting.read[0],),
         cutting.read[1], plan_of_cutting(cutting).files, wrote.nbytes, wrote.tensors,
-    )  # fmt: skip
+    )

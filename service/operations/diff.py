@@ -35,13 +35,13 @@ class DiffRequest:
         argument("The same.", metavar="SECOND",
                  python="Another one. Of another container, it is compared by the roles of tensors, through their "
                  "layouts."),
-    ]  # fmt: skip
+    ]
     _: KW_ONLY
     data: Annotated[
         bool,
         declare(Kind.FLAG, "Compare headers only.", "--no-data", negated=True,
                 python="Whether to compare tensor data."),
-    ] = True  # fmt: skip
+    ] = True
     cache: Cache = None
     progress: ReportProgress = silent
 

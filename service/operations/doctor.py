@@ -43,7 +43,7 @@ class RepairRequest:
     path: Annotated[
         StrPath,
         argument("A file whose tensors `doctor` found to be of the other byte order; a path or a URL."),
-    ]  # fmt: skip
+    ]
     out: Annotated[StrPath, declare(Kind.TEXT, "The file to write.")]
     _: KW_ONLY
     force: Force = False
@@ -62,10 +62,10 @@ class DoctorCommand:
     _: KW_ONLY
     repair: Annotated[
         bool, declare(Kind.FLAG, "Write a big-endian GGUF again with every tensor in its byte order.")
-    ] = False  # fmt: skip
+    ] = False
     out: Annotated[
         StrPath | None, declare(Kind.TEXT, "The file that --repair writes.", "--outfile", "-o")
-    ] = None  # fmt: skip
+    ] = None
     force: Force = False
     cache: Cache = None
     follow_redirects: FollowRedirects = False

@@ -42,25 +42,25 @@ class EditChanges:
             python="Key → value, or 'KEY=VALUE:TYPE' items. A value that is a text may end in ':TYPE'; lists are "
             "arrays.",
         ),
-    ] = ()  # fmt: skip
+    ] = ()
     remove: Annotated[
         Sequence[str],
         declare(Kind.TEXTS, "Remove a key, or all that match a pattern; repeatable.", "--remove", metavar="KEY",
                 python="Keys, or shell patterns of keys."),
-    ] = ()  # fmt: skip
+    ] = ()
     special_tokens: Annotated[
         Mapping[str, int | str] | Sequence[str] | None,
         declare(Kind.IDS, "Set a special token: eos=2, eos='</s>'; repeatable.", "--special-token",
                 metavar="ROLE=ID|TEXT", python="Role ('eos', 'bos', 'pad', …) → id, or text of a token."),
-    ] = None  # fmt: skip
+    ] = None
     rename_tensors: Annotated[
         Mapping[str, str] | Sequence[str] | None,
         declare(Kind.PAIRS, "Rename a tensor; repeatable.", "--rename-tensor", metavar="OLD=NEW",
                 python="Old → new names of tensors."),
-    ] = None  # fmt: skip
+    ] = None
     allow_unknown_keys: Annotated[
         bool, declare(Kind.FLAG, "Set keys that look like a misspelt standard one.")
-    ] = False  # fmt: skip
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +72,19 @@ class EditRequest(EditChanges):
         StrPath | None,
         declare(Kind.TEXT, "The file to write.", "--outfile", "-o",
                 python="The file to write; None: the file itself is changed, in place where its header has room."),
-    ] = None  # fmt: skip
+    ] = None
     _: KW_ONLY
     set_files: Annotated[
         Mapping[str, StrPath] | Sequence[str] | None,
         declare(Kind.PAIRS, "Set a key to the text of a file; repeatable.", "--set-file", metavar="KEY=PATH[:TYPE]",
                 python="Key → a file whose text becomes the value."),
-    ] = None  # fmt: skip
+    ] = None
     chat_template: Annotated[
         StrPath | None, declare(Kind.TEXT, "A template, or a JSON file with one or several.", metavar="FILE")
     ] = None
     allow_broken: Annotated[
         bool, declare(Kind.FLAG, "Write a model that is no longer understood.")
-    ] = False  # fmt: skip
+    ] = False
     force: Force = False
     progress: ReportProgress = silent
 
@@ -97,7 +97,7 @@ class EditCommand(EditRequest):
     in_place: Annotated[bool, declare(Kind.FLAG, "Change FILE itself.")] = False
     recover: Annotated[
         bool, declare(Kind.FLAG, "Finish an edit in place that was interrupted, and do nothing else.")
-    ] = False  # fmt: skip
+    ] = False
     dry_run: DryRun = False
     as_json: AsJson = False
 
@@ -175,7 +175,7 @@ def run(request: EditRequest) -> Edited:
     return Edited(
         done.paths[0] if done.paths else str(path), done.in_place, found["keys"], done.receipt, done.notes, done.paths,
         found["tensors"], tuple(done.edit.changes.lines), done.proof,
-    )  # fmt: skip
+    )
 
 
 def plan(request: EditRequest) -> EditPlan:
@@ -203,7 +203,7 @@ def recover(path: StrPath) -> str | None:
 def changes_nothing(request: EditRequest) -> bool:
     """Return whether a request asks for no change."""
     return not any((request.set, request.set_files, request.remove, request.special_tokens, request.rename_tensors,
-                    request.chat_template))  # fmt: skip
+                    request.chat_template))
 
 
 def _changes(request: EditRequest) -> RequestedChanges:
@@ -213,7 +213,7 @@ def _changes(request: EditRequest) -> RequestedChanges:
         _items(request.set), _items(request.set_files), request.remove,
         None if request.chat_template is None else os.fspath(request.chat_template),
         _items(request.special_tokens), _items(request.rename_tensors), request.allow_unknown_keys,
-    )  # fmt: skip
+    )
 
 
 def _items(values: Items | None) -> list[str]:

@@ -37,7 +37,7 @@ class HashRequest:
         str | Sequence[str],
         declare(Kind.TEXTS, "sha256 (the default), blake3, sha1, xxh64, uuid.", "--algorithm", "-a", metavar="NAME",
                 python="'sha256', 'blake3', 'sha1', 'xxh64' or 'uuid'."),
-    ] = "sha256"  # fmt: skip
+    ] = "sha256"
     _: KW_ONLY
     cache: Cache = None
     progress: ReportProgress = silent
@@ -53,12 +53,12 @@ class HashCommand(HashRequest):
     _: KW_ONLY
     layers: Annotated[
         bool, declare(Kind.FLAG, "Only the digest of all tensors together.", "--no-layer", negated=True)
-    ] = True  # fmt: skip
+    ] = True
     check: Annotated[
         StrPath | None,
         declare(Kind.TEXT, "Compare with what was written down, by its strongest.", "--check", "-c",
                 metavar="MANIFEST"),
-    ] = None  # fmt: skip
+    ] = None
     follow_redirects: FollowRedirects = False
     as_json: AsJson = False
 

@@ -35,12 +35,12 @@ class ImatrixRequest:
 
     path: Annotated[
         StrPath, argument("Any model ggferry can run; a path or a URL. With --show-statistics: a matrix.")
-    ]  # fmt: skip
+    ]
     _: KW_ONLY
     texts: Annotated[
         Sequence[StrPath],
         declare(Kind.TEXTS, "A UTF-8 text file to run through the model; repeatable.", "--text"),
-    ] = ()  # fmt: skip
+    ] = ()
     out: Annotated[StrPath, declare(Kind.TEXT, "The GGUF imatrix to write.", "--outfile", "-o")] = "imatrix.gguf"
     chunk_size: Annotated[int, declare(Kind.NUMBER, "Tokens a chunk.", least=2)] = 512
     chunks: Annotated[int | None, declare(Kind.NUMBER, "At most so many chunks.", least=1)] = None
@@ -49,10 +49,10 @@ class ImatrixRequest:
         Sequence[StrPath],
         declare(Kind.TEXTS, "An earlier matrix of this model, to whose sums the new ones are added; repeatable.",
                 "--in-file"),
-    ] = ()  # fmt: skip
+    ] = ()
     resume: Annotated[
         bool, declare(Kind.FLAG, "Continue the same measurement where it was interrupted.")
-    ] = False  # fmt: skip
+    ] = False
     arch: Annotated[str | None, option("arch")] = None
     device: Device = "cpu"
     force: Force = False
@@ -135,7 +135,7 @@ def _measured(path: LocalSource, request: ImatrixRequest) -> ImatrixResult:
     count = write_imatrix(
         out, recorder, chunks, request.chunk_size, names, output=request.process_output, force=request.force,
         sources=opened.identities,
-    )  # fmt: skip
+    )
     unfinished.end()
     graph.checkpoint.close()
     return ImatrixResult(out, count, chunks, notes)

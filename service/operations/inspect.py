@@ -51,7 +51,7 @@ class InspectCommand(InspectRequest):
     ] = ()
     cache_type: Annotated[
         Sequence[str], declare(Kind.TEXTS, "A type of its cache: f16, q8_0, …; repeatable.")
-    ] = ()  # fmt: skip
+    ] = ()
     follow_redirects: FollowRedirects = False
     as_json: AsJson = False
 
@@ -61,7 +61,7 @@ class InspectCommand(InspectRequest):
         selected = {
             "metadata": self.keys, "tensors": self.tensors, "tokens": self.tokens, "templates": self.template,
             "hex": self.hexadecimal, "sizes": self.sizes,
-        }  # fmt: skip
+        }
         return [name for name, value in selected.items() if value]
 
 

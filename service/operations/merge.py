@@ -37,12 +37,12 @@ class MergeRequest:
         argument("A shard, or a piece; of pieces, or all in order.", Kind.FILES,
                  python="A shard, or a piece such as 'model.gguf.part1of2': the others are found by its name. Or all "
                  "pieces, in order."),
-    ]  # fmt: skip
+    ]
     out: Annotated[
         StrPath | None,
         declare(Kind.TEXT, "The file to write.", "--outfile", "-o",
                 python="The file to write; None: the name without what makes it a shard or a piece."),
-    ] = None  # fmt: skip
+    ] = None
     _: KW_ONLY
     force: Force = False
     progress: ReportProgress = silent
@@ -82,7 +82,7 @@ def run(request: MergeRequest) -> Rewritten:
     if pieces is None:
         return of_cutting(
             *carry_out("merge", paths(request)[0], out, force=request.force, stage=request.progress)
-        )  # fmt: skip
+        )
     wrote = join(pieces, out, force=request.force, stage=request.progress)
     return Rewritten(
         wrote.paths[0], wrote.paths, wrote.receipt, wrote.notes, tuple(pieces.paths), 0, (), wrote.nbytes, wrote.tensors
@@ -101,7 +101,7 @@ def plan(request: MergeRequest) -> RewritePlan:
     if pieces is None:
         return plan_of_cutting(
             make_plan("merge", paths(request)[0], None if request.out is None else os.fspath(request.out))
-        )  # fmt: skip
+        )
     check_pieces(pieces)
     return RewritePlan((), tuple(pieces.paths), ())
 

@@ -22,7 +22,7 @@ class ArchitecturesCommand:
     coverage: Annotated[
         StrPath | None,
         declare(Kind.FILE, "Class names, of a text or a JSON file: which of them are read.", metavar="FILE"),
-    ] = None  # fmt: skip
+    ] = None
     as_json: AsJson = False
 
 

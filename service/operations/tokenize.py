@@ -36,7 +36,7 @@ class TokenizeRequest(VocabularyOptions):
     _: KW_ONLY
     bos: Annotated[
         bool | None, "Whether the beginning-of-sequence token comes first; None: as the file says."
-    ] = None  # fmt: skip
+    ] = None
     special: Annotated[bool, _SPECIAL] = False
 
 
@@ -50,7 +50,7 @@ class TokenizeCommand(VocabularyOptions):
     text_file: Annotated[StrPath | None, declare(Kind.TEXT, "Encode each line of this UTF-8 file.", "--file")] = None
     bos: Annotated[
         bool, declare(Kind.FLAG, "Without the beginning-of-sequence token.", "--no-bos", negated=True)
-    ] = True  # fmt: skip
+    ] = True
     special: Annotated[bool, _SPECIAL] = False
     follow_redirects: FollowRedirects = False
 

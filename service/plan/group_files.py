@@ -27,10 +27,20 @@ from ggferry.service.storage.stores import LINK, Found
 
 _TAR, _ONE = "a compressed tar archive", "a compressed file"
 ARCHIVES = (
-    (".tar", "a tar archive"), (".zip", "a zip archive"), (".tgz", _TAR), (".tar.gz", _TAR), (".tar.bz2", _TAR),
-    (".tar.xz", _TAR), (".tar.zst", _TAR), (".7z", "a 7-Zip archive"), (".rar", "a RAR archive"), (".gz", _ONE),
-    (".bz2", _ONE), (".xz", _ONE), (".zst", _ONE),
-)  # fmt: skip
+    (".tar", "a tar archive"),
+    (".zip", "a zip archive"),
+    (".tgz", _TAR),
+    (".tar.gz", _TAR),
+    (".tar.bz2", _TAR),
+    (".tar.xz", _TAR),
+    (".tar.zst", _TAR),
+    (".7z", "a 7-Zip archive"),
+    (".rar", "a RAR archive"),
+    (".gz", _ONE),
+    (".bz2", _ONE),
+    (".xz", _ONE),
+    (".zst", _ONE),
+)
 NO_MODELS = ((".receipt.json", "a receipt of ggferry"), (".partial", "an unfinished file of another program"))
 _PART = re.compile(r"(?P<base>.+)\.(?P<number>[1-9]\d?)", re.DOTALL)
 
@@ -226,9 +236,11 @@ class _Folder:
                 yield self._legacy(PARTS, self._take(paths))
             else:
                 error = NotFoundError(
-                    "the first part of this model is missing", path=parts[0], expected=base,
+                    "the first part of this model is missing",
+                    path=parts[0],
+                    expected=base,
                     hint="fetch it: a model is converted whole or not at all",
-                )  # fmt: skip
+                )
                 yield Group(BROKEN, parts[0], self._take(parts), error=error)
 
     def _legacy(self, kind: str, paths: tuple[str, ...]) -> Group:

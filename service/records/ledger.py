@@ -23,8 +23,14 @@ from ggferry.service.records.plan_file import outputs_of
 from ggferry.support.heavy import sa
 
 QUEUED, RUNNING, VERIFYING, DONE, FAILED, QUARANTINED, SKIPPED = STATES = (
-    "queued", "running", "verifying", "done", "failed", "quarantined", "skipped",
-)  # fmt: skip
+    "queued",
+    "running",
+    "verifying",
+    "done",
+    "failed",
+    "quarantined",
+    "skipped",
+)
 HELD = (RUNNING, VERIFYING)
 BUCKETS = 1 << 30
 LONGEST_DELAY = 60.0  # seconds that a job is put back for at most
@@ -116,16 +122,26 @@ class Ledger(LedgerDatabase):
         now = time.time()
         entry = row["entry"]
         return {
-            "id": row["id"], "plan": plan, "source": _plain(row["source"]), "output": _plain(entry.get("output")),
+            "id": row["id"],
+            "plan": plan,
+            "source": _plain(row["source"]),
+            "output": _plain(entry.get("output")),
             "entry": entry,
-            "state": row["state"], "bucket": bucket(row["id"]), "bytes_in": entry.get("bytes_in", 0),
-            "bytes_out": entry.get("bytes_out", 0), "error": row.get("error"), "attempts": 0, "losses": 0, "claims": 0,
-            "not_before": 0.0, "created": now, "updated": now, "deleted": False,
-        }  # fmt: skip
+            "state": row["state"],
+            "bucket": bucket(row["id"]),
+            "bytes_in": entry.get("bytes_in", 0),
+            "bytes_out": entry.get("bytes_out", 0),
+            "error": row.get("error"),
+            "attempts": 0,
+            "losses": 0,
+            "claims": 0,
+            "not_before": 0.0,
+            "created": now,
+            "updated": now,
+            "deleted": False,
+        }
 
-    def retry(
-        self, plan: str, states: Sequence[str] = (FAILED, QUARANTINED), fault: str | None = None
-    ) -> int:  # fmt: skip
+    def retry(self, plan: str, states: Sequence[str] = (FAILED, QUARANTINED), fault: str | None = None) -> int:
         """Queue again the jobs whose conversion failed, and return how many; what the plan itself found bad stays.
 
         `fault`: only what ended with an error of that kind (`errors.Fault`).
@@ -151,7 +167,7 @@ class Ledger(LedgerDatabase):
 
     def _claim(
         self, connection: Any, ticket: str, owner: str, plan: Any, lease: float, shard: tuple[int, int]
-    ) -> Job | None:  # fmt: skip
+    ) -> Job | None:
         jobs, (share, shares) = self.jobs, shard
         columns = (jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims)
         mine = (jobs.c.ticket == ticket) & (jobs.c.owner == owner) & (jobs.c.state == RUNNING)
@@ -173,11 +189,21 @@ class Ledger(LedgerDatabase):
         check_row(row._mapping, self.shown)
         job = Job(row.id, row.entry, row.attempts + 1, owner, row.claims + 1)
         connection.execute(
-            sa.update(jobs).where(jobs.c.id == row.id).values(
-                state=RUNNING, owner=owner, lease_until=now + lease, attempts=job.attempt, claims=job.token,
-                ticket=ticket, started=now, updated=now, stage=None, error=None,
+            sa.update(jobs)
+            .where(jobs.c.id == row.id)
+            .values(
+                state=RUNNING,
+                owner=owner,
+                lease_until=now + lease,
+                attempts=job.attempt,
+                claims=job.token,
+                ticket=ticket,
+                started=now,
+                updated=now,
+                stage=None,
+                error=None,
             )
-        )  # fmt: skip
+        )
         tried = {"job": job.id, "attempt": job.attempt, "owner": owner, "token": job.token, "started": now}
         connection.execute(sa.insert(self.attempts).values(**tried))
         return job
@@ -258,7 +284,7 @@ class Ledger(LedgerDatabase):
 
     def put_back(
         self, job: Job, delay: float, error: Mapping[str, Any] | None = None, counts: bool = True, lost: bool = False
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Queue the job again, not before `delay` seconds, LONGEST_DELAY at most. Raises LeaseLost.
 
         `counts`: as one of the job's attempts; `lost`: as one of its leases that ended with its machine.
@@ -269,10 +295,17 @@ class Ledger(LedgerDatabase):
             losses = connection.execute(sa.select(jobs.c.losses).where(jobs.c.id == job.id)).scalar_one() + lost
             state = QUEUED if losses < LOST_AT_MOST else QUARANTINED
             self._end(
-                connection, job, state, "put back", key=None, same_as=None,
+                connection,
+                job,
+                state,
+                "put back",
+                key=None,
+                same_as=None,
                 not_before=self._now(connection) + min(delay, LONGEST_DELAY),
-                losses=losses, attempts=job.attempt if counts else job.attempt - 1, error=error,
-            )  # fmt: skip
+                losses=losses,
+                attempts=job.attempt if counts else job.attempt - 1,
+                error=error,
+            )
 
         self._do(work)
 
@@ -316,8 +349,9 @@ class Ledger(LedgerDatabase):
     def _queue_orphans(self, connection: Any) -> None:
         jobs, twins = self.jobs, self.jobs.alias()
         for state, needed, values in (
-            (QUEUED, HELD, {}), (SKIPPED, (DONE,), {"state": QUEUED, "error": None, "attempts": 0, "losses": 0}),
-        ):  # fmt: skip
+            (QUEUED, HELD, {}),
+            (SKIPPED, (DONE,), {"state": QUEUED, "error": None, "attempts": 0, "losses": 0}),
+        ):
             duplicate = sa.exists().where(twins.c.id == jobs.c.same_as, twins.c.state.in_(needed))
             left = (jobs.c.state == state) & jobs.c.same_as.is_not(None) & ~duplicate
             connection.execute(sa.update(jobs).where(left).values(same_as=None, **values))

@@ -35,9 +35,13 @@ class LedgerDatabase:
     """
 
     def __init__(
-        self, place: str, *, must_exist: bool = False, retry_timeout: float = 0.0,
+        self,
+        place: str,
+        *,
+        must_exist: bool = False,
+        retry_timeout: float = 0.0,
         on_away: Callable[[str], None] = lambda words: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.url = full_url(place)
         self.retry_timeout, self.on_away = retry_timeout, on_away
         self._sqlite = self.url.startswith("sqlite")
@@ -186,9 +190,12 @@ class LedgerDatabase:
         version = max(found)
         if version > SCHEMA:
             raise UsageError(
-                "the ledger was made by a newer ggferry", path=self.shown, found=f"version {version}",
-                expected=f"version {SCHEMA}", hint="use that ggferry, or a new ledger",
-            )  # fmt: skip
+                "the ledger was made by a newer ggferry",
+                path=self.shown,
+                found=f"version {version}",
+                expected=f"version {SCHEMA}",
+                hint="use that ggferry, or a new ledger",
+            )
         for older in range(version, SCHEMA):
             for statement in UPGRADES[older]:
                 connection.execute(sa.text(statement))

@@ -19,9 +19,16 @@ NEEDED = ("source", "recipe", "output")
 """Members of a line of the plan without which nothing can be done for its job."""
 DAMAGED_ROW = "a row of the ledger is damaged: "
 _KINDS = {
-    "source": str, "verdict": str, "recipe": dict, "output": str, "further": list, "files": list, "beside": list,
-    "bytes_in": int, "bytes_out": int,
-}  # fmt: skip
+    "source": str,
+    "verdict": str,
+    "recipe": dict,
+    "output": str,
+    "further": list,
+    "files": list,
+    "beside": list,
+    "bytes_in": int,
+    "bytes_out": int,
+}
 
 
 class DamagedError(Exception):

@@ -39,14 +39,14 @@ def tables() -> tuple[Any, Any, Any, Any]:
         column("started", real), column("finished", real), column("updated", real),
         column("claims", number, nullable=False, server_default="0"), column("ticket", text),
         sa.Index("ggferry_jobs_queue", "plan", "state", "attempts"),
-    )  # fmt: skip
+    )
     attempts = sa.Table(
         "ggferry_attempts", meta,
         column("id", sa.Integer, primary_key=True, autoincrement=True), column("job", text, index=True),
         column("attempt", sa.Integer), column("owner", text), column("outcome", text),
         column("error", data(none_as_null=True)), column("started", real), column("ended", real),
         column("token", number),
-    )  # fmt: skip
+    )
     return meta, jobs, attempts, sa.Table("ggferry_schema", meta, column("version", sa.Integer, primary_key=True))
 
 

@@ -13,17 +13,24 @@ POSTGRES = ("postgres", "postgresql")
 SECRETS = ("password", "passwd", "secret", "token")  # in the names of parameters that a URL may carry behind its '?'
 HIDDEN = "***"
 WAITS: dict[str, int] = {
-    "connect_timeout": 10, "keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3,
+    "connect_timeout": 10,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
-}  # fmt: skip
+}
 """Timeouts of a connection to PostgreSQL, in seconds, the last one in ms.
 
 With them, a network that swallows packets ends in an error.
 """
 ENVIRONMENT = {
-    "PGPASSWORD": "password", "PGPASSFILE": "passfile", "PGUSER": "user", "PGHOST": "host", "PGPORT": "port",
+    "PGPASSWORD": "password",
+    "PGPASSFILE": "passfile",
+    "PGUSER": "user",
+    "PGHOST": "host",
+    "PGPORT": "port",
     "PGSSLMODE": "sslmode",
-}  # fmt: skip
+}
 """What libpq takes from its environment where the URL states nothing, and the parameter's name in a URL."""
 
 
@@ -59,8 +66,9 @@ def _check(url: str) -> None:
     if odd:
         raise UsageError(
             "the ledger's URL cannot be understood",
-            expected="postgresql://user@host:port/name", hint="in a password '@' is %40, '/' %2F; or use PGPASSFILE",
-        )  # fmt: skip
+            expected="postgresql://user@host:port/name",
+            hint="in a password '@' is %40, '/' %2F; or use PGPASSFILE",
+        )
 
 
 def redact(place: str) -> str:

@@ -30,8 +30,15 @@ from ggferry.support.printable import printable_json
 
 FORMAT = 1
 CONVERT, SKIP, DUPLICATE, CORRUPT, INCOMPLETE, UNSUPPORTED, ARCHIVE, OTHER = VERDICTS = (
-    "convert", "skip", "duplicate", "corrupt", "incomplete", "unsupported", "archive", "other",
-)  # fmt: skip
+    "convert",
+    "skip",
+    "duplicate",
+    "corrupt",
+    "incomplete",
+    "unsupported",
+    "archive",
+    "other",
+)
 BAD = (CORRUPT, INCOMPLETE, UNSUPPORTED)
 MAX_LINE = 64 << 20
 
@@ -204,22 +211,45 @@ _NAME = _Kind("a path or a URL", _is_name)
 _MAYBE_NAME = _Kind("a path, a URL or null", lambda value: value is None or _is_name(value))
 _NAMES = _Kind("a list of paths and URLs", _list_of(_is_name))
 HEAD_FIELDS = {
-    "roots": _NAMES, "dest": _MAYBE_NAME, "outtype": _TEXT, "verify": _TEXT, "ggferry": _TEXT,
+    "roots": _NAMES,
+    "dest": _MAYBE_NAME,
+    "outtype": _TEXT,
+    "verify": _TEXT,
+    "ggferry": _TEXT,
     "redirects": _Kind("true or false", lambda value: type(value) is bool),
-}  # fmt: skip
+}
 ENTRY_FIELDS = {
-    "source": _NAME, "verdict": _TEXT, "reason": _TEXT, "kind": _TEXT, "container": _MAYBE,
-    "version": _Kind("a whole number or null", lambda value: value is None or _is_count(value)), "era": _MAYBE,
-    "architecture": _MAYBE, "types": _MAYBE, "files": _OBJECTS, "beside": _OBJECTS, "bytes_in": _COUNT,
-    "bytes_out": _COUNT, "memory": _COUNT, "disk": _COUNT, "gpus": _Kind("a number", _is_number), "output": _MAYBE_NAME,
+    "source": _NAME,
+    "verdict": _TEXT,
+    "reason": _TEXT,
+    "kind": _TEXT,
+    "container": _MAYBE,
+    "version": _Kind("a whole number or null", lambda value: value is None or _is_count(value)),
+    "era": _MAYBE,
+    "architecture": _MAYBE,
+    "types": _MAYBE,
+    "files": _OBJECTS,
+    "beside": _OBJECTS,
+    "bytes_in": _COUNT,
+    "bytes_out": _COUNT,
+    "memory": _COUNT,
+    "disk": _COUNT,
+    "gpus": _Kind("a number", _is_number),
+    "output": _MAYBE_NAME,
     "further": _OBJECTS,
-    "options": _OBJECT, "grades": _Kind("an object of numbers", lambda value: _is_object(value)
-    and all(map(_is_count, value.values()))), "notes": _TEXTS, "lost": _OBJECTS, "same_as": _MAYBE, "proof": _MAYBE,
+    "options": _OBJECT,
+    "grades": _Kind("an object of numbers", lambda value: _is_object(value) and all(map(_is_count, value.values()))),
+    "notes": _TEXTS,
+    "lost": _OBJECTS,
+    "same_as": _MAYBE,
+    "proof": _MAYBE,
     "error": _Kind("an object or null", lambda value: value is None or _is_object(value)),
-}  # fmt: skip
+}
 FOUND_FIELDS = {
-    "path": _NAME, "bytes": _Kind("a whole number", lambda value: value == -1 or _is_count(value)), "version": _TEXT,
-}  # fmt: skip
+    "path": _NAME,
+    "bytes": _Kind("a whole number", lambda value: value == -1 or _is_count(value)),
+    "version": _TEXT,
+}
 
 
 FURTHER_FIELDS = {"outtype": _TEXT, "output": _NAME, "bytes_out": _COUNT}
@@ -359,9 +389,7 @@ def _entry(record: JSONObject, path: str, number: int) -> Entry:
     return entry
 
 
-def _check(
-    record: Mapping[str, Any], known: Mapping[str, _Kind], needed: Sequence[str], path: str, place: str
-) -> None:  # fmt: skip
+def _check(record: Mapping[str, Any], known: Mapping[str, _Kind], needed: Sequence[str], path: str, place: str) -> None:
     """Raise UsageError naming the first key that is unknown, missing, or not of its kind."""
     odd = next((key for key in record if key not in known), None)
     if odd is not None:
@@ -386,11 +414,13 @@ def _check_types(head: Head, entries: Iterable[Entry], path: str) -> None:
         _, *types = types_of(outtype)
         if types != [each.outtype for each in entry.further]:
             raise UsageError(
-                f"the outputs of {entry.source} are not those of its types", path=path,
+                f"the outputs of {entry.source} are not those of its types",
+                path=path,
                 found=", ".join(each.outtype for each in entry.further) or "no further output",
-                expected=f"in 'further', an object with outtype and output for each of {', '.join(types)}" if types
+                expected=f"in 'further', an object with outtype and output for each of {', '.join(types)}"
+                if types
                 else f"one output, of {outtype}",
-            )  # fmt: skip
+            )
         if len({local_path(each).rpartition("/")[0] for each in entry.outputs}) > 1:
             raise UsageError(
                 "outputs of one model in several folders", path=path, found=", ".join(entry.outputs), expected="one"
@@ -425,9 +455,12 @@ def _check_twice(head: Head, entries: Sequence[Entry], numbers: Sequence[int], p
         first = ids.setdefault(entry.id(head), number)
         if first != number:
             raise UsageError(
-                f"lines {first} and {number} of the plan have the same source, files, options and output", path=path,
-                found=entry.source, expected="one line", hint="remove one of them",
-            )  # fmt: skip
+                f"lines {first} and {number} of the plan have the same source, files, options and output",
+                path=path,
+                found=entry.source,
+                expected="one line",
+                hint="remove one of them",
+            )
 
 
 def outside(head: Head, entries: Iterable[Entry]) -> list[str]:

@@ -27,9 +27,11 @@ def quality_page(found: Perplexity, a: str, b: str) -> str:
         "<div class=cards>" + "".join(f"<div class=card><b>{v}</b><span>{k}</span></div>" for k, v in cards) + "</div>",
         "<h2>Perplexity so far</h2>",
         _curves(found.chunks, (("before", lambda c: c.perplexity_a.value), ("after", lambda c: c.perplexity_b.value))),
-        "<h2>KL divergence of each chunk</h2>", _curves(found.chunks, (("after", lambda c: c.own_kl_divergence),)),
-        "<h2>Same top token so far</h2>", _curves(found.chunks, (("after", lambda c: c.same_top.value),)),
-    ]  # fmt: skip
+        "<h2>KL divergence of each chunk</h2>",
+        _curves(found.chunks, (("after", lambda c: c.own_kl_divergence),)),
+        "<h2>Same top token so far</h2>",
+        _curves(found.chunks, (("after", lambda c: c.same_top.value),)),
+    ]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Two models</title>'
     return f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{''.join(body)}</body></html>"
 
@@ -54,8 +56,10 @@ def _curves(chunks: Sequence[Chunk], curves: Sequence[tuple[str, Callable[[Chunk
         color = {"before": "#9fb3c8", "after": "#2f6f9f"}[name]
         marks.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{" ".join(places)}"/>')
         marks += [f'<circle class={name} cx="{p.split(",")[0]}" cy="{p.split(",")[1]}" r="2.5"/>' for p in places]
-    labels = [f'<text x="{LEFT - 8}" y="{y}" text-anchor="end">{value:.4g}</text>'
-              for y, value in ((14, high), (HEIGHT - 26, low))]  # fmt: skip
+    labels = [
+        f'<text x="{LEFT - 8}" y="{y}" text-anchor="end">{value:.4g}</text>'
+        for y, value in ((14, high), (HEIGHT - 26, low))
+    ]
     axis = f'<text x="{LEFT}" y="{HEIGHT - 6}">chunk 1</text><text x="{WIDTH - 10}" y="{HEIGHT - 6}" '
     axis += f'text-anchor="end">chunk {len(chunks)}</text>'
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="100%" role="img">{"".join(marks)}{"".join(labels)}{axis}</svg>'

@@ -27,9 +27,15 @@ SHOWN = 20  # faults of a request that are named
 def application(service: Service) -> ASGIApp:
     """Return the ASGI application of a service."""
     app = FastAPI(
-        title="ggferry", version=ggferry.__version__, description=DESCRIPTION, docs_url=None, redoc_url=None,
-        openapi_url="/api/openapi.json", separate_input_output_schemas=False, redirect_slashes=False,
-    )  # fmt: skip
+        title="ggferry",
+        version=ggferry.__version__,
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+        separate_input_output_schemas=False,
+        redirect_slashes=False,
+    )
     app.state.service = service
     for router in (archive.router, jobs.router, uploads.router, events.router, downloads.router):
         app.include_router(router, prefix=VERSION)

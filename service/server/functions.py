@@ -44,9 +44,24 @@ from ggferry.service.storage.stores import is_remote
 from ggferry.service.storage.urls import is_web, redact
 
 SHOWN_OF_A_JOB = (
-    "id", "plan", "source", "output", "state", "bytes_in", "bytes_out", "attempts", "stage", "error", "same_as",
-    "adopted", "peak", "created", "started", "finished", "updated",
-)  # fmt: skip
+    "id",
+    "plan",
+    "source",
+    "output",
+    "state",
+    "bytes_in",
+    "bytes_out",
+    "attempts",
+    "stage",
+    "error",
+    "same_as",
+    "adopted",
+    "peak",
+    "created",
+    "started",
+    "finished",
+    "updated",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +157,7 @@ def _place_of(service: Service, job: str) -> tuple[str, list[str], JSONObject]:
     return entry["source"], service.planner.trees(row["plan"]), dict(entry.get("recipe") or {})
 
 
-def _look(
-    service: Service, caller: Caller, question: str, source: str, trees: Sequence[str], **options: Any
-) -> Any:  # fmt: skip
+def _look(service: Service, caller: Caller, question: str, source: str, trees: Sequence[str], **options: Any) -> Any:
     if is_web(source):
         _need(caller, "submit", "a web address is fetched for those who may submit")
     with names_within(NAMES), staged(source, service.planner.access()) as (path, mount, named):
@@ -256,9 +269,12 @@ def submit(service: Service, caller: Caller, plan: str, chosen: Sequence[str] | 
         caller.token, sum(entry.bytes_out for entry in ids.values() if entry.verdict == "convert")
     )
     request = MigrationRequest(
-        f"plan {plan}", service.settings.ledger_place, jobs=service.settings.jobs, trees=trees,
+        f"plan {plan}",
+        service.settings.ledger_place,
+        jobs=service.settings.jobs,
+        trees=trees,
         private=service.settings.private,
-    )  # fmt: skip
+    )
     migration = Migration(request, lambda event: None, (head, list(ids.values())), service.store)
     service.planner.note_submitted(plan, head.id)
     migration.prepare()

@@ -117,11 +117,20 @@ class _Server(uvicorn.Server):
 
     def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
-            application(service), http=_protocol(service.settings.upload_silence), ws="none", loop="asyncio",
-            lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
-            backlog=BACKLOG, timeout_keep_alive=15, timeout_graceful_shutdown=LEAVE,
+            application(service),
+            http=_protocol(service.settings.upload_silence),
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=LEAVE,
             h11_max_incomplete_event_size=2 * HEADER_BYTES,
-        )  # fmt: skip
+        )
         super().__init__(config)
         self._service = service
 

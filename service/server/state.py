@@ -136,8 +136,20 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
     runner = Runner(open_ledger, store.submitted(), settings.jobs, working, see, done, observer.log.write)
     uploads = Uploads(store, settings, inspectors)
     return Service(
-        settings, store, Doorkeeper(store), observer, inspectors, Lookups(),
-        Probe(store.fault, settings.data), planner, progress, hub, runner, uploads, outputs,
+        settings,
+        store,
+        Doorkeeper(store),
+        observer,
+        inspectors,
+        Lookups(),
+        Probe(store.fault, settings.data),
+        planner,
+        progress,
+        hub,
+        runner,
+        uploads,
+        outputs,
         Notifier(store, lambda result: observer.notices.labels(result).inc(), observer.log.write),
-        Housekeeper(store, settings, uploads, observer.log.write), threading.Event(),
-    )  # fmt: skip
+        Housekeeper(store, settings, uploads, observer.log.write),
+        threading.Event(),
+    )

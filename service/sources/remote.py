@@ -49,9 +49,10 @@ class Remote:
             with open(path, "xb"):
                 self._found[path] = found
         self._small = {
-            path: False for path, found in self._found.items()
+            path: False
+            for path, found in self._found.items()
             if found.path.lower().endswith(SMALL) and 0 <= found.bytes <= SMALL_CAP
-        }  # fmt: skip
+        }
         mount(self.mirror.folder, self._source, self.mirror.url_of)
         AWAITED[os.path.join(self.mirror.folder, "")] = self._fetch_small
         if self.tensors:  # libraries and processes of their own open them, too

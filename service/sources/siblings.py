@@ -90,9 +90,11 @@ class _Endless(list[str]):
                 return
             if number == MAX_PARTS:
                 raise AmbiguousError(
-                    "more numbered parts than a model has: the server may have an answer for every path", path=url,
-                    expected=f"at most {MAX_PARTS}", hint="fetch the files, and name the local copy",
-                )  # fmt: skip
+                    "more numbered parts than a model has: the server may have an answer for every path",
+                    path=url,
+                    expected=f"at most {MAX_PARTS}",
+                    hint="fetch the files, and name the local copy",
+                )
             yield found
 
 

@@ -129,8 +129,11 @@ def revive(record: Mapping[str, object], path: str | None = None) -> GgferryErro
         kind = GgferryError
     offset = record.get("offset")
     error: GgferryError = kind(
-        str(record.get("message", "")), path=path or str(record.get("path") or "") or None,
-        offset=offset if isinstance(offset, int) else None, found=record.get("found"),
-        expected=record.get("expected"), hint=None if record.get("hint") is None else str(record["hint"]),
-    )  # fmt: skip
+        str(record.get("message", "")),
+        path=path or str(record.get("path") or "") or None,
+        offset=offset if isinstance(offset, int) else None,
+        found=record.get("found"),
+        expected=record.get("expected"),
+        hint=None if record.get("hint") is None else str(record["hint"]),
+    )
     return error

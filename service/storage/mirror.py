@@ -120,8 +120,11 @@ class Mirror:
         if self.broker is None:
             self.broker = Broker(self.ranged)
         return {
-            "folder": self.folder, "address": self.broker.address, "key": self.broker.key.hex(), "files": self.numbers,
-        }  # fmt: skip
+            "folder": self.folder,
+            "address": self.broker.address,
+            "key": self.broker.key.hex(),
+            "files": self.numbers,
+        }
 
     def check(self) -> None:
         """Raise ChangedError when a file is not, or no longer, what was read of it."""

@@ -128,9 +128,10 @@ def failure(error: BaseException, path: str) -> GgferryError:
     if isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in text:
         words = getattr(error, "verify_message", "") or "certificate verify failed"
         return AccessError(
-            f"its certificate is not accepted: {words}", path=path,
+            f"its certificate is not accepted: {words}",
+            path=path,
             hint="SSL_CERT_FILE names the authorities to trust; AWS_CA_BUNDLE those of S3",
-        )  # fmt: skip
+        )
     kind = type(error).__name__
     if "Credentials" in kind:
         return AccessError(f"no credentials: {text}", path=path, hint=CREDENTIALS)

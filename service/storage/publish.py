@@ -66,9 +66,11 @@ def check_destination(url: str) -> None:
     scheme = url.partition("://")[0]
     if scheme in READ_ONLY:
         raise UnsupportedError(
-            "not a destination", path=url, found=f"{scheme}://",
+            "not a destination",
+            path=url,
+            found=f"{scheme}://",
             hint="write to a local folder or an object store, then upload that (hf upload)",
-        )  # fmt: skip
+        )
 
 
 def prepare(url: str, size: int, writer: Writer, tell: Callable[[str], None] = lambda words: None) -> None:
@@ -99,9 +101,13 @@ def prepare(url: str, size: int, writer: Writer, tell: Callable[[str], None] = l
 
 
 def publish_all(
-    receipts: Mapping[str, Mapping[str, Any]], folder: str, scratch: str, writer: Writer, confirm: Callable[[], None],
+    receipts: Mapping[str, Mapping[str, Any]],
+    folder: str,
+    scratch: str,
+    writer: Writer,
+    confirm: Callable[[], None],
     progress: Progress,
-) -> bool:  # fmt: skip
+) -> bool:
     """Upload the files of finished outputs from `folder`, then their receipts.
 
     Args:

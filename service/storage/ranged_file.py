@@ -32,9 +32,15 @@ class RangedFile:
     """
 
     def __init__(
-        self, found: Found, folder: str, *, block: int = DATA_BLOCK, room: int = 1 << 40, transport: bool = False,
+        self,
+        found: Found,
+        folder: str,
+        *,
+        block: int = DATA_BLOCK,
+        room: int = 1 << 40,
+        transport: bool = False,
         kept: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path, self.size, self.fetched = found.path, found.bytes, 0
         self._found, self.block, self.room = found, block, room
         self._lock, self._summing = threading.Lock(), threading.Lock()
@@ -85,9 +91,10 @@ class RangedFile:
                 self.read(before * self.block, 1)
         if not self._running.agrees():
             raise TransportError(
-                "download checksum mismatch", path=self.path,
+                "download checksum mismatch",
+                path=self.path,
                 found=str(self._running.stated),
-            )  # fmt: skip
+            )
         return f"checked: {self._running.stated}"
 
     @property
@@ -151,9 +158,7 @@ class RangedFile:
                 offset = block * self.block
                 if self._found.pinned:
                     raise TransportError("source changed between range requests", path=self.path, offset=offset)
-                raise ChangedError(
-                    "changed while it was read", path=self.path, offset=offset, hint="plan again"
-                )  # fmt: skip
+                raise ChangedError("changed while it was read", path=self.path, offset=offset, hint="plan again")
         with self._lock:
             self.fetched += len(data)
         return data

@@ -187,9 +187,12 @@ def check_unchanged(expected: Found) -> None:
     now = stat(expected.path)
     if now.bytes != expected.bytes or now.version != expected.version:
         raise ChangedError(
-            "changed since it was listed", path=expected.path, found=f"{now.bytes} bytes, version {now.version}",
-            expected=f"{expected.bytes} bytes, version {expected.version}", hint="plan again",
-        )  # fmt: skip
+            "changed since it was listed",
+            path=expected.path,
+            found=f"{now.bytes} bytes, version {now.version}",
+            expected=f"{expected.bytes} bytes, version {expected.version}",
+            hint="plan again",
+        )
 
 
 def unpinned(files: Iterable[Found]) -> str | None:

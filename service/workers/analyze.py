@@ -32,9 +32,7 @@ THREAD_MEMORY = 96 << 20  # chunks in flight of one thread, with their float32 v
 TENSOR_MEMORY, TOKEN_MEMORY = 4 << 10, 2 << 10  # Python objects of a tensor's records, and of a piece of vocabulary
 
 
-def request_of(
-    source: str, recipe: Mapping[str, Any], outs: Sequence[str] = (), jobs: int | None = None
-) -> Request:  # fmt: skip
+def request_of(source: str, recipe: Mapping[str, Any], outs: Sequence[str] = (), jobs: int | None = None) -> Request:
     """Return the conversion that a plan's line asks for; `outs`: an output for every type.
 
     Raises UsageError for an unknown option.

@@ -24,8 +24,18 @@ import ggferry
 from ggferry.service.storage.scratch import Scratch
 from ggferry.service.workers.messages import Event, Question, Reply
 
-KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT", "NUMBA_CPU_NAME",
-        "NUMBA_CPU_FEATURES", "COVERAGE_PROCESS_START")  # fmt: skip
+KEPT = (
+    "PATH",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+    "SYSTEMROOT",
+    "NUMBA_CPU_NAME",
+    "NUMBA_CPU_FEATURES",
+    "COVERAGE_PROCESS_START",
+)
 """The whole environment of a worker, besides LC_*, PLACES and the place of our own package.
 
 It contains nothing that could be a token, and a home without any.
@@ -184,9 +194,14 @@ class Supervisor:
         command = [sys.executable, "-P", "-m", "ggferry.service.workers.process"]
         command += [str(self.limits.memory), str(self.limits.file_size)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=self._environment(),
-            cwd=self._home, start_new_session=True,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=self._environment(),
+            cwd=self._home,
+            start_new_session=True,
+        )
         if self._stopped:  # meanwhile
             self.stop()
             raise WorkerDied("stopped")

@@ -132,9 +132,11 @@ def test_an_imatrix_and_a_gguf_that_change_under_quantize(out: str, tmp_path: Pa
     convert(Request(str(source), str(model), level="none"))
     sums = [("blk.0.attn_q.weight.in_sum2", np.ones(96, "<f4")), ("blk.0.attn_q.weight.counts", np.ones(1, "<f4"))]
     keys = {
-        "general.type": string("imatrix"), "imatrix.datasets": array(ValueType.STRING, ["text"]),
-        "imatrix.chunk_count": u32(1), "imatrix.chunk_size": u32(8),
-    }  # fmt: skip
+        "general.type": string("imatrix"),
+        "imatrix.datasets": array(ValueType.STRING, ["text"]),
+        "imatrix.chunk_count": u32(1),
+        "imatrix.chunk_size": u32(8),
+    }
     write_gguf(matrix, keys, [(name, block_type("F32"), data.shape, data) for name, data in sums])
     request = Request(str(model), out, Options(outtype="q4_0"), imatrix=str(matrix), level="fast")
     is_noticed(request, matrix, flip)

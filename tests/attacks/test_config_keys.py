@@ -72,9 +72,10 @@ def test_a_configuration_as_transformers_writes_it_is_all_used(name: str) -> Non
 
 
 SIZELESS = {
-    "Glm4MoeForCausalLM": (), "Glm4vMoeForConditionalGeneration": ("text_config",),
+    "Glm4MoeForCausalLM": (),
+    "Glm4vMoeForConditionalGeneration": ("text_config",),
     "Qwen3OmniMoeForConditionalGeneration": ("thinker_config", "text_config"),
-}  # fmt: skip
+}
 ALONE = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}  # else transformers refuses its own default
 CLASSES = sorted(name for spec in architectures().values() for name in spec.hf_classes if hasattr(transformers, name))
 
@@ -123,34 +124,103 @@ def test_the_configuration_beside_a_legacy_file_is_all_used(file: str, config: s
 
 # What published configurations say beyond what today's classes write.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
-    "LLaMA of 2023": ("llama", {"architectures": ["LLaMAForCausalLM"], "max_position_embeddings": None,
-                                "max_sequence_length": 2048, "pad_token_id": -1, "torch_dtype": "float16"}),
+    "LLaMA of 2023": (
+        "llama",
+        {
+            "architectures": ["LLaMAForCausalLM"],
+            "max_position_embeddings": None,
+            "max_sequence_length": 2048,
+            "pad_token_id": -1,
+            "torch_dtype": "float16",
+        },
+    ),
     "SmolLM": ("llama", {"is_llama_config": True, "rope_interleaved": False}),
     "tuned": ("llama", {"unsloth_version": "2025.1.5", "unsloth_fixed": True, "_name_or_path": "x/y"}),
     "Mixtral": ("mixtral", {"output_router_logits": False, "router_aux_loss_coef": 0.02}),
     "Qwen2.5": ("qwen2", {"use_mrope": False, "rope_scaling": None}),
-    "Phi-4-mini": ("phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False,
-                            "attention_bias": False, "embd_pdrop": 0.0, "auto_map": {"AutoConfig": "x.Y"}}),
-    "StarCoder": ("starcoder", {"inference_runner": 0, "pad_key_length": True, "pre_allocate_kv_cache": False,
-                                "validate_runner_input": True, "max_batch_size": None, "summary_type": "cls_index"}),
+    "Phi-4-mini": (
+        "phi3",
+        {
+            "full_attn_mod": 1,
+            "interpolate_factor": 1,
+            "lm_head_bias": False,
+            "mlp_bias": False,
+            "attention_bias": False,
+            "embd_pdrop": 0.0,
+            "auto_map": {"AutoConfig": "x.Y"},
+        },
+    ),
+    "StarCoder": (
+        "starcoder",
+        {
+            "inference_runner": 0,
+            "pad_key_length": True,
+            "pre_allocate_kv_cache": False,
+            "validate_runner_input": True,
+            "max_batch_size": None,
+            "summary_type": "cls_index",
+        },
+    ),
     "StarCoder 2": ("starcoder2", {"mlp_type": "default", "norm_type": "layer_norm", "residual_dropout": 0.1}),
-    "DeepSeek-V2": ("deepseek v2", {"aux_loss_alpha": 0.001, "ep_size": 1, "moe_layer_freq": 1, "seq_aux": True,
-                                    "scoring_func": "softmax", "pretraining_tp": 1}),
-    "DeepSeek-V3": ("deepseek v3", {"num_nextn_predict_layers": 1, "ep_size": 1, "moe_layer_freq": 1,
-                                    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}),
+    "DeepSeek-V2": (
+        "deepseek v2",
+        {
+            "aux_loss_alpha": 0.001,
+            "ep_size": 1,
+            "moe_layer_freq": 1,
+            "seq_aux": True,
+            "scoring_func": "softmax",
+            "pretraining_tp": 1,
+        },
+    ),
+    "DeepSeek-V3": (
+        "deepseek v3",
+        {
+            "num_nextn_predict_layers": 1,
+            "ep_size": 1,
+            "moe_layer_freq": 1,
+            "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        },
+    ),
     "GPT-2": ("gpt2", {"n_ctx": 64, "task_specific_params": {"text-generation": {"do_sample": True}}}),
     "GPT-J": ("gptj", {"rotary": True, "scale_attn_weights": True, "tokenizer_class": "GPT2Tokenizer"}),
-    "BLOOM": ("bloom", {"attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "masked_softmax_fusion": True,
-                        "offset_alibi": 100, "skip_bias_add": True, "skip_bias_add_qkv": False, "pretraining_tp": 4}),
+    "BLOOM": (
+        "bloom",
+        {
+            "attention_softmax_in_fp32": True,
+            "bias_dropout_fusion": True,
+            "masked_softmax_fusion": True,
+            "offset_alibi": 100,
+            "skip_bias_add": True,
+            "skip_bias_add_qkv": False,
+            "pretraining_tp": 4,
+        },
+    ),
     "Falcon": ("falcon 7b", {"apply_residual_connection_post_layernorm": False, "num_key_value_heads": None}),
-    "MPT": ("mpt", {"init_config": {"name": "kaiming_normal_", "verbose": 0}, "init_device": "cpu", "verbose": 0,
-                    "tokenizer_name": "EleutherAI/gpt-neox-20b", "learned_pos_emb": True}),
-    "Codestral Mamba": ("mamba2", {"norm_before_gate": True, "rms_norm": True, "hidden_dropout_prob": 0.0,
-                                   "time_step_init_scheme": "random", "intermediate_size": 96}),
+    "MPT": (
+        "mpt",
+        {
+            "init_config": {"name": "kaiming_normal_", "verbose": 0},
+            "init_device": "cpu",
+            "verbose": 0,
+            "tokenizer_name": "EleutherAI/gpt-neox-20b",
+            "learned_pos_emb": True,
+        },
+    ),
+    "Codestral Mamba": (
+        "mamba2",
+        {
+            "norm_before_gate": True,
+            "rms_norm": True,
+            "hidden_dropout_prob": 0.0,
+            "time_step_init_scheme": "random",
+            "intermediate_size": 96,
+        },
+    ),
     "Gemma 2": ("gemma2", {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"}),
     "a Gemma of two opinions": ("gemma", {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}),
     "Command-R": ("command-r", {"model_max_length": 131072, "pretraining_tp": 1, "max_position_embeddings": 8192}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -161,24 +231,71 @@ def test_what_published_configurations_say_is_no_noise(name: str) -> None:
 
 
 NOMIC = {
-    "architectures": ["NomicBertModel"], "activation_function": "swiglu", "causal": False, "dense_seq_output": True,
-    "fused_bias_fc": True, "fused_dropout_add_ln": True, "layer_norm_epsilon": 1e-12, "max_trained_positions": 2048,
-    "mlp_fc1_bias": False, "mlp_fc2_bias": False, "model_type": "nomic_bert", "n_embd": 768, "n_head": 12,
-    "n_inner": 3072, "n_layer": 12, "n_positions": 8192, "pad_vocab_size_multiple": 64, "parallel_block": False,
-    "parallel_block_tied_norm": False, "prenorm": False, "qkv_proj_bias": False, "reorder_and_upcast_attn": False,
-    "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
-    "rotary_emb_scale_base": None, "rotary_scaling_factor": 2, "scale_attn_by_inverse_layer_idx": False,
-    "scale_attn_weights": True, "summary_use_proj": True, "type_vocab_size": 2, "use_cache": True,
-    "use_flash_attn": True, "use_rms_norm": False, "use_xentropy": True, "vocab_size": 30528, "resid_pdrop": 0.0,
-}  # fmt: skip
+    "architectures": ["NomicBertModel"],
+    "activation_function": "swiglu",
+    "causal": False,
+    "dense_seq_output": True,
+    "fused_bias_fc": True,
+    "fused_dropout_add_ln": True,
+    "layer_norm_epsilon": 1e-12,
+    "max_trained_positions": 2048,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "model_type": "nomic_bert",
+    "n_embd": 768,
+    "n_head": 12,
+    "n_inner": 3072,
+    "n_layer": 12,
+    "n_positions": 8192,
+    "pad_vocab_size_multiple": 64,
+    "parallel_block": False,
+    "parallel_block_tied_norm": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "reorder_and_upcast_attn": False,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": 2,
+    "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True,
+    "summary_use_proj": True,
+    "type_vocab_size": 2,
+    "use_cache": True,
+    "use_flash_attn": True,
+    "use_rms_norm": False,
+    "use_xentropy": True,
+    "vocab_size": 30528,
+    "resid_pdrop": 0.0,
+}
 RWKV7 = {
-    "architectures": ["RWKV7ForCausalLM"], "a_low_rank_dim": 64, "attn": None, "attn_mode": "chunk",
-    "decay_low_rank_dim": 64, "fuse_cross_entropy": True, "fuse_norm": True, "gate_low_rank_dim": 128, "head_dim": 64,
-    "hidden_act": "sqrelu", "hidden_ratio": 4.0, "hidden_size": 768, "intermediate_size": 3072,
-    "max_position_embeddings": 2048, "model_type": "rwkv7", "norm_bias": True, "norm_eps": 1e-5, "norm_first": True,
-    "num_heads": 12, "num_hidden_layers": 12, "tie_word_embeddings": False, "use_l2warp": False, "v_low_rank_dim": 32,
-    "value_dim": [768] * 12, "vocab_size": 65536,
-}  # fmt: skip
+    "architectures": ["RWKV7ForCausalLM"],
+    "a_low_rank_dim": 64,
+    "attn": None,
+    "attn_mode": "chunk",
+    "decay_low_rank_dim": 64,
+    "fuse_cross_entropy": True,
+    "fuse_norm": True,
+    "gate_low_rank_dim": 128,
+    "head_dim": 64,
+    "hidden_act": "sqrelu",
+    "hidden_ratio": 4.0,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 2048,
+    "model_type": "rwkv7",
+    "norm_bias": True,
+    "norm_eps": 1e-5,
+    "norm_first": True,
+    "num_heads": 12,
+    "num_hidden_layers": 12,
+    "tie_word_embeddings": False,
+    "use_l2warp": False,
+    "v_low_rank_dim": 32,
+    "value_dim": [768] * 12,
+    "vocab_size": 65536,
+}
 
 
 @pytest.mark.parametrize("config", [NOMIC, RWKV7], ids=["NomicBert", "RWKV-7"])
@@ -297,12 +414,20 @@ def test_a_line_of_an_archives_plan_tells_it(strange: Path, tmp_path: Path) -> N
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "a Gemma 3 that sees what comes later": ("gemma3", {"use_bidirectional_attention": True}),
     "a Gemma 2 that sees what comes later": ("gemma2", {"use_bidirectional_attention": True}),
-    "windows that are stretched": ("gemma3", {"rope_parameters": {
-        "full_attention": {"rope_type": "default", "rope_theta": 9000.0},
-        "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 700.0}}}),
-    "a part of each head turned, in pairs": ("llama", {"rope_parameters": {
-        "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}}),
-}  # fmt: skip
+    "windows that are stretched": (
+        "gemma3",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 9000.0},
+                "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 700.0},
+            }
+        },
+    ),
+    "a part of each head turned, in pairs": (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}},
+    ),
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -129,8 +129,10 @@ def test_a_long_list_is_cut_and_a_dry_run_has_it_whole(archive: Path, tmp_path: 
     path = planned(archive, tmp_path / "out", tmp_path / "plan")
     shown = json.loads(command("apply", path, "--delete-source", "--dry-run", "--json").stdout)
     assert len(shown["convert"]) == 3 and {os.path.basename(each["path"]) for each in shown["delete"]} == {
-        "a.bin", "b.bin", "c.bin",
-    }  # fmt: skip
+        "a.bin",
+        "b.bin",
+        "c.bin",
+    }
     assert not (tmp_path / "out").exists() and not Path(f"{path}.ledger").exists() and len(list(archive.iterdir())) == 3
 
 
@@ -142,9 +144,11 @@ def lossy(tmp_path: Path, fixtures: Path) -> Path:
     """A BERT of one block with its pooler, for which GGUF has no name."""
     rows, width, inner = 384, 32, 48
     shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings": (rows, width), "embeddings.token_type_embeddings": (2, width),
-        "embeddings.position_embeddings": (40, width), "pooler.dense": (width, width),
-    }  # fmt: skip
+        "embeddings.word_embeddings": (rows, width),
+        "embeddings.token_type_embeddings": (2, width),
+        "embeddings.position_embeddings": (40, width),
+        "pooler.dense": (width, width),
+    }
     layer = "encoder.layer.0."
     for name in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
         shapes[layer + name] = (width, width)
@@ -159,10 +163,18 @@ def lossy(tmp_path: Path, fixtures: Path) -> Path:
     folder.mkdir(parents=True)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = {
-        "architectures": ["BertModel"], "model_type": "bert", "vocab_size": rows, "hidden_size": width,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": inner, "max_position_embeddings": 40,
-        "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
-    }  # fmt: skip
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "vocab_size": rows,
+        "hidden_size": width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": inner,
+        "max_position_embeddings": 40,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(fixtures / "tokenizers" / "wordpiece" / name, folder)
@@ -177,8 +189,10 @@ def test_what_is_not_carried_over_is_a_note_in_the_plan_and_on_the_screen(lossy:
     assert "note     2 tensors are not copied ('pooler.dense.bias', 4,224 bytes in all)" in said
     dropped = json.loads((tmp_path / "x.gguf.receipt.json").read_text())["dropped"]
     assert {drop["name"]: drop["loses"] for drop in dropped} == {
-        "embeddings.position_ids": False, "pooler.dense.bias": True, "pooler.dense.weight": True,
-    }  # fmt: skip
+        "embeddings.position_ids": False,
+        "pooler.dense.bias": True,
+        "pooler.dense.weight": True,
+    }
 
 
 def test_a_model_that_is_not_carried_over_whole_is_not_deleted_unless_told(lossy: Path, tmp_path: Path) -> None:
@@ -201,12 +215,23 @@ def test_the_plan_is_not_believed_about_what_is_lost(lossy: Path, tmp_path: Path
 
 
 FOLLOW = {
-    "*.inv_freq", "*.rotary.inv_freq", "*.rotary_emb.inv_freq", "rope.freqs", "embeddings.position_ids",
-    "model.layers.{n}.mlp.act_fn.*", "*.attn.rotary_emb.*", "rotary_pos_emb.inv_freq", "freqs_cis",
-    "*.attn.causal_mask", "*relative_pe.slopes", "*.version", "lm_head_gain.w_g", "t2d",
+    "*.inv_freq",
+    "*.rotary.inv_freq",
+    "*.rotary_emb.inv_freq",
+    "rope.freqs",
+    "embeddings.position_ids",
+    "model.layers.{n}.mlp.act_fn.*",
+    "*.attn.rotary_emb.*",
+    "rotary_pos_emb.inv_freq",
+    "freqs_cis",
+    "*.attn.causal_mask",
+    "*relative_pe.slopes",
+    "*.version",
+    "lm_head_gain.w_g",
+    "t2d",
     *(f"model.layers.*.self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),
     *(f"*.{name}.{mask}" for name in ("attention", "attn") for mask in ("bias", "masked_bias")),
-}  # fmt: skip
+}
 """Drops of what the keys say already: rotary frequencies, position numbers, causal masks, xIELU's numbers, ALiBi's
 slopes, MiniMax's decays, Talkie's gain of the logits, and the version of a layout; and of what another tensor says:
 which of its target's tokens a draft has."""

@@ -16,12 +16,21 @@ from ggferry.service.records.report import collect, migration_lines
 from ggferry.service.workers.supervisor import WorkerFailed
 
 FILE = (
-    errors.CorruptError, errors.TruncatedError, errors.UnsupportedError, errors.UnsafePickleError,
-    errors.VerificationError, errors.InconsistentError,
-)  # fmt: skip
+    errors.CorruptError,
+    errors.TruncatedError,
+    errors.UnsupportedError,
+    errors.UnsafePickleError,
+    errors.VerificationError,
+    errors.InconsistentError,
+)
 PERSON = (
-    errors.RefusedError, errors.UsageError, errors.NotFoundError, errors.AccessError, errors.ChangedError, GgferryError,
-)  # fmt: skip
+    errors.RefusedError,
+    errors.UsageError,
+    errors.NotFoundError,
+    errors.AccessError,
+    errors.ChangedError,
+    GgferryError,
+)
 TRANSIENT = (errors.TransientError, errors.UnreachableError, errors.TransportError)
 
 
@@ -78,10 +87,14 @@ def test_the_class_decides_where_a_record_states_no_fault() -> None:
 @pytest.mark.parametrize(
     ("number", "kind"),
     [
-        (errno.EACCES, errors.AccessError), (errno.EROFS, errors.AccessError), (errno.ENOENT, errors.NotFoundError),
-        (errno.ECONNRESET, errors.UnreachableError), (errno.EIO, errors.UnreachableError), (errno.ENOSPC, GgferryError),
+        (errno.EACCES, errors.AccessError),
+        (errno.EROFS, errors.AccessError),
+        (errno.ENOENT, errors.NotFoundError),
+        (errno.ECONNRESET, errors.UnreachableError),
+        (errno.EIO, errors.UnreachableError),
+        (errno.ENOSPC, GgferryError),
     ],
-)  # fmt: skip
+)
 def test_what_the_system_refuses_is_no_internal_error(number: int, kind: type[GgferryError]) -> None:
     error = of_os(OSError(number, "words", "/a/place"))
     assert type(error) is kind and error.path == "/a/place" and "words" in error.message

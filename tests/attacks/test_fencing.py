@@ -58,9 +58,13 @@ def claimed(ledger: Ledger, lease: float = 60) -> Job:
 
 def changes(ledger: Ledger, job: Job) -> list[Callable[[], Any]]:
     return [
-        lambda: ledger.confirm(job), lambda: ledger.verifying(job), lambda: ledger.bind(job, "key"),
-        lambda: ledger.put_back(job, 0), lambda: ledger.finish(job, FAILED), lambda: ledger.finish(job, DONE),
-    ]  # fmt: skip
+        lambda: ledger.confirm(job),
+        lambda: ledger.verifying(job),
+        lambda: ledger.bind(job, "key"),
+        lambda: ledger.put_back(job, 0),
+        lambda: ledger.finish(job, FAILED),
+        lambda: ledger.finish(job, DONE),
+    ]
 
 
 def test_one_owner_with_one_attempt_number_twice_is_two_holders(ledger: Ledger) -> None:

@@ -25,12 +25,23 @@ def test_damaged_headers(tmp_path: Path, fixtures: Path, rounds: int) -> None:
             del raw[rng.randrange(len(raw)) :]
         file.write_bytes(raw)
         for command in (
-            ["edit", file, "--set", "tokenizer.ggml.tokens[5]=x", "--special-token", "eos=3", "-o", tmp_path / "o",
-             "--force"],
+            [
+                "edit",
+                file,
+                "--set",
+                "tokenizer.ggml.tokens[5]=x",
+                "--special-token",
+                "eos=3",
+                "-o",
+                tmp_path / "o",
+                "--force",
+            ],
             ["split", file, "--split-max-tensors", "6", "-o", tmp_path / "c", "--force"],
-            ["hash", file], ["verify", file], ["diff", file, source],
+            ["hash", file],
+            ["verify", file],
+            ["diff", file, source],
             ["edit", file, "--set", "general.name=y", "--in-place", "--allow-broken"],
-        ):  # fmt: skip
+        ):
             found = typed(*command)
             assert found.code in OURS, found.err
             done.add(found.code)
@@ -45,7 +56,12 @@ def test_what_is_no_file(tmp_path: Path, fixtures: Path, verb: str) -> None:
     (tmp_path / "page.gguf").write_text("<!DOCTYPE html>")
     (tmp_path / "empty.gguf").write_bytes(b"")
     more = {"edit": ["--set", "a.b=c", "--in-place"], "diff": [fixtures / "hf" / "out" / "llama" / "llama.q8_0.gguf"]}
-    for name, codes in (("fifo.gguf.part1of2", (3,)), ("page.gguf", (4,)), ("empty.gguf", (5,)), ("none.gguf", (3,)),
-                        ("", (2, 3, 4))):  # fmt: skip
+    for name, codes in (
+        ("fifo.gguf.part1of2", (3,)),
+        ("page.gguf", (4,)),
+        ("empty.gguf", (5,)),
+        ("none.gguf", (3,)),
+        ("", (2, 3, 4)),
+    ):
         done = typed(verb, tmp_path / name, *more.get(verb, []))
         assert done.code in codes and done.err.startswith("error: "), (name, done)

@@ -24,8 +24,12 @@ def run_pytest(*arguments: str | Path, **env: str) -> subprocess.CompletedProces
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "GGFERRY"))}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, arguments)],
-        cwd=ROOT, env={**environment, **env}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**environment, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 SKIPPED = {

@@ -164,9 +164,10 @@ def test_later_shards_keep_no_vocabulary(tmp_path: Path) -> None:
     """4,096 shards could each state one."""
     for number in range(2):
         keys = [
-            string("split.no") + struct.pack("<IH", 2, number), string("split.count") + struct.pack("<IH", 2, 2),
+            string("split.no") + struct.pack("<IH", 2, number),
+            string("split.count") + struct.pack("<IH", 2, 2),
             array("a.b", 8, 3, texts(3)),
-        ]  # fmt: skip
+        ]
         gguf(tmp_path / f"x-{number + 1:05}-of-00002.gguf", keys, 2, f"n{number}.{{}}".format)
     held = open_gguf(os.fspath(tmp_path / "x-00002-of-00002.gguf"))
     assert list(held.tensors) == ["n0.0", "n0.1", "n1.0", "n1.1"]
@@ -266,10 +267,12 @@ def test_records_and_tokens_of_the_ggml_era_beyond_any_model_are_refused(tmp_pat
 
 
 PICKLES = {
-    "dictionaries": b"(" + b"}" * 1_500_000 + b"l", "lists": b"(" + b"]" * 1_500_000 + b"t", "marks": b"(" * 1_500_000,
+    "dictionaries": b"(" + b"}" * 1_500_000 + b"l",
+    "lists": b"(" + b"]" * 1_500_000 + b"t",
+    "marks": b"(" * 1_500_000,
     "tuples": b"N" + b"\x85" * 1_500_000,
     "strings": b"(" + b"".join(b"U\3%03x" % (i % 4096) for i in range(880_000)) + b"t",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", PICKLES)
@@ -351,15 +354,23 @@ PAIRS = ",".join(f'"k{i}":{i}' for i in range(5000))
 WRONG = {
     "a key twice, far apart": ("{" + PAIRS + ',"k7":0}', errors.DuplicateError),
     "a key twice, near": ('{"a":1,"a":1,"b":2}', errors.DuplicateError),
-    "a comma too many": ("[1,2,]", errors.EncodingError), "a comma in an object": ('{"a":1,}', errors.EncodingError),
-    "brackets crossed": ("[1,2}", errors.EncodingError), "crossed inside": ('[{"a":1],2]', errors.EncodingError),
-    "more behind": ("[1] 2", errors.EncodingError), "nothing": ("", errors.EncodingError),
-    "cut": ('{"a":[1,2', errors.EncodingError), "no value": ('{"a":}', errors.EncodingError),
-    "not UTF-8": ("[1,\udcff]", errors.EncodingError), "half a pair": ('["a","\\ud800"]', errors.EncodingError),
-    "NaN": ("[1,NaN,2]", errors.EncodingError), "a control character": ('["a\nb",1]', errors.EncodingError),
-    "too deep": ("[" * 200 + "]" * 200, errors.EncodingError), "endless depth": ("[" * 100_000, errors.EncodingError),
-    "5000 digits": ("[" + "9" * 5000 + ",1]", errors.EncodingError), "a leading zero": ("[1,01]", errors.EncodingError),
-}  # fmt: skip
+    "a comma too many": ("[1,2,]", errors.EncodingError),
+    "a comma in an object": ('{"a":1,}', errors.EncodingError),
+    "brackets crossed": ("[1,2}", errors.EncodingError),
+    "crossed inside": ('[{"a":1],2]', errors.EncodingError),
+    "more behind": ("[1] 2", errors.EncodingError),
+    "nothing": ("", errors.EncodingError),
+    "cut": ('{"a":[1,2', errors.EncodingError),
+    "no value": ('{"a":}', errors.EncodingError),
+    "not UTF-8": ("[1,\udcff]", errors.EncodingError),
+    "half a pair": ('["a","\\ud800"]', errors.EncodingError),
+    "NaN": ("[1,NaN,2]", errors.EncodingError),
+    "a control character": ('["a\nb",1]', errors.EncodingError),
+    "too deep": ("[" * 200 + "]" * 200, errors.EncodingError),
+    "endless depth": ("[" * 100_000, errors.EncodingError),
+    "5000 digits": ("[" + "9" * 5000 + ",1]", errors.EncodingError),
+    "a leading zero": ("[1,01]", errors.EncodingError),
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -386,8 +397,10 @@ def test_packed_values_are_the_plain_ones() -> None:
         assert found != Value(ValueType.ARRAY, ("a", "", "b"), ValueType.STRING)
     flags = Value(ValueType.ARRAY, Flags(b"\0\1"), ValueType.BOOL)
     assert (flags.first(1), flags.data, len({flags, Value(ValueType.ARRAY, (False, True), ValueType.BOOL)})) == (
-        (False,), (False, True), 1,
-    )  # fmt: skip
+        (False,),
+        (False, True),
+        1,
+    )
     again = Value(ValueType.ARRAY, Flags(b"\0\1"), ValueType.BOOL)
     assert replace(again, data=(True,)) == Value(ValueType.ARRAY, (True,), ValueType.BOOL)
     assert (pickle.loads(pickle.dumps(again)), deepcopy(again), f"{again}") == (again, again, f"{flags}")
@@ -396,10 +409,16 @@ def test_packed_values_are_the_plain_ones() -> None:
     assert text.data == "größer" * 9000
 
 
-@pytest.mark.parametrize(("text", "good"), [
-    (b"a" * 10, True), ("ü🚀".encode() * 400_000, True), ("ü🚀".encode() * 400_000 + b"\xc3", False),
-    (b"a" * (MIB - 1) + "🚀".encode(), True), (b"a" * MIB + b"\x80", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        (b"a" * 10, True),
+        ("ü🚀".encode() * 400_000, True),
+        ("ü🚀".encode() * 400_000 + b"\xc3", False),
+        (b"a" * (MIB - 1) + "🚀".encode(), True),
+        (b"a" * MIB + b"\x80", False),
+    ],
+)
 def test_utf8_is_told_over_the_edges_of_windows(text: bytes, good: bool) -> None:
     assert is_utf8(text) is good
 

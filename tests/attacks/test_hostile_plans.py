@@ -33,13 +33,35 @@ def written(lines: list[dict[str, Any]], path: Path) -> Path:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("bytes_in", "x"), ("bytes_in", -1), ("bytes_in", True), ("bytes_in", 1.5), ("bytes_in", 1 << 70),
-        ("output", 5), ("output", ["a"]), ("source", None), ("verdict", 1), ("files", "x"), ("files", [5]),
-        ("files", {"a": 1}), ("beside", [None]), ("gpus", "1"), ("gpus", float("nan")), ("gpus", float("inf")),
-        ("options", "q8_0"), ("options", [1]), ("notes", "text"), ("notes", [1]), ("grades", {"a": "b"}),
-        ("version", "3"), ("memory", None), ("same_as", 1), ("lost", ["x"]), ("error", "x"), ("unheard", 1),
+        ("bytes_in", "x"),
+        ("bytes_in", -1),
+        ("bytes_in", True),
+        ("bytes_in", 1.5),
+        ("bytes_in", 1 << 70),
+        ("output", 5),
+        ("output", ["a"]),
+        ("source", None),
+        ("verdict", 1),
+        ("files", "x"),
+        ("files", [5]),
+        ("files", {"a": 1}),
+        ("beside", [None]),
+        ("gpus", "1"),
+        ("gpus", float("nan")),
+        ("gpus", float("inf")),
+        ("options", "q8_0"),
+        ("options", [1]),
+        ("notes", "text"),
+        ("notes", [1]),
+        ("grades", {"a": "b"}),
+        ("version", "3"),
+        ("memory", None),
+        ("same_as", 1),
+        ("lost", ["x"]),
+        ("error", "x"),
+        ("unheard", 1),
     ],
-)  # fmt: skip
+)
 def test_a_value_of_another_kind_is_told_by_line_and_key(
     made: list[dict[str, Any]], key: str, value: Any, tmp_path: Path
 ) -> None:
@@ -80,9 +102,18 @@ def test_what_is_no_object_is_corrupt(made: list[dict[str, Any]], line: bytes, t
 
 @pytest.mark.parametrize(
     "options",
-    [{"expand": 5}, {"hparams": 5}, {"hparams": {"a": 1}}, {"model_name": 5}, {"tokenizer_model": ["x"]},
-     {"allow_requantize": "yes"}, {"verify": "bogus"}, {"outtype": None}, {"outtyp": "q8_0"}],
-)  # fmt: skip
+    [
+        {"expand": 5},
+        {"hparams": 5},
+        {"hparams": {"a": 1}},
+        {"model_name": 5},
+        {"tokenizer_model": ["x"]},
+        {"allow_requantize": "yes"},
+        {"verify": "bogus"},
+        {"outtype": None},
+        {"outtyp": "q8_0"},
+    ],
+)
 def test_options_of_another_kind_are_no_internal_error(
     made: list[dict[str, Any]], options: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -110,14 +110,14 @@ BROKEN = {
     "nested": ("tokenizers", b'{"model":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
     "another model": ("tokenizers", json.dumps({**DOCUMENT, "model": {"type": "Surprise"}}).encode()),
     "a charsmap that is none": (
-        "tokenizers", json.dumps({**DOCUMENT, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}})
-        .encode(),
+        "tokenizers",
+        json.dumps({**DOCUMENT, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}).encode(),
     ),
     "nothing": ("tokenizers", b""),
     "no protobuf": ("sentencepiece", b"\x0a\xff\xff\xff\xff\xff\xff"),
     "one piece": ("sentencepiece", b"\x0a\x05\x0a\x03abc"),
     "no bytes": ("sentencepiece", b""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", BROKEN)

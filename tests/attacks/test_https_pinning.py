@@ -171,8 +171,9 @@ def test_a_password_does_not_go_along_to_another_server(site: Web, tmp_path: Pat
         name = urls.redact_in(f"{site.url.replace('://', '://me:word@')}/m.bin")
         stores.stat(name)
         assert [("Authorization" in each.headers) for each in (site.rules.asked[-1], second.rules.asked[-1])] == [
-            True, False,
-        ]  # fmt: skip
+            True,
+            False,
+        ]
 
 
 @pytest.fixture
@@ -187,9 +188,15 @@ def secure(tmp_path: Path) -> Iterator[str]:
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "x")])
     now = datetime.now(UTC)
     certificate = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
-        .not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1)).sign(key, hashes.SHA256())
-    )  # fmt: skip
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(1))
+        .not_valid_after(now + timedelta(1))
+        .sign(key, hashes.SHA256())
+    )
     plain = serialization.NoEncryption()
     form = serialization.PrivateFormat.PKCS8
     (tmp_path / "pem").write_bytes(
@@ -256,7 +263,7 @@ def test_a_site_without_end_is_left_at_a_limit(site: Web, tmp_path: Path, monkey
     monkeypatch.setattr(pages, "PAGES", 1000)
     assert {each.trouble["message"] for each in stores.listing(site.url) if each.trouble} == {
         "page is more than 6 links deep"
-    }  # fmt: skip
+    }
 
 
 def test_links_that_lead_out_end_no_plan(site: Web, tmp_path: Path) -> None:
@@ -267,9 +274,11 @@ def test_links_that_lead_out_end_no_plan(site: Web, tmp_path: Path) -> None:
     )
     found = lines(site, tmp_path, "/in")
     assert {name: entry.verdict for name, entry in found.items()} == {
-        "in/m0.bin": "convert", "m2.bin": "unsupported", "secret/m1.bin": "unsupported",
+        "in/m0.bin": "convert",
+        "m2.bin": "unsupported",
+        "secret/m1.bin": "unsupported",
         "https://h.example/m3.bin": "unsupported",
-    }  # fmt: skip
+    }
     assert found["m2.bin"].error["class"] == "OutsideLinkError"
     assert not any("secret" in each.key or "m2" in each.key for each in site.rules.asked)
 

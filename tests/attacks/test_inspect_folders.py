@@ -16,12 +16,22 @@ from helpers.third_party_fixtures import FIXTURES
 
 CHECKPOINTS = sorted(path for path in (FIXTURES / "hf" / "ckpt").iterdir() if path.is_dir())
 CONFIG: dict[str, Any] = {
-    "architectures": ["NobodyForCausalLM"], "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+    "architectures": ["NobodyForCausalLM"],
+    "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
     "quantization_config": {"quant_method": "gptq", "bits": 4, "modules": [["a", "b"], ["c"]], "none": None},
-    "text_config": {"layer_types": ["full_attention"] * 200}, "lists": [[1, 2], [], [[None, {"type": "array"}]]],
-    "null": None, "empty": {}, "nothing": [], "truth": True, "limit": [0.0, float("inf")], "nan": float("nan"),
-    "big": 10**60, "type": {"type": "array", "value": 3}, "text": "x" * 1000, "escaped": "a\x1b[31mb\nc",
-}  # fmt: skip
+    "text_config": {"layer_types": ["full_attention"] * 200},
+    "lists": [[1, 2], [], [[None, {"type": "array"}]]],
+    "null": None,
+    "empty": {},
+    "nothing": [],
+    "truth": True,
+    "limit": [0.0, float("inf")],
+    "nan": float("nan"),
+    "big": 10**60,
+    "type": {"type": "array", "value": 3},
+    "text": "x" * 1000,
+    "escaped": "a\x1b[31mb\nc",
+}
 
 
 @pytest.fixture

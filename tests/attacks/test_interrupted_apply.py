@@ -44,9 +44,13 @@ def partials(tmp_path: Path) -> list[str]:
 def writing(path: Path, tmp_path: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """`apply` at the moment when an unfinished output stands there."""
     run = subprocess.Popen(
-        [*GGFERRY, "apply", path, "-j", "2", "--threads", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler), **options,
-    )  # fmt: skip
+        [*GGFERRY, "apply", path, "-j", "2", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        **options,
+    )
     try:
         deadline = time.monotonic() + 60
         while not (tmp_path / "out").exists() or not partials(tmp_path):

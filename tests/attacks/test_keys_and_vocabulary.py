@@ -116,9 +116,7 @@ EVERY: dict[str, tuple[Callable[[Keys], object], str]] = {
         r"token_type\[\d+\]",
     ),
     "rope base misspelt": (
-        lambda keys: (
-            keys.update({"llama.rope.freq_bas": f32(10000.0)}), keys.pop("llama.rope.freq_base", None)
-        ),
+        lambda keys: (keys.update({"llama.rope.freq_bas": f32(10000.0)}), keys.pop("llama.rope.freq_base", None)),
         r"rope\.freq_bas",
     ),
     "another rope base": (lambda keys: keys.update({"llama.rope.freq_base": f32(20000.0)}), r"rope\.freq_base"),
@@ -130,13 +128,14 @@ EVERY: dict[str, tuple[Callable[[Keys], object], str]] = {
     "a flag": (lambda keys: keys.update({GGML + "add_eos_token": boolean(True)}), r"add_eos_token"),
     "sampling": (lambda keys: keys.update({"general.sampling.temp": f32(9.0)}), r"general\.sampling\.temp"),
     "somebody's key": (lambda keys: keys.update({"llama.attention.surprise": u32(1)}), r"surprise"),
-}  # fmt: skip
+}
 SCORED: dict[str, tuple[Callable[[Keys], object], str]] = {
     "scores of 40 pieces": (lambda keys: items(keys, GGML + "scores", low_scores), r"scores\[290\]"),
     "scores negated": (
-        lambda keys: items(keys, GGML + "scores", lambda s: s.__setitem__(slice(None), [-x for x in s])), r"scores\[",
+        lambda keys: items(keys, GGML + "scores", lambda s: s.__setitem__(slice(None), [-x for x in s])),
+        r"scores\[",
     ),
-}  # fmt: skip
+}
 MERGED: dict[str, tuple[Callable[[Keys], object], str]] = {
     "merges reversed": (lambda keys: items(keys, GGML + "merges", lambda m: m.reverse()), r"merges\[0\]"),
     "last merge": (lambda keys: items(keys, GGML + "merges", lambda m: m.pop()), r"merges is not"),
@@ -222,10 +221,18 @@ def test_a_receipt_of_other_kinds_is_corrupt(options: dict[str, Any], tmp_path: 
     assert _run(["verify", str(CHECKPOINTS / "llama"), str(tmp_path / "a.gguf"), "--level", "fast"]) == 5
 
 
-@pytest.mark.parametrize(("name", "odd"), [
-    ("llama", ""), ("qwen2", ""), ("llama3_rope_tied", ""), ("stablelm", ""), ("mamba", ""), ("granite", "padding"),
-    ("gemma2", "bos_token_id"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "odd"),
+    [
+        ("llama", ""),
+        ("qwen2", ""),
+        ("llama3_rope_tied", ""),
+        ("stablelm", ""),
+        ("mamba", ""),
+        ("granite", "padding"),
+        ("gemma2", "bos_token_id"),
+    ],
+)
 def test_files_of_todays_converter(name: str, odd: str, peer: Peers) -> None:
     """What llama.cpp's converter made of the same source: proved where only names and silences differ; else each key
     that tells the model something else is named. (Granite: the id of a padding token that config.json's class made up;

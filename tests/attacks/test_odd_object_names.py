@@ -79,8 +79,9 @@ def test_odd_keys_end_no_plan(store: S3Store, tmp_path: Path) -> None:
     store.put("old/bytes/", b"not empty")
     entries = planned(tmp_path)
     assert {name: entry.verdict for name, entry in entries.items()} == {
-        **dict.fromkeys(ODD, "convert"), "bytes/": "unsupported",
-    }  # fmt: skip
+        **dict.fromkeys(ODD, "convert"),
+        "bytes/": "unsupported",
+    }
     outputs = [str(entry.output) for entry in entries.values() if entry.output]
     assert len(set(map(os.path.realpath, outputs))) == len(ODD)
     for output in outputs:
@@ -94,8 +95,9 @@ def test_two_slashes_are_another_name(store: S3Store, tmp_path: Path) -> None:
     store.put("old/a//b.bin", b"no model at all")
     entries = planned(tmp_path)
     assert {name: entry.verdict for name, entry in entries.items()} == {
-        "a/b.bin": "convert", "a//b.bin": "unsupported",
-    }  # fmt: skip
+        "a/b.bin": "convert",
+        "a//b.bin": "unsupported",
+    }
 
 
 def test_an_object_that_cannot_be_read_is_a_line(store: S3Store, tmp_path: Path) -> None:
@@ -104,8 +106,9 @@ def test_an_object_that_cannot_be_read_is_a_line(store: S3Store, tmp_path: Path)
     store.rules.add("GET", "closed", 403)
     entries = planned(tmp_path)
     assert {name: (entry.verdict, (entry.error or {}).get("class")) for name, entry in entries.items()} == {
-        "closed.bin": ("incomplete", "AccessError"), "open.bin": ("convert", None),
-    }  # fmt: skip
+        "closed.bin": ("incomplete", "AccessError"),
+        "open.bin": ("convert", None),
+    }
 
 
 def test_a_model_is_not_converted_without_what_cannot_be_read_beside_it(store: S3Store, tmp_path: Path) -> None:

@@ -88,8 +88,9 @@ def test_the_plan_tells_our_unfinished_files_from_others(tmp_path: Path) -> None
         (root / name).write_bytes(b"GGUF" + bytes(100))
     entries = plan(root, tmp_path / "plan.jsonl")
     assert [(entry["verdict"], entry["reason"]) for entry in entries] == [
-        ("other", "the unfinished output of a conversion"), ("other", "an unfinished file of another program"),
-    ]  # fmt: skip
+        ("other", "the unfinished output of a conversion"),
+        ("other", "an unfinished file of another program"),
+    ]
 
 
 # --- one writer ---

@@ -46,9 +46,7 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """`apply` on a cluster of its own, at its first job."""
     path = prepare(tmp_path)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    run = subprocess.Popen(
-        apply(path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )  # fmt: skip
+    run = subprocess.Popen(apply(path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert run.stdout is not None and run.stderr is not None
     for line in run.stdout:
         if json.loads(line).get("state") == "running":

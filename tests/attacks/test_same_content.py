@@ -114,9 +114,11 @@ def path(store: S3Store, tmp_path: Path) -> Path:
     for seed, name in enumerate("abc"):
         write(tmp_path / "in" / f"{name}.bin", Llama(seed=seed % 2))
     return planned(
-        tmp_path / "in", "s3://new/x", tmp_path / "plan",
+        tmp_path / "in",
+        "s3://new/x",
+        tmp_path / "plan",
         c={"verdict": "convert", "output": "s3://new/x/c.gguf", "same_as": None, "proof": None},
-    )  # fmt: skip
+    )
 
 
 def ended(path: Path) -> dict[str, tuple[str, str]]:

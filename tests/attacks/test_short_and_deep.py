@@ -43,9 +43,13 @@ def test_a_gguf_of_no_keys_and_no_tensors(tool: str, tmp_path: Path) -> None:
     source.write_bytes(NOTHING)
     out = tmp_path / "o.gguf"
     more = {
-        "edit": ("--set", "general.name=x", "-o", out), "split": ("--split-max-tensors", "2", "-o", out),
-        "merge": ("-o", out), "diff": (source,), "convert": ("-o", out), "quantize": (out, "q8_0"),
-    }.get(tool, ())  # fmt: skip
+        "edit": ("--set", "general.name=x", "-o", out),
+        "split": ("--split-max-tensors", "2", "-o", out),
+        "merge": ("-o", out),
+        "diff": (source,),
+        "convert": ("-o", out),
+        "quantize": (out, "q8_0"),
+    }.get(tool, ())
     done = typed(tool, source, *more)
     assert done.code in range(8) and "internal" not in done.said
     assert source.read_bytes() == NOTHING
@@ -61,9 +65,14 @@ def test_a_section_of_the_list_of_keys_is_no_architecture(name: str) -> None:
 
 
 BESIDE = (
-    "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
-    "model.safetensors.index.json", "added_tokens.json",
-)  # fmt: skip
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "model.safetensors.index.json",
+    "added_tokens.json",
+)
 
 
 @pytest.mark.parametrize("name", BESIDE)

@@ -77,9 +77,17 @@ def test_a_source_that_is_no_file_is_named_at_once(
 
 
 SIDECARS = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "chat_template.jinja", "README.md", "model.safetensors", "additional_chat_templates/a.jinja", "modules.json",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "README.md",
+    "model.safetensors",
+    "additional_chat_templates/a.jinja",
+    "modules.json",
+)
 
 
 @pytest.mark.parametrize("name", SIDECARS)
@@ -120,26 +128,37 @@ def test_a_plan_has_a_line_for_each_and_waits_for_none(
     Llama(kind="F16").write(root / "legacy.bin")
     (root / "nothing").symlink_to("absent")
     with (
-        special(read_me / "README.md", "a FIFO"), special(config / "config.json", "a FIFO"),
-        special(root / "pipe.bin", "a FIFO"), special(root / "tokenizer.model", "a FIFO"),
-        special(root / "door.sock", "a socket"), special(root / "zero.gguf", "a device"),
-        special(root / "alone" / "adapter_model.safetensors", "a FIFO"), special(root / "lone" / "x.pth", "a FIFO"),
-    ):  # fmt: skip
+        special(read_me / "README.md", "a FIFO"),
+        special(config / "config.json", "a FIFO"),
+        special(root / "pipe.bin", "a FIFO"),
+        special(root / "tokenizer.model", "a FIFO"),
+        special(root / "door.sock", "a socket"),
+        special(root / "zero.gguf", "a device"),
+        special(root / "alone" / "adapter_model.safetensors", "a FIFO"),
+        special(root / "lone" / "x.pth", "a FIFO"),
+    ):
         (root / "alone" / "adapter_config.json").write_text("{}")
         found = plan(root, tmp_path / "p", "--dest", tmp_path / "out", "--verify", "fast", "-j", "1")
         lines = {os.path.relpath(line["source"], root): line for line in found}
         assert len(lines) == len(found)
         said = {name: line["reason"] for name, line in lines.items() if line["verdict"] == "other"}
         assert {name: words for name, words in said.items() if "not a file" in words} == {
-            "card/README.md": "a FIFO, not a file", "config/config.json": "a FIFO, not a file",
-            "pipe.bin": "a FIFO, not a file", "tokenizer.model": "a FIFO, not a file",
-            "door.sock": "a socket, not a file", "zero.gguf": "a device, not a file",
-            "alone/adapter_model.safetensors": "a FIFO, not a file", "lone/x.pth": "a FIFO, not a file",
-        }  # fmt: skip
+            "card/README.md": "a FIFO, not a file",
+            "config/config.json": "a FIFO, not a file",
+            "pipe.bin": "a FIFO, not a file",
+            "tokenizer.model": "a FIFO, not a file",
+            "door.sock": "a socket, not a file",
+            "zero.gguf": "a device, not a file",
+            "alone/adapter_model.safetensors": "a FIFO, not a file",
+            "lone/x.pth": "a FIFO, not a file",
+        }
         assert said["nothing"] == "a link to nothing that can be read"
         assert {name: lines[name]["verdict"] for name in ("good", "card", "config", "legacy.bin")} == {
-            "good": "convert", "card": "incomplete", "config": "incomplete", "legacy.bin": "convert",
-        }  # fmt: skip
+            "good": "convert",
+            "card": "incomplete",
+            "config": "incomplete",
+            "legacy.bin": "convert",
+        }
         assert lines["card"]["reason"] == f"{read_me}/README.md: a FIFO, not a file"
         every = {str(path) for path in root.rglob("*") if not path.is_dir()}
         listed = [each["path"] for line in found for each in (*line.get("files", ()), *line.get("beside", ()))]

@@ -170,9 +170,16 @@ def test_an_answer_that_is_lost_is_looked_for(store: S3Store, local: Path, stage
 
 @pytest.mark.parametrize(
     ("method", "key", "fault"),
-    [("PUT", "partial$", 500), ("POST", "partial$", 403), ("GET", "partial$", "wrong"), ("GET", "partial$", 404),
-     ("PUT", r"a\.gguf$", 403), ("PUT", r"a\.gguf$", 500), ("POST", r"a\.gguf$", 500)],
-)  # fmt: skip
+    [
+        ("PUT", "partial$", 500),
+        ("POST", "partial$", 403),
+        ("GET", "partial$", "wrong"),
+        ("GET", "partial$", 404),
+        ("PUT", r"a\.gguf$", 403),
+        ("PUT", r"a\.gguf$", 500),
+        ("POST", r"a\.gguf$", 500),
+    ],
+)
 def test_a_failure_leaves_nothing_behind(store: S3Store, local: Path, method: str, key: str, fault: Any) -> None:
     assert publishing._creates(URL, ME)  # asked before, with writes of its own
     store.rules.add(method, key, fault, query="" if method == "GET" else "uploadId")
@@ -202,8 +209,11 @@ def test_a_killed_attempt_is_swept_and_nobody_elses(store: S3Store, local: Path)
     sweep(URL, ME)
     assert sorted(store.keys("new")) == sorted([ahead, alive, *strangers])
     assert sorted(store.uploads("new")) == sorted([alive, key])
-    open_copy = [each["UploadId"] for each in store.system.call_s3("list_multipart_uploads", Bucket="new")["Uploads"]
-                 if each["Key"] == key]  # fmt: skip
+    open_copy = [
+        each["UploadId"]
+        for each in store.system.call_s3("list_multipart_uploads", Bucket="new")["Uploads"]
+        if each["Key"] == key
+    ]
     assert open_copy == [other_copy]
 
 
@@ -217,7 +227,7 @@ def receipt_of(data: bytes) -> dict[str, Any]:
 def put_all(local: Path) -> bool:
     return publish_all(
         {URL: receipt_of(OURS)}, str(local.parent), str(local.parent), ME, lambda: None, lambda count: None
-    )  # fmt: skip
+    )
 
 
 def test_the_receipt_comes_after_the_output(store: S3Store, local: Path) -> None:

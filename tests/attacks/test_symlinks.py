@@ -58,10 +58,18 @@ def refused(source: Path, out: Path, name: str, target: Path) -> None:
 
 
 SIDECARS = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "chat_template.json", "README.md", "model.safetensors",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "README.md",
+    "model.safetensors",
     "additional_chat_templates/tool.jinja",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", SIDECARS)
@@ -235,9 +243,14 @@ def test_plan_and_apply_publish_nothing_from_outside_the_tree(model: Path, secre
     lines = {os.path.relpath(line["source"], root): line for line in found}
     verdicts = {name: line["verdict"] for name, line in lines.items()}
     assert verdicts == {
-        "model": "unsupported", "model/chat_template.jinja": "other", "lone.bin": "unsupported", "notes.txt": "other",
-        "nowhere.bin": "other", "good.bin": "convert", "tokenizer.model": "other",
-    }  # fmt: skip
+        "model": "unsupported",
+        "model/chat_template.jinja": "other",
+        "lone.bin": "unsupported",
+        "notes.txt": "other",
+        "nowhere.bin": "other",
+        "good.bin": "convert",
+        "tokenizer.model": "other",
+    }
     for name in ("model", "model/chat_template.jinja", "lone.bin", "notes.txt", "tokenizer.model"):
         assert str(secret.parent) in lines[name]["reason"] and "link" in lines[name]["reason"], lines[name]
     assert lines["nowhere.bin"]["reason"] == "a link to nothing that can be read"
@@ -281,10 +294,15 @@ def test_a_worker_refuses_a_link_that_came_after_the_plan(model: Path, secret: P
     secret.write_text("x" * (model / "README.md").stat().st_size)
     link(model / "README.md", secret)
     job = {
-        "op": "convert", "source": entry.source, "outs": list(entry.outputs), "recipe": entry.recipe(head),
-        "files": [each.path for each in entry.files], "trees": head.trees, "threads": 1,
+        "op": "convert",
+        "source": entry.source,
+        "outs": list(entry.outputs),
+        "recipe": entry.recipe(head),
+        "files": [each.path for each in entry.files],
+        "trees": head.trees,
+        "threads": 1,
         "beside": {os.path.basename(each.path): each.path for each in entry.beside},
-    }  # fmt: skip
+    }
     with pytest.raises(RefusedError, match="link leads out"):
         commands.run(job, Parent())
     with pytest.raises(RefusedError, match="link leads out"):

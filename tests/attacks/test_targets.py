@@ -159,11 +159,14 @@ def test_a_report_replaces_an_earlier_report_and_nothing_else(place: Path, capsy
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["convert", "a.bin", "-o", ""], ["quantize", "a.gguf", "", "q4_0"], ["plan", "t8", "-o", ""],
-        ["forward", "a.bin", "--tokens", "1", "--out", ""], ["forward", "a.bin", "--tokens", "1", "--out", "t8"],
+        ["convert", "a.bin", "-o", ""],
+        ["quantize", "a.gguf", "", "q4_0"],
+        ["plan", "t8", "-o", ""],
+        ["forward", "a.bin", "--tokens", "1", "--out", ""],
+        ["forward", "a.bin", "--tokens", "1", "--out", "t8"],
         ["imatrix", "a.gguf", "--text", "t8/README.md", "--chunk-size", "2", "-o", ""],
     ],
-)  # fmt: skip
+)
 def test_no_name_is_a_wrong_name(arguments: list[str], place: Path) -> None:
     before = contents(place)
     assert _run(arguments) == USAGE

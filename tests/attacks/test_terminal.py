@@ -120,21 +120,38 @@ def test_commands_on_hostile_names(folder: Path, tmp_path: Path) -> None:
     quiet("forward", source, "--tokens", "1,2", "--out", tmp_path / f"n{NAME}.npy")
     quiet("tokenize", source, "--text", HOSTILE)
     (tmp_path / f"t{NAME}").write_text("the then\n" * 40)
-    quiet("imatrix", source, "--text", tmp_path / f"t{NAME}", "-o", tmp_path / f"i{NAME}", "--chunk-size", "16",
-          "--chunks", "1")  # fmt: skip
+    quiet(
+        "imatrix",
+        source,
+        "--text",
+        tmp_path / f"t{NAME}",
+        "-o",
+        tmp_path / f"i{NAME}",
+        "--chunk-size",
+        "16",
+        "--chunks",
+        "1",
+    )
 
 
 def test_commands_that_fail_on_hostile_names(folder: Path, tmp_path: Path) -> None:
     for code, arguments in (
-        (3, ("inspect", tmp_path / NAME)), (3, ("convert", folder / f"m{NAME}.bin", "-o", tmp_path / NAME / "x")),
-        (2, ("convert", folder / f"m{NAME}.bin", "--outtype", HOSTILE)), (2, ("convert", f"--{NAME}")), (2, (NAME,)),
-        (2, ("inspect", folder / f"m{NAME}.bin", NAME)), (2, ("convert", "x", "--jobs", HOSTILE)),
-        (2, ("convert", "x", "--to", HOSTILE)), (3, ("apply", tmp_path / NAME)), (2, ("ledger", NAME)),
-        (None, ("ledger", "list", tmp_path / NAME)), (None, ("plan", NAME, "-o", tmp_path / "p")),
+        (3, ("inspect", tmp_path / NAME)),
+        (3, ("convert", folder / f"m{NAME}.bin", "-o", tmp_path / NAME / "x")),
+        (2, ("convert", folder / f"m{NAME}.bin", "--outtype", HOSTILE)),
+        (2, ("convert", f"--{NAME}")),
+        (2, (NAME,)),
+        (2, ("inspect", folder / f"m{NAME}.bin", NAME)),
+        (2, ("convert", "x", "--jobs", HOSTILE)),
+        (2, ("convert", "x", "--to", HOSTILE)),
+        (3, ("apply", tmp_path / NAME)),
+        (2, ("ledger", NAME)),
+        (None, ("ledger", "list", tmp_path / NAME)),
+        (None, ("plan", NAME, "-o", tmp_path / "p")),
         (2, ("plan", f"{HOSTILE}://x", "-o", tmp_path / "p")),
         (3, ("convert", folder / f"m{NAME}.bin", "--metadata", NAME)),
         (2, ("tokenize", folder / f"m{NAME}.bin")),
-    ):  # fmt: skip
+    ):
         assert quiet(*arguments, code=code).err.strip()
         quiet(*arguments, "--json", code=None)
 
@@ -210,11 +227,22 @@ def test_ledger_and_report(migrated: Path, tmp_path: Path) -> None:
 def test_every_text_of_the_page_is_escaped() -> None:
     hostile = f"{HOSTILE}<script>alert(1)</script>"
     row = {
-        "id": "1", "source": hostile, "state": "quarantined", "output": hostile, "receipt": None, "same_as": None,
-        "attempts": 1, "adopted": False, "deleted": False, "peak": 0, "bytes_in": 1, "started": None, "finished": None,
+        "id": "1",
+        "source": hostile,
+        "state": "quarantined",
+        "output": hostile,
+        "receipt": None,
+        "same_as": None,
+        "attempts": 1,
+        "adopted": False,
+        "deleted": False,
+        "peak": 0,
+        "bytes_in": 1,
+        "started": None,
+        "finished": None,
         "entry": {"container": hostile, "architecture": hostile, "version": 3, "same_as": hostile, "verdict": hostile},
         "error": {"class": hostile, "message": hostile, "found": hostile, "hint": hostile, "offset": 3},
-    }  # fmt: skip
+    }
     text = page(collect([row, {**row, "state": "skipped", "id": "2"}], Head((hostile,), hostile)))
     assert "<script" not in text and "&lt;script&gt;" in text
     harmless(text.replace("\n", " "))

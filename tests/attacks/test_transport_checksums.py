@@ -166,9 +166,18 @@ def test_small_files_beside_a_model_are_checked_too(store: S3Store, tmp_path: Pa
 
 @pytest.mark.parametrize(
     "header",
-    ["x-amz-checksum-sha256", "X-Checksum-Sha256", "X-Checksum-Sha1", "X-Checksum-Md5", "Content-MD5", "Repr-Digest",
-     "Digest", "x-goog-hash", "x-ms-blob-content-md5"],
-)  # fmt: skip
+    [
+        "x-amz-checksum-sha256",
+        "X-Checksum-Sha256",
+        "X-Checksum-Sha1",
+        "X-Checksum-Md5",
+        "Content-MD5",
+        "Repr-Digest",
+        "Digest",
+        "x-goog-hash",
+        "x-ms-blob-content-md5",
+    ],
+)
 def test_headers_that_state_a_checksum_of_the_whole_file(site: Web, tmp_path: Path, header: str) -> None:
     (site.root / "m.bin").write_bytes(DATA)
 
@@ -177,11 +186,16 @@ def test_headers_that_state_a_checksum_of_the_whole_file(site: Web, tmp_path: Pa
         plain = {"sha256": sha256.hex(), "sha1": sha1.hex(), "md5": md5.hex()}
         coded = {name: base64.b64encode(each).decode() for name, each in (("sha256", sha256), ("md5", md5))}
         return {
-            "x-amz-checksum-sha256": coded["sha256"], "X-Checksum-Sha256": plain["sha256"],
-            "X-Checksum-Sha1": plain["sha1"], "X-Checksum-Md5": plain["md5"], "Content-MD5": coded["md5"],
-            "Repr-Digest": f"unixsum=:AA==:, sha-256=:{coded['sha256']}:", "Digest": f"md5={coded['md5']}",
-            "x-goog-hash": f"crc32c=bad, md5={coded['md5']}", "x-ms-blob-content-md5": coded["md5"],
-        }[header]  # fmt: skip
+            "x-amz-checksum-sha256": coded["sha256"],
+            "X-Checksum-Sha256": plain["sha256"],
+            "X-Checksum-Sha1": plain["sha1"],
+            "X-Checksum-Md5": plain["md5"],
+            "Content-MD5": coded["md5"],
+            "Repr-Digest": f"unixsum=:AA==:, sha-256=:{coded['sha256']}:",
+            "Digest": f"md5={coded['md5']}",
+            "x-goog-hash": f"crc32c=bad, md5={coded['md5']}",
+            "x-ms-blob-content-md5": coded["md5"],
+        }[header]
 
     site.checksum = {"/m.bin": {header: value(DATA)}}
     with source(f"{site.url}/m.bin", tmp_path) as file:

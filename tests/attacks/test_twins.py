@@ -156,8 +156,11 @@ def test_the_twin_of_a_model_that_fails_late_is_converted(
     assert states(migration) == {"a.bin": "failed", "b.bin": "done"}
     assert (tmp_path / "out" / "b.gguf").exists() and migration.failed() == 1
     assert [e["state"] for e in events if e["event"] == "job" and e["source"].endswith("b.bin")] == [
-        "running", "queued", "running", "done",
-    ]  # fmt: skip
+        "running",
+        "queued",
+        "running",
+        "done",
+    ]
     monkeypatch.undo()
     migration, _ = applied(twins, retry=True)
     assert states(migration) == {"a.bin": "skipped", "b.bin": "done"}, "now its content is done"

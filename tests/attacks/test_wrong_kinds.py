@@ -26,9 +26,28 @@ DEEP: list[Any] = []
 for _ in range(60):
     DEEP = [DEEP]
 VALUES = (
-    None, True, False, 0, 1, -1, 1.5, float("inf"), float("nan"), 10**400, 2**32, "", "x", [], [[]], [1, 2, 3], ["a"],
-    {}, {"type": 1}, {"__float__": "Infinity"}, DEEP,
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    1.5,
+    float("inf"),
+    float("nan"),
+    10**400,
+    2**32,
+    "",
+    "x",
+    [],
+    [[]],
+    [1, 2, 3],
+    ["a"],
+    {},
+    {"type": 1},
+    {"__float__": "Infinity"},
+    DEEP,
+)
 ITEMS = 3
 """Of a list, and of an object as large as a vocabulary, that are changed."""
 

@@ -148,12 +148,17 @@ S_LIST: dict[str, tuple[str, Edit, type[e.GgferryError], str]] = {
     "S01 context_length": ("scored", without("context_length"), e.MissingError, "what context_length is"),
     "S01 epsilon": ("scored", without(EPSILON), e.MissingError, f"what {EPSILON} is.*--hparam {EPSILON}"),
     "S01 all that tells of heads": (
-        "scored", without("attention.head_count", "attention.head_count_kv", "rope.dimension_count"),
-        e.MissingError, r"what attention\.head_count is",
+        "scored",
+        without("attention.head_count", "attention.head_count_kv", "rope.dimension_count"),
+        e.MissingError,
+        r"what attention\.head_count is",
     ),
     **{
         f"S02 {stated} blocks": (
-            "scored", number("llama.block_count", stated), e.MissingError, f"2 blocks, expected {stated} ",
+            "scored",
+            number("llama.block_count", stated),
+            e.MissingError,
+            f"2 blocks, expected {stated} ",
         )
         for stated in (0, 1, 3, 513, 2**32 - 1)
     },
@@ -162,29 +167,45 @@ S_LIST: dict[str, tuple[str, Edit, type[e.GgferryError], str]] = {
         for heads in (0, 3, 5, 2**32 - 1)
     },
     "S04 more heads of keys than of queries": (
-        "scored", number("llama.attention.head_count_kv", 8), e.ShapeError, "attn_k.*head_dim=128",
+        "scored",
+        number("llama.attention.head_count_kv", 8),
+        e.ShapeError,
+        "attn_k.*head_dim=128",
     ),
     "S04 heads of keys that do not divide": (
-        "scored", number("llama.attention.head_count_kv", 3), e.ShapeError, "n_head_kv",
+        "scored",
+        number("llama.attention.head_count_kv", 3),
+        e.ShapeError,
+        "n_head_kv",
     ),
     "S05 fewer tokens than rows": (
-        "scored", items(lambda data: data[:-5], *ALL), e.InconsistentError, "found 507 tokens, expected 512",
+        "scored",
+        items(lambda data: data[:-5], *ALL),
+        e.InconsistentError,
+        "found 507 tokens, expected 512",
     ),
     "S05 more tokens than rows": ("merged", longer, e.InconsistentError, "found 402 tokens, expected 400"),
     "S06 scores": ("scored", items(lambda data: data[:-1], "scores"), e.InconsistentError, "scores.*511, expected 512"),
     "S06 types": (
-        "scored", items(lambda data: [*data, 1], "token_type"),
-        e.InconsistentError, "token_type.*found 513, expected 512",
+        "scored",
+        items(lambda data: [*data, 1], "token_type"),
+        e.InconsistentError,
+        "token_type.*found 513, expected 512",
     ),
     "S07 bos": ("scored", number(GGML + "bos_token_id", 512), e.OutOfRangeError, "bos_token_id.*512, expected 0 "),
     "S07 eos": ("scored", number(GGML + "eos_token_id", 2**32 - 1), e.OutOfRangeError, "eos_token_id"),
     "S07 unknown": ("scored", number(GGML + "unknown_token_id", 10**6), e.OutOfRangeError, "unknown_token_id"),
     "S08 parts that are no tokens": (
-        "merged", items(lambda data: [*data[:-1], "qqqq zzzz"], "merges"),
-        e.InconsistentError, "merge 140 .* found qqqq zzzz",
+        "merged",
+        items(lambda data: [*data[:-1], "qqqq zzzz"], "merges"),
+        e.InconsistentError,
+        "merge 140 .* found qqqq zzzz",
     ),
     "S08 one part": (
-        "merged", items(lambda data: ["ab", *data[1:]], "merges"), e.InconsistentError, "merge 0 .*found ab",
+        "merged",
+        items(lambda data: ["ab", *data[1:]], "merges"),
+        e.InconsistentError,
+        "merge 0 .*found ab",
     ),
     "S09 a negative byte": ("scored", spelled("<0x-1>"), e.OutOfRangeError, "found <0x-1>, expected <0x00>"),
     "S09 no number": ("scored", spelled("<0xZZ>"), e.OutOfRangeError, "found <0xZZ>, expected <0x00>"),
@@ -194,10 +215,12 @@ S_LIST: dict[str, tuple[str, Edit, type[e.GgferryError], str]] = {
     "S10 a scale is NaN": ("q8_0", scale(0x7E00), e.BadValueError, f"{QUERY}.*row 0, column 0"),
     "S10 a scale is infinite": ("q8_0", scale(0xFC00), e.BadValueError, f"{QUERY}.*row 0, column 0"),
     "S12 a tensor is missing": (
-        "scored", lambda held: held.rows.remove(next(row for row in held.rows if row[0] == QUERY)),
-        e.MissingError, f"tensor '{QUERY}' missing",
+        "scored",
+        lambda held: held.rows.remove(next(row for row in held.rows if row[0] == QUERY)),
+        e.MissingError,
+        f"tensor '{QUERY}' missing",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", S_LIST)
@@ -221,10 +244,11 @@ CAVEATS: dict[str, tuple[str, Edit, str]] = {
     "S11 all weights are zero": ("scored", numbers(zeros), f"zero in {QUERY}"),
     "S11 all blocks are zero": ("q8_0", numbers(zeros), f"zero in {QUERY}"),
     "S12 a tensor without a role": (
-        "scored", lambda held: held.rows.append(("blk.0.surprise.weight", *held.rows[0][1:])),
+        "scored",
+        lambda held: held.rows.append(("blk.0.surprise.weight", *held.rows[0][1:])),
         "no role in a llama model (blk.0.surprise.weight)",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CAVEATS)
@@ -313,8 +337,15 @@ def embedded(rows: int) -> Change:
 
 def added(token: int, content: str) -> Change:
     """List another added token."""
-    entry = {"id": token, "content": content, "special": True, "normalized": False, "single_word": False,
-             "lstrip": False, "rstrip": False}  # fmt: skip
+    entry = {
+        "id": token,
+        "content": content,
+        "special": True,
+        "normalized": False,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+    }
     return document("tokenizer.json", lambda held: held["added_tokens"].append(entry))
 
 
@@ -338,8 +369,12 @@ def packed(**stated: Any) -> Change:
     return both(weights(change), configured(**({"quantization_config": stated} if stated else {})))
 
 
-PATTERN = {"type": "Split", "pattern": {"Regex": r"\p{N}{1,7}|\p{L}+|[^\p{L}\p{N}]+"}, "behavior": "Isolated",
-           "invert": False}  # fmt: skip
+PATTERN = {
+    "type": "Split",
+    "pattern": {"Regex": r"\p{N}{1,7}|\p{L}+|[^\p{L}\p{N}]+"},
+    "behavior": "Isolated",
+    "invert": False,
+}
 LETTERS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 UNKNOWN = document(
     "tokenizer.json",
@@ -351,18 +386,29 @@ H_LIST: dict[str, tuple[Callable[[Path], Path], Change, type[e.GgferryError], st
     "H01 no class": (merged, document("config.json", lambda held: held.pop("architectures")), e.MissingError, "say"),
     "H01 an empty list": (merged, configured(architectures=[]), e.MissingError, "config.json does not say which"),
     "H02 an unknown class": (
-        merged, configured(architectures=["SurpriseForCausalLM"], model_type="surprise"),
-        e.UnsupportedError, "found SurpriseForCausalLM .*classes with a name like it",
+        merged,
+        configured(architectures=["SurpriseForCausalLM"], model_type="surprise"),
+        e.UnsupportedError,
+        "found SurpriseForCausalLM .*classes with a name like it",
     ),
     "H04 no tokenizer.json": (
-        merged, file("tokenizer.json", None), e.MissingError, "the vocabulary.*tokenizer.json.*--tokenizer",
+        merged,
+        file("tokenizer.json", None),
+        e.MissingError,
+        "the vocabulary.*tokenizer.json.*--tokenizer",
     ),
     "H04 no tokenizer.model": (hf_llama, file("tokenizer.model", None), e.MissingError, "no file tells"),
     "H05 fewer rows than tokens": (
-        merged, embedded(390), e.RefusedError, "400 tokens but the embedding 390 rows.*--trim-vocab",
+        merged,
+        embedded(390),
+        e.RefusedError,
+        "400 tokens but the embedding 390 rows.*--trim-vocab",
     ),
     "H05 fewer rows than config.json says": (
-        merged, both(embedded(390), configured(vocab_size=400)), e.ShapeError, r"found \(390, 48\).* n_vocab=400",
+        merged,
+        both(embedded(390), configured(vocab_size=400)),
+        e.ShapeError,
+        r"found \(390, 48\).* n_vocab=400",
     ),
     "H06 a gap": (merged, both(added(405, "<gap>"), embedded(410)), e.InconsistentError, "<gap>.*found 405.*400"),
     "H06 an endless gap": (merged, added(10**9, "<gap>"), e.OutOfRangeError, "added token: found 1000000000"),
@@ -370,7 +416,10 @@ H_LIST: dict[str, tuple[Callable[[Path], Path], Change, type[e.GgferryError], st
     "H06 an id twice": (merged, added(397, "<twice>"), e.InconsistentError, "<twice>.*found 397, expected 400"),
     "H06 a negative id": (merged, added(-1, "<less>"), e.OutOfRangeError, "added token: found -1, expected 0"),
     "H07 no protobuf": (
-        hf_llama, file("tokenizer.model", b"\xff" * 99), e.UnknownFormatError, "no. a SentencePiece model: found",
+        hf_llama,
+        file("tokenizer.model", b"\xff" * 99),
+        e.UnknownFormatError,
+        "no. a SentencePiece model: found",
     ),
     "H07 a web page": (hf_llama, file("tokenizer.model", "<html>404</html>"), e.UnknownFormatError, "an HTML page"),
     "H07 empty": (hf_llama, file("tokenizer.model", b""), e.UnknownFormatError, "not a SentencePiece model"),
@@ -383,7 +432,10 @@ H_LIST: dict[str, tuple[Callable[[Path], Path], Change, type[e.GgferryError], st
     "H08 unknown tokens": (merged, last_merge(["qqq", "zzz"]), e.CorruptError, "merge 140 .*found qqq"),
     "H08 both forms": (merged, last_merge("t h"), e.GgferryError, "tokenizer.json"),
     "H08 no list": (
-        merged, document("tokenizer.json", lambda held: held["model"].update(merges={})), e.CorruptError, "merges",
+        merged,
+        document("tokenizer.json", lambda held: held["model"].update(merges={})),
+        e.CorruptError,
+        "merges",
     ),
     "H09 no known pre-tokenizer": (merged, UNKNOWN, e.UnsupportedError, "nearest: .*texts equal.*--pre NAME forces"),
     "H10 a template that is no text": (merged, file("chat_template.jinja", b"\xff"), e.EncodingError, "not UTF-8"),
@@ -394,25 +446,43 @@ H_LIST: dict[str, tuple[Callable[[Path], Path], Change, type[e.GgferryError], st
     "H11 other heads": (merged, configured(num_attention_heads=8), e.ShapeError, "k_proj.*n_head_kv"),
     "H11 other heads of keys": (merged, configured(num_key_value_heads=6), e.ShapeError, r"n_head_kv\*head_dim=48"),
     "H11 tied, and an output of its own": (
-        merged, configured(tie_word_embeddings=True), e.InconsistentError, "lm_head.weight.*tie_word_embeddings",
+        merged,
+        configured(tie_word_embeddings=True),
+        e.InconsistentError,
+        "lm_head.weight.*tie_word_embeddings",
     ),
     "H11 not tied, and no output": (
-        hf_llama, configured(tie_word_embeddings=False), e.MissingError, "'lm_head.weight' missing",
+        hf_llama,
+        configured(tie_word_embeddings=False),
+        e.MissingError,
+        "'lm_head.weight' missing",
     ),
     "H12 a scheme nobody knows": (
-        merged, packed(quant_method="surprise", bits=4), e.UnsupportedError, "found surprise, expected awq.*gptq",
+        merged,
+        packed(quant_method="surprise", bits=4),
+        e.UnsupportedError,
+        "found surprise, expected awq.*gptq",
     ),
     "H12 packed and nothing says how": (merged, packed(), e.UnsupportedError, "no configuration says how.*qweight"),
     "H12 GPTQ of other groups": (
-        merged, packed(quant_method="gptq", bits=4, group_size=128), e.ShapeError, "groups of .*found 8, expected 1",
+        merged,
+        packed(quant_method="gptq", bits=4, group_size=128),
+        e.ShapeError,
+        "groups of .*found 8, expected 1",
     ),
     "H12 AWQ with scales of integers": (
-        merged, packed(quant_method="awq", bits=4, group_size=128, version="gemm"), e.UnsupportedError, "scales.*I32",
+        merged,
+        packed(quant_method="awq", bits=4, group_size=128, version="gemm"),
+        e.UnsupportedError,
+        "scales.*I32",
     ),
     "H12 bitsandbytes of another scheme's tensors": (
-        merged, packed(quant_method="bitsandbytes", load_in_4bit=True), e.UnexpectedTensorError, "qweight",
+        merged,
+        packed(quant_method="bitsandbytes", load_in_4bit=True),
+        e.UnexpectedTensorError,
+        "qweight",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", H_LIST)
@@ -428,8 +498,13 @@ def test_folders_that_are_repaired(case: str, tmp_path: Path) -> None:
     """Sound, or made so in a way that is told."""
     folder = (hf_llama if case.startswith("H07") else merged)(tmp_path / "model")
     unigram = (FIXTURES / "tokenizers" / "spm_unigram" / "spiece.model").read_bytes()
-    changes = {"H05 more rows": embedded(410), "H07 unigram": file("tokenizer.model", unigram), "H09 forced": UNKNOWN,
-               "H08 texts": last_merge("a b", " ".join), "H08 lists": last_merge(["a", "b"])}  # fmt: skip
+    changes = {
+        "H05 more rows": embedded(410),
+        "H07 unigram": file("tokenizer.model", unigram),
+        "H09 forced": UNKNOWN,
+        "H08 texts": last_merge("a b", " ".join),
+        "H08 lists": last_merge(["a", "b"]),
+    }
     if case.startswith("H08"):
         last = json.loads((folder / "tokenizer.json").read_text())["model"]["merges"][-1]
         changes = {"H08 texts": last_merge(" ".join(last), " ".join), "H08 lists": last_merge(last)}

@@ -27,9 +27,10 @@ def checkpoints() -> list[str]:
     """The checkpoints whose class has a table; what reads with one half and writes with another: test_t5."""
     known = {name for spec in architectures().values() for name in spec.hf_classes}
     return [
-        name for name, entry in MODELS.items()
+        name
+        for name, entry in MODELS.items()
         if set(entry["architectures"]) & known and entry["output_kind"] != "encdec"
-    ]  # fmt: skip
+    ]
 
 
 NAMES = checkpoints()

@@ -37,21 +37,37 @@ def checkpoint(folder: Path, tokenizer: Path) -> Path:
     a hole in the file: it takes no room."""
     folder.mkdir()
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "rope_theta": 10000.0,
-        "intermediate_size": INNER, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
-        "num_hidden_layers": LAYERS, "vocab_size": VOCAB, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16",
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": WIDTH,
+        "rope_theta": 10000.0,
+        "intermediate_size": INNER,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "num_hidden_layers": LAYERS,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copy(tokenizer, folder / "tokenizer.model")
     kv = WIDTH // HEADS * KV_HEADS
     shapes = {"lm_head": (VOCAB, WIDTH), "model.embed_tokens": (VOCAB, WIDTH), "model.norm": (WIDTH,)}
     for layer in range(LAYERS):
         blocks = {
-            "self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (kv, WIDTH), "self_attn.v_proj": (kv, WIDTH),
-            "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (INNER, WIDTH), "mlp.up_proj": (INNER, WIDTH),
-            "mlp.down_proj": (WIDTH, INNER), "input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,),
-        }  # fmt: skip
+            "self_attn.q_proj": (WIDTH, WIDTH),
+            "self_attn.k_proj": (kv, WIDTH),
+            "self_attn.v_proj": (kv, WIDTH),
+            "self_attn.o_proj": (WIDTH, WIDTH),
+            "mlp.gate_proj": (INNER, WIDTH),
+            "mlp.up_proj": (INNER, WIDTH),
+            "mlp.down_proj": (WIDTH, INNER),
+            "input_layernorm": (WIDTH,),
+            "post_attention_layernorm": (WIDTH,),
+        }
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in blocks.items()}
     header, at = {}, 0
     for name, shape in shapes.items():

@@ -25,12 +25,21 @@ from helpers.third_party_fixtures import ROOT
 CHECKPOINTS = ROOT / "fixtures/hf/ckpt"
 DATA = Path(mistral_common.__file__).parent / "data"
 NAMES = {
-    "model.embed_tokens": "tok_embeddings", "model.norm": "norm", "lm_head": "output",
-    "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attention.wq",
-    "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv", "self_attn.o_proj": "attention.wo",
-    "mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2", "mlp.up_proj": "feed_forward.w3",
-    "block_sparse_moe": "feed_forward", "model.layers": "layers",
-}  # fmt: skip
+    "model.embed_tokens": "tok_embeddings",
+    "model.norm": "norm",
+    "lm_head": "output",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+    "block_sparse_moe": "feed_forward",
+    "model.layers": "layers",
+}
 
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -54,16 +63,24 @@ def mistral_format(source: Path, folder: Path, **more: Any) -> Path:
         tensors[name] = tensor.clone()
     save_file(tensors, folder / "consolidated.safetensors")
     params = {
-        "dim": config["hidden_size"], "n_layers": config["num_hidden_layers"],
+        "dim": config["hidden_size"],
+        "n_layers": config["num_hidden_layers"],
         "hidden_dim": config["intermediate_size"],
-        "head_dim": config["hidden_size"] // config["num_attention_heads"], "n_heads": config["num_attention_heads"],
-        "n_kv_heads": config["num_key_value_heads"], "norm_eps": config["rms_norm_eps"],
-        "vocab_size": config["vocab_size"], "rope_theta": config["rope_theta"],
+        "head_dim": config["hidden_size"] // config["num_attention_heads"],
+        "n_heads": config["num_attention_heads"],
+        "n_kv_heads": config["num_key_value_heads"],
+        "norm_eps": config["rms_norm_eps"],
+        "vocab_size": config["vocab_size"],
+        "rope_theta": config["rope_theta"],
         "max_position_embeddings": config["max_position_embeddings"],
         **({"sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
-        **({"moe": {"num_experts": config["num_local_experts"], "num_experts_per_tok": config["num_experts_per_tok"]}}
-           if "num_local_experts" in config else {}), **more,
-    }  # fmt: skip
+        **(
+            {"moe": {"num_experts": config["num_local_experts"], "num_experts_per_tok": config["num_experts_per_tok"]}}
+            if "num_local_experts" in config
+            else {}
+        ),
+        **more,
+    }
     (folder / "params.json").write_text(json.dumps(params))
     for name in ("tokenizer.model", "tokenizer.json"):
         if (source / name).exists():
@@ -119,10 +136,11 @@ def test_what_sees_is_left_out_by_name_and_anything_else_is_refused(tmp_path: Pa
 @pytest.mark.parametrize(
     "more",
     [
-        {"quantization": {"qformat_weight": "fp8_e4m3"}}, {"yarn": {"factor": 16.0, "apply_scale": False}},
+        {"quantization": {"qformat_weight": "fp8_e4m3"}},
+        {"yarn": {"factor": 16.0, "apply_scale": False}},
         {"llama_4_scaling": {"beta": 0.1}},
     ],
-)  # fmt: skip
+)
 def test_what_the_graph_does_not_do_is_refused(more: dict[str, Any], tmp_path: Path) -> None:
     own = mistral_format(CHECKPOINTS / "mistral", tmp_path / "own", **more)
     with pytest.raises(GgferryError) as error:
@@ -172,8 +190,18 @@ def test_without_the_flag_or_a_tokenizer_it_is_refused(tmp_path: Path) -> None:
 
 def small_params(folder: Path, tekken: Path) -> Path:
     folder.mkdir()
-    params = {"dim": 64, "n_layers": 1, "head_dim": 16, "hidden_dim": 96, "n_heads": 4, "n_kv_heads": 2,
-              "norm_eps": 1e-5, "vocab_size": 131072, "rope_theta": 1e6, "max_position_embeddings": 4096}  # fmt: skip
+    params = {
+        "dim": 64,
+        "n_layers": 1,
+        "head_dim": 16,
+        "hidden_dim": 96,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "norm_eps": 1e-5,
+        "vocab_size": 131072,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 4096,
+    }
     (folder / "params.json").write_text(json.dumps(params))
     shutil.copy(tekken, folder / "tekken.json")
     return folder
@@ -189,9 +217,13 @@ def test_params_and_tekken_alone_make_a_vocabulary_that_llama_cpp_reads_alike(tm
     program = Path(__file__).parents[1] / "helpers/llama_vocabulary.py"
     texts = [text for text in TEXTS if text]
     done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "v.gguf")], input=json.dumps(texts), capture_output=True,
-        text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [sys.executable, str(program), str(tmp_path / "v.gguf")],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     found = zip(texts, json.loads(done.stdout.splitlines()[-1]), strict=True)
     differing = [text for text, ids in found if ids != theirs.encode(text, bos=True, eos=False)]
     assert len(differing) == 3  # where llama.cpp's pattern has no \\p{M}, as a note says
@@ -206,16 +238,33 @@ def with_real_vocabulary(folder: Path, file: Path, name: str) -> Path:
     rows = SentencePieceTokenizer(str(file)).n_words
     made = torch.Generator().manual_seed(7)
     shapes = {
-        "tok_embeddings": (rows, 64), "output": (rows, 64), "layers.0.attention.wq": (64, 64),
-        "layers.0.attention.wk": (32, 64), "layers.0.attention.wv": (32, 64), "layers.0.attention.wo": (64, 64),
-        "layers.0.feed_forward.w1": (96, 64), "layers.0.feed_forward.w2": (64, 96),
-        "layers.0.feed_forward.w3": (96, 64), "norm": (64,), "layers.0.attention_norm": (64,),
+        "tok_embeddings": (rows, 64),
+        "output": (rows, 64),
+        "layers.0.attention.wq": (64, 64),
+        "layers.0.attention.wk": (32, 64),
+        "layers.0.attention.wv": (32, 64),
+        "layers.0.attention.wo": (64, 64),
+        "layers.0.feed_forward.w1": (96, 64),
+        "layers.0.feed_forward.w2": (64, 96),
+        "layers.0.feed_forward.w3": (96, 64),
+        "norm": (64,),
+        "layers.0.attention_norm": (64,),
         "layers.0.ffn_norm": (64,),
-    }  # fmt: skip
+    }
     tensors = {f"{key}.weight": (torch.randn(shape, generator=made) * 0.1).bfloat16() for key, shape in shapes.items()}
     save_file(tensors, folder / "consolidated.safetensors")
-    params = {"dim": 64, "n_layers": 1, "head_dim": 16, "hidden_dim": 96, "n_heads": 4, "n_kv_heads": 2,
-              "norm_eps": 1e-5, "vocab_size": rows, "rope_theta": 1e6, "max_position_embeddings": 4096}  # fmt: skip
+    params = {
+        "dim": 64,
+        "n_layers": 1,
+        "head_dim": 16,
+        "hidden_dim": 96,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "norm_eps": 1e-5,
+        "vocab_size": rows,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 4096,
+    }
     (folder / "params.json").write_text(json.dumps(params))
     shutil.copy(file, folder / name)
     return folder
@@ -237,9 +286,11 @@ def test_real_sentencepiece_files_give_mistral_commons_ids(file: str, name: str,
     texts = [text for text in TEXTS if text and "\0" not in text]
     program = ROOT / "tests" / "helpers" / "llama_vocabulary.py"
     answer = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "x.gguf")], input=json.dumps(texts).encode(),
-        capture_output=True, check=True,
-    )  # fmt: skip
+        [sys.executable, str(program), str(tmp_path / "x.gguf")],
+        input=json.dumps(texts).encode(),
+        capture_output=True,
+        check=True,
+    )
     found = zip(texts, json.loads(answer.stdout), strict=True)
     assert [text for text, ids in found if ids != theirs.encode(text, bos=True, eos=False)] == []
     assert [ggferry.open_model(tmp_path / "x.gguf").tokenize(text) for text in texts[:8]] == [

@@ -24,10 +24,26 @@ from helpers.llama_cpp import continuations
 from helpers.peers import Peers
 from helpers.third_party_fixtures import FIXTURES
 
-WITNESSES = [f"k256.{name}" for name in (
-    "F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_S", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S",
-    "TQ2_0", "MXFP4_MOE",
-)] + [f"im_k256.{name}" for name in ("Q4_0", "Q4_K_M", "IQ3_XXS", "IQ2_XS", "IQ1_S")]  # fmt: skip
+WITNESSES = [
+    f"k256.{name}"
+    for name in (
+        "F16",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q8_0",
+        "Q2_K",
+        "Q3_K_M",
+        "Q4_K_M",
+        "Q5_K_S",
+        "Q6_K",
+        "IQ4_NL",
+        "IQ4_XS",
+        "IQ3_S",
+        "TQ2_0",
+        "MXFP4_MOE",
+    )
+] + [f"im_k256.{name}" for name in ("Q4_0", "Q4_K_M", "IQ3_XXS", "IQ2_XS", "IQ1_S")]
 
 
 def tensors(path: str | Path) -> dict[str, tuple[str, bytes]]:
@@ -138,9 +154,12 @@ def test_prune_override_and_alignment(model: str, tmp_path: Path) -> None:
     """A pruned model with another alignment: llama-quantize writes files of alignment 64 that do not load."""
     aligned = convert(Request(model, str(tmp_path / "a.gguf"), Options(alignment=256), level="fast"))[0].path
     request = Request(
-        aligned, str(tmp_path / "p.gguf"), Options(outtype="q8_0", alignment=256), prune="1",
+        aligned,
+        str(tmp_path / "p.gguf"),
+        Options(outtype="q8_0", alignment=256),
+        prune="1",
         override_keys=("llama.context_length=int:512", "general.name=str:Pruned"),
-    )  # fmt: skip
+    )
     result = convert(request)[0]
     found = open_gguf(result.path)
     assert found.alignment == 256

@@ -35,10 +35,14 @@ def as_llama(folder: Path, tokens: list[int]) -> np.ndarray:
     heads, keys = stated["num_attention_heads"], stated["num_key_value_heads"]
     width, each = stated["hidden_size"] // heads, heads // keys
     names = {
-        "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
-        "feed_forward.w3": "mlp.up_proj", "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+        "attention.wo": "self_attn.o_proj",
+        "feed_forward.w1": "mlp.gate_proj",
+        "feed_forward.w2": "mlp.down_proj",
+        "feed_forward.w3": "mlp.up_proj",
+        "attention_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
         "tok_embeddings": "embed_tokens",
-    }  # fmt: skip
+    }
     state = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         if name.endswith("wqkv.weight"):

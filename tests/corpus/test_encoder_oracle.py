@@ -25,12 +25,17 @@ pytestmark = [pytest.mark.corpus, pytest.mark.filterwarnings("ignore")]
 
 ELSEWHERE = {
     "modern-bert.attention.layer_norm_rms_epsilon",  # its norms are LayerNorms
-    "tokenizer.ggml.seperator_token_id", "tokenizer.ggml.padding_token_id", "tokenizer.ggml.mask_token_id",
+    "tokenizer.ggml.seperator_token_id",
+    "tokenizer.ggml.padding_token_id",
+    "tokenizer.ggml.mask_token_id",
     "tokenizer.ggml.add_sep_token",  # ids of config.json that are other pieces of these vocabularies
-    "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.bos_token_id",
+    "tokenizer.ggml.eos_token_id",
     "tokenizer.ggml.token_type",  # <mask> is a control token
-    "general.name", "general.size_label", "general.quantization_version",
-}  # fmt: skip
+    "general.name",
+    "general.size_label",
+    "general.quantization_version",
+}
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -27,8 +27,9 @@ from helpers.tiny_models import relative
 assert CORPUS is not None
 ARCH = CORPUS / "arch"
 ALL = sorted(path.parent.name for path in ARCH.glob("*/mmproj_map.json"))
-KNOWN = {name for spec in projectors().values() for dialect in spec.dialects
-         for name in (*spec.hf_classes, *dialect.classes)}  # fmt: skip
+KNOWN = {
+    name for spec in projectors().values() for dialect in spec.dialects for name in (*spec.hf_classes, *dialect.classes)
+}
 pytestmark = [pytest.mark.corpus, pytest.mark.filterwarnings("ignore")]
 
 UNREAD: dict[str, str] = {}

@@ -13,9 +13,10 @@ pytestmark = pytest.mark.corpus
 OURS = ("README.md", "mixtures.json", "tinyllama-q2_k.tensors.txt", "MANIFEST.json", "QUANT_MIX.json.gz")
 STATISTICS = FIXTURES / "quantize" / "statistics"  # made by functions of llama.cpp compiled by themselves
 PATHS = [
-    path for path in sorted(FIXTURES.rglob("*"))
+    path
+    for path in sorted(FIXTURES.rglob("*"))
     if path.is_file() and path.name not in OURS and path.parent != STATISTICS
-]  # fmt: skip
+]
 
 
 def test_every_file_is_the_corpus_s() -> None:

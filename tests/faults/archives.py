@@ -63,8 +63,11 @@ class Archive:
         self.file = work / "orders"
         create(self.file)
         self.environment = {
-            **os.environ, "LD_PRELOAD": str(library), VARIABLE: str(self.file), "TMPDIR": str(work / "tmp"),
-        }  # fmt: skip
+            **os.environ,
+            "LD_PRELOAD": str(library),
+            VARIABLE: str(self.file),
+            "TMPDIR": str(work / "tmp"),
+        }
         os.environ[VARIABLE] = str(self.file)
         self.orders = shared()
         self.orders.folder = os.fsencode(f"{self.folder}/")

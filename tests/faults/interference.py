@@ -46,10 +46,20 @@ class Fault:
 
 
 KINDS = {
-    "create": CREATE, "write": WRITE, "pwrite": WRITE, "writev": WRITE, "fsync": SYNC, "fdatasync": SYNC,
-    "rename": RENAME, "renameat2": RENAME, "link": LINK, "unlink": UNLINK, "rmdir": UNLINK, "mkdir": MKDIR,
+    "create": CREATE,
+    "write": WRITE,
+    "pwrite": WRITE,
+    "writev": WRITE,
+    "fsync": SYNC,
+    "fdatasync": SYNC,
+    "rename": RENAME,
+    "renameat2": RENAME,
+    "link": LINK,
+    "unlink": UNLINK,
+    "rmdir": UNLINK,
+    "mkdir": MKDIR,
     "ftruncate": TRUNCATE,
-}  # fmt: skip
+}
 """What shim.c writes down of a call."""
 FAULTS = {
     fault.name: fault

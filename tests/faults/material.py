@@ -53,9 +53,14 @@ def _vision_encoders(folder: Path, seed: int) -> None:
     from helpers.multimodal import TEXT, save
 
     vision = {
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
-        "patch_size": 8, "vision_use_head": False,
-    }  # fmt: skip
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+        "vision_use_head": False,
+    }
     text = {**TEXT, "vocab_size": 400, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}
     config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     save(folder, transformers.Gemma3ForConditionalGeneration(config), {"image_seq_length": 4}, seed)

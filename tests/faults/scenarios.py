@@ -62,10 +62,15 @@ VISION_ENCODERS = tuple(f"{name}{end}" for name in ("v.gguf", "mmproj-v.gguf") f
 FOLDER = tuple(
     f"f/{name}"
     for name in (
-        "README.md", "config.json", "generation_config.json", "ggferry.receipt.json", "model.safetensors",
-        "tokenizer.model", "tokenizer_config.json",
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "ggferry.receipt.json",
+        "model.safetensors",
+        "tokenizer.model",
+        "tokenizer_config.json",
     )
-)  # fmt: skip
+)
 RENAMED = ("--rename-tensor", "blk.1.ffn_up.weight=blk.1.ffn_other.weight", "--allow-broken")
 BOTH = ("--mmproj", "both", "--no-vocab")
 OUT_LADDER = ("-o", "@/m-{outtype}.gguf", "--outtype", "f16,q8_0,bf16")
@@ -74,16 +79,22 @@ SCENARIOS: dict[str, Scenario] = {
     "convert": Scenario(("convert", "@/s.bin", "-o", "@/m.gguf", "--outtype", "q8_0", *FAST), copies("s.bin")),
     "convert-force": Scenario(
         ("convert", "@/s.bin", "-o", "@/m.gguf", "--outtype", "q8_0", "--force", *FAST),
-        copies("s.bin", "old/*"), PAIR,
+        copies("s.bin", "old/*"),
+        PAIR,
     ),
     "shards": Scenario(("convert", "@/s.bin", "-o", "@/m.gguf", *SPLIT, *FAST), copies("s.bin")),
     "shards-force": Scenario(
         ("convert", "@/s.bin", "-o", "@/m.gguf", *SPLIT, "--outtype", "q8_0", "--force", *FAST),
-        copies("s.bin", "oldshards/*"), OLD_SHARDS, SHARDS[0],
+        copies("s.bin", "oldshards/*"),
+        OLD_SHARDS,
+        SHARDS[0],
     ),
     "shards-force-without-links": Scenario(
         ("convert", "@/s.bin", "-o", "@/m.gguf", *SPLIT, "--outtype", "q8_0", "--force", *FAST),
-        copies("s.bin", "oldshards/*"), OLD_SHARDS, SHARDS[0], no_flags=True,
+        copies("s.bin", "oldshards/*"),
+        OLD_SHARDS,
+        SHARDS[0],
+        no_flags=True,
     ),
     "ladder": Scenario(("convert", "@/s.bin", *OUT_LADDER, *FAST), copies("s.bin")),
     "ladder-force": Scenario(
@@ -106,7 +117,9 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "edit-shards-force": Scenario(
         ("edit", f"@/s/{SHARDS[0]}", "--set", "general.name=Tin", "--outfile", "@/m.gguf", "--force"),
-        copies("newshards/*>s", "oldshards/*"), OLD_SHARDS, SHARDS[0],
+        copies("newshards/*>s", "oldshards/*"),
+        OLD_SHARDS,
+        SHARDS[0],
     ),
     "split": Scenario(("split", "@/m.gguf", *SPLIT), copies("one/m.gguf")),
     "split-force": Scenario(
@@ -125,11 +138,14 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "safetensors-force": Scenario(
         ("convert", "@/m.gguf", "--to", "safetensors", "-o", "@/f", "--dtype", "f16", "--force", *FAST),
-        copies("one/*", "folder>f"), FOLDER,
+        copies("one/*", "folder>f"),
+        FOLDER,
     ),
     "safetensors-force-without-links": Scenario(
         ("convert", "@/m.gguf", "--to", "safetensors", "-o", "@/f", "--dtype", "f16", "--force", *FAST),
-        copies("one/*", "folder>f"), FOLDER, no_flags=True,
+        copies("one/*", "folder>f"),
+        FOLDER,
+        no_flags=True,
     ),
     "plan": Scenario(("plan", "@/archive", "-o", "@/plan.jsonl", "--dest", "@/new"), copies("s.bin>archive/s.bin")),
-}  # fmt: skip
+}

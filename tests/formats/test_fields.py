@@ -144,9 +144,15 @@ def test_struct_cut_at_every_byte() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "offset"),
-    [("n_vocab", 0, 4), ("n_vocab", (1 << 22) + 1, 4), ("n_embd", 4097, 8), ("scale", 2.75, 16),
-     ("scale", float("nan"), 16), ("far", 0, 20)],
-)  # fmt: skip
+    [
+        ("n_vocab", 0, 4),
+        ("n_vocab", (1 << 22) + 1, 4),
+        ("n_embd", 4097, 8),
+        ("scale", 2.75, 16),
+        ("scale", float("nan"), 16),
+        ("far", 0, 20),
+    ],
+)
 def test_a_value_outside_its_range_is_refused_both_ways(name: str, value: float, offset: int) -> None:
     with pytest.raises(OutOfRangeError) as caught:
         HEADER.pack({**VALUES, name: value})

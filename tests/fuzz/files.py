@@ -31,23 +31,40 @@ def _text(text: str, count: str) -> bytes:
 
 
 VALUES: tuple[tuple[str, int, bytes], ...] = (
-    ("general.name", 8, b"\3\0\0\0\0\0\0\0abc"), ("llama.context_length", 4, struct.pack("<I", 64)),
-    ("llama.embedding_length", 4, struct.pack("<I", 32)), ("llama.block_count", 4, struct.pack("<I", 1)),
-    ("llama.feed_forward_length", 4, struct.pack("<I", 32)), ("llama.attention.head_count", 4, struct.pack("<I", 4)),
-    ("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)), ("a.bool", 7, b"\1"),
-    ("a.array", 9, struct.pack("<IQ3i", 5, 3, 1, 2, 3)), ("a.nested", 9, struct.pack("<IQIQ2B", 9, 1, 0, 2, 7, 8)),
+    ("general.name", 8, b"\3\0\0\0\0\0\0\0abc"),
+    ("llama.context_length", 4, struct.pack("<I", 64)),
+    ("llama.embedding_length", 4, struct.pack("<I", 32)),
+    ("llama.block_count", 4, struct.pack("<I", 1)),
+    ("llama.feed_forward_length", 4, struct.pack("<I", 32)),
+    ("llama.attention.head_count", 4, struct.pack("<I", 4)),
+    ("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)),
+    ("a.bool", 7, b"\1"),
+    ("a.array", 9, struct.pack("<IQ3i", 5, 3, 1, 2, 3)),
+    ("a.nested", 9, struct.pack("<IQIQ2B", 9, 1, 0, 2, 7, 8)),
     ("tokenizer.ggml.model", 8, b"\5\0\0\0\0\0\0\0llama"),
     ("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 3) + b"".join(_text(t, "<Q") for t in ("<unk>", "a", "b"))),
     ("tokenizer.ggml.scores", 9, struct.pack("<IQ3f", 6, 3, 0, -1, -2)),
     ("tokenizer.ggml.token_type", 9, struct.pack("<IQ3i", 5, 3, 2, 1, 1)),
-)  # fmt: skip
+)
 TENSORS = (
-    ("token_embd.weight", (32, 3)), ("output_norm.weight", (32,)), ("output.weight", (32, 3)),
-    *((f"blk.0.{name}.weight", shape) for name, shape in (
-        ("attn_q", (32, 32)), ("attn_k", (32, 32)), ("attn_v", (32, 32)), ("attn_output", (32, 32)),
-        ("attn_norm", (32,)), ("ffn_gate", (32, 32)), ("ffn_down", (32, 32)), ("ffn_up", (32, 32)), ("ffn_norm", (32,)),
-    )),
-)  # fmt: skip
+    ("token_embd.weight", (32, 3)),
+    ("output_norm.weight", (32,)),
+    ("output.weight", (32, 3)),
+    *(
+        (f"blk.0.{name}.weight", shape)
+        for name, shape in (
+            ("attn_q", (32, 32)),
+            ("attn_k", (32, 32)),
+            ("attn_v", (32, 32)),
+            ("attn_output", (32, 32)),
+            ("attn_norm", (32,)),
+            ("ffn_gate", (32, 32)),
+            ("ffn_down", (32, 32)),
+            ("ffn_up", (32, 32)),
+            ("ffn_norm", (32,)),
+        )
+    ),
+)
 
 
 def gguf(version: int = 3, order: str = "<", tensors: Iterable[tuple[str, tuple[int, ...]]] = TENSORS) -> bytes:
@@ -99,8 +116,12 @@ def gguf_files() -> Iterator[bytes]:
 
 def legacy_files() -> Iterator[bytes]:
     for container, version, kind in (
-        ("ggml", None, "F16"), ("ggmf", 1, "F16"), ("ggjt", 1, "Q4_0_V1"), ("ggjt", 2, "Q4_0_V2"), ("ggjt", 3, "Q4_0"),
-    ):  # fmt: skip
+        ("ggml", None, "F16"),
+        ("ggmf", 1, "F16"),
+        ("ggjt", 1, "Q4_0_V1"),
+        ("ggjt", 2, "Q4_0_V2"),
+        ("ggjt", 3, "Q4_0"),
+    ):
         yield Llama(**TINY, kind=kind, container=container, version=version).bytes()  # type: ignore[arg-type]
     yield from small("legacy-llama/lora/*ggml*.bin", "legacy-other/**/*.bin")
     yield b"algg" + struct.pack("<iii", 1, 4, 8)
@@ -174,9 +195,18 @@ def plan_lines(root: str) -> bytes:
     """Return a plan of one model that is there and one that is not."""
     head = {"ggferry_plan": 1, "roots": [root], "dest": f"{root}/out", "outtype": "keep", "verify": "fast"}
     line = {
-        "source": f"{root}/a.bin", "verdict": "convert", "container": "ggjt", "version": 3,
-        "files": [{"path": f"{root}/a.bin", "bytes": 5, "version": "1"}], "bytes_in": 5, "bytes_out": 9, "memory": 10,
-        "disk": 9, "output": f"{root}/out/a.gguf", "options": {"outtype": "f16"}, "grades": {"exact": 3},
-    }  # fmt: skip
+        "source": f"{root}/a.bin",
+        "verdict": "convert",
+        "container": "ggjt",
+        "version": 3,
+        "files": [{"path": f"{root}/a.bin", "bytes": 5, "version": "1"}],
+        "bytes_in": 5,
+        "bytes_out": 9,
+        "memory": 10,
+        "disk": 9,
+        "output": f"{root}/out/a.gguf",
+        "options": {"outtype": "f16"},
+        "grades": {"exact": 3},
+    }
     more = {"source": f"{root}/b", "verdict": "corrupt", "error": {"class": "CorruptError", "message": "m"}}
     return "\n".join(map(json.dumps, (head, line, more))).encode() + b"\n"

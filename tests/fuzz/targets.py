@@ -100,9 +100,11 @@ def beside() -> tuple[tuple[Path, str], ...]:
     """Return the small JSON files beside the checkpoints of `fixtures/`, with their folders."""
     found = [
         (folder, path.name)
-        for folder in sorted((files.FIXTURES / "hf/ckpt").iterdir()) if folder.is_dir()
-        for path in sorted(folder.glob("*.json")) if path.stat().st_size < 40_000
-    ]  # fmt: skip
+        for folder in sorted((files.FIXTURES / "hf/ckpt").iterdir())
+        if folder.is_dir()
+        for path in sorted(folder.glob("*.json"))
+        if path.stat().st_size < 40_000
+    ]
     return tuple(found)
 
 
@@ -170,8 +172,11 @@ def recipe(data: bytes, folder: Path) -> None:
     from ggferry.quant.types import BlockError
 
     text = data.decode("utf-8", "replace")
-    for parse in (lambda: format_recipe(parse_recipe(text)), lambda: parse_tensor_types(text[:200]),
-                  lambda: parse_layers(text[:40])):  # fmt: skip
+    for parse in (
+        lambda: format_recipe(parse_recipe(text)),
+        lambda: parse_tensor_types(text[:200]),
+        lambda: parse_layers(text[:40]),
+    ):
         with suppress(BlockError):  # which the caller makes one of ours, naming the option
             parse()
 
@@ -371,21 +376,42 @@ TARGETS: Mapping[str, Target] = {
     for each in (
         Target("gguf", READER, files.gguf_files, opened("x.gguf"), _GGUF),
         Target("legacy", READER, files.legacy_files, opened("x.bin"), ("ggml", "lmgg", "fmgg", "tjgg", "algg", "ccgg")),
-        Target("safetensors", READER, lambda: (b"\1" + head for head in files.safetensors_headers()), safetensors,
-               ("dtype", "shape", "data_offsets", "__metadata__", "BF16", "F8_E4M3", *_JSON)),
-        Target("torch", READER, lambda: (*(b"\1" + each for each in files.pickles()), b"\0" + files.torch_legacy(),
-                                         b"\0" + files.torch_zip(files.torch_pickle())), torch_file,
-               ("torch._utils", "_rebuild_tensor_v2", "torch", "FloatStorage", "collections", "OrderedDict", "cpu")),
+        Target(
+            "safetensors",
+            READER,
+            lambda: (b"\1" + head for head in files.safetensors_headers()),
+            safetensors,
+            ("dtype", "shape", "data_offsets", "__metadata__", "BF16", "F8_E4M3", *_JSON),
+        ),
+        Target(
+            "torch",
+            READER,
+            lambda: (
+                *(b"\1" + each for each in files.pickles()),
+                b"\0" + files.torch_legacy(),
+                b"\0" + files.torch_zip(files.torch_pickle()),
+            ),
+            torch_file,
+            ("torch._utils", "_rebuild_tensor_v2", "torch", "FloatStorage", "collections", "OrderedDict", "cpu"),
+        ),
         Target("json-beside", READER, _seeds_beside, json_beside, _JSON),
         Target("vocabulary", READER, _seeds_vocabulary, vocabulary, _JSON),
         Target("imatrix-dat", READER, lambda: [files.imatrix_dat()], imatrix("i.dat")),
-        Target("imatrix-gguf", READER, lambda: files.small("quantize/**/*.gguf", most=20_000), imatrix("i.gguf"),
-               _GGUF),
-        Target("recipe", READER, files.recipes, recipe,
-               ("base: ", "q4_k_m", "if ", "not ", "*", "[a-z]+", "(a+)+$", "..", "{1000}", "blk.0", "=", ":"), 4096),
+        Target(
+            "imatrix-gguf", READER, lambda: files.small("quantize/**/*.gguf", most=20_000), imatrix("i.gguf"), _GGUF
+        ),
+        Target(
+            "recipe",
+            READER,
+            files.recipes,
+            recipe,
+            ("base: ", "q4_k_m", "if ", "not ", "*", "[a-z]+", "(a+)+$", "..", "{1000}", "blk.0", "=", ":"),
+            4096,
+        ),
         Target("adapter", READER, lambda: files.small("lora/*/adapter_config.json"), adapter, _JSON),
-        Target("plan", READER, lambda: [files.plan_lines("ROOT")], plan,
-               ("ROOT", "convert", "\\\\u0000", "s3://", *_JSON)),
+        Target(
+            "plan", READER, lambda: [files.plan_lines("ROOT")], plan, ("ROOT", "convert", "\\\\u0000", "s3://", *_JSON)
+        ),
         Target("receipt", READER, lambda: [converted()[1]], receipt, _JSON),
         Target("ledger", READER, _seeds_ledger, ledger, _JSON),
         _tool("inspect", "inspect", "{x}", "--json"),
@@ -398,4 +424,4 @@ TARGETS: Mapping[str, Target] = {
         Target("edit", TOOL, files.gguf_files, edit_in_place, _GGUF),
         Target("split-merge", TOOL, files.gguf_files, split_and_merge, _GGUF),
     )
-}  # fmt: skip
+}

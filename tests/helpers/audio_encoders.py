@@ -17,17 +17,29 @@ from ggferry.converters.understand import graph_of, understand_projector
 from helpers.tiny_models import relative
 
 TEXT: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "vocab_size": 64,
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
     "num_key_value_heads": 2,
-}  # fmt: skip
+}
 WHISPER: dict[str, Any] = {
-    "num_hidden_layers": 3, "num_attention_heads": 3, "num_mel_bins": 16, "max_source_positions": 32,
-    "hidden_size": 24, "intermediate_size": 96,
-}  # fmt: skip
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_mel_bins": 16,
+    "max_source_positions": 32,
+    "hidden_size": 24,
+    "intermediate_size": 96,
+}
 OLD_WHISPER: dict[str, Any] = {
-    "encoder_layers": 3, "encoder_attention_heads": 3, "num_mel_bins": 16, "max_source_positions": 32, "d_model": 24,
+    "encoder_layers": 3,
+    "encoder_attention_heads": 3,
+    "num_mel_bins": 16,
+    "max_source_positions": 32,
+    "d_model": 24,
     "encoder_ffn_dim": 72,
-}  # fmt: skip
+}
 LIMIT = 2e-5
 
 

@@ -86,8 +86,14 @@ class Llama:
     @property
     def header(self) -> list[int]:
         return [
-            self.n_vocab, self.n_embd, self.n_mult, self.n_head, self.n_layer, self.n_embd // self.n_head, self.ftype,
-        ]  # fmt: skip
+            self.n_vocab,
+            self.n_embd,
+            self.n_mult,
+            self.n_head,
+            self.n_layer,
+            self.n_embd // self.n_head,
+            self.ftype,
+        ]
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes (outermost first) in the order convert.py wrote them."""

@@ -38,22 +38,37 @@ def offsets(vocabulary: int, rows: int, seed: int = 3) -> np.ndarray:
 
 WIDTH, INNER, BLOCKS, DRAFTED = 64, 88, 3, 96
 QWEN: dict[str, Any] = {
-    "model_type": "qwen3", "vocab_size": 512, "hidden_size": WIDTH, "intermediate_size": INNER,
-    "num_hidden_layers": BLOCKS, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 12,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 5000.0, "hidden_act": "silu",
-    "attention_bias": False, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "qwen3",
+    "vocab_size": 512,
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": BLOCKS,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 12,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
 LLAMA = {**QWEN, "model_type": "llama", "num_hidden_layers": 1, "draft_vocab_size": DRAFTED}
 
 
 def block(reads: int = WIDTH, *norms: str) -> Shapes:
     return {
-        "input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,),
-        "self_attn.q_proj.weight": (72, reads), "self_attn.k_proj.weight": (36, reads),
-        "self_attn.v_proj.weight": (36, reads), "self_attn.o_proj.weight": (WIDTH, 72),
-        "mlp.gate_proj.weight": (INNER, WIDTH), "mlp.up_proj.weight": (INNER, WIDTH),
-        "mlp.down_proj.weight": (WIDTH, INNER), **{name: (12 if "self_attn" in name else WIDTH,) for name in norms},
-    }  # fmt: skip
+        "input_layernorm.weight": (WIDTH,),
+        "post_attention_layernorm.weight": (WIDTH,),
+        "self_attn.q_proj.weight": (72, reads),
+        "self_attn.k_proj.weight": (36, reads),
+        "self_attn.v_proj.weight": (36, reads),
+        "self_attn.o_proj.weight": (WIDTH, 72),
+        "mlp.gate_proj.weight": (INNER, WIDTH),
+        "mlp.up_proj.weight": (INNER, WIDTH),
+        "mlp.down_proj.weight": (WIDTH, INNER),
+        **{name: (12 if "self_attn" in name else WIDTH,) for name in norms},
+    }
 
 
 def eagle(folder: Path, layer: str = "midlayer.", name: str = "LlamaForCausalLMEagle3", **config: Any) -> Path:
@@ -81,8 +96,13 @@ def speculator(folder: Path) -> Path:
 def flash(
     folder: Path, name: str = "DFlashDraftModel", further: Shapes | None = None, seed: int = 7, **more: Any
 ) -> Path:
-    told = {**QWEN, "architectures": [name], "block_size": 5, "num_target_layers": 2,
-            "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 0]}}  # fmt: skip
+    told = {
+        **QWEN,
+        "architectures": [name],
+        "block_size": 5,
+        "num_target_layers": 2,
+        "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 0]},
+    }
     shapes: Shapes = {"fc.weight": (WIDTH, 2 * 64), "hidden_norm.weight": (WIDTH,), "norm.weight": (WIDTH,)}
     own = block(WIDTH, "self_attn.q_norm.weight", "self_attn.k_norm.weight") | (further or {})
     shapes |= {part: own.pop(part) for part in [*own] if part.partition(".")[0] in HEADS}
@@ -96,13 +116,20 @@ HEADS = ("lm_head", "markov_head", "confidence_head", "candidate_selector", "emb
 
 def spark(folder: Path, name: str = "Qwen3DSparkModel", confident: bool = True, **more: Any) -> Path:
     heads: Shapes = {
-        "markov_head.markov_w1.weight": (512, 20), "markov_head.markov_w2.weight": (DRAFTED, 20),
+        "markov_head.markov_w1.weight": (512, 20),
+        "markov_head.markov_w2.weight": (DRAFTED, 20),
         "lm_head.weight": (DRAFTED, WIDTH),
-    }  # fmt: skip
+    }
     if confident:
         heads |= {"confidence_head.proj.weight": (1, WIDTH + 20), "confidence_head.proj.bias": (1,)}
-    told = {"dflash_config": None, "mask_token_id": 3, "target_layer_ids": [0, 0], "draft_vocab_size": DRAFTED,
-            "markov_head_type": "vanilla", "d2t": offsets(512, DRAFTED)}  # fmt: skip
+    told = {
+        "dflash_config": None,
+        "mask_token_id": 3,
+        "target_layer_ids": [0, 0],
+        "draft_vocab_size": DRAFTED,
+        "markov_head_type": "vanilla",
+        "d2t": offsets(512, DRAFTED),
+    }
     return flash(folder, name, heads, **{**told, **more})
 
 
@@ -110,11 +137,20 @@ def second(folder: Path) -> Path:
     """DFlash 2."""
     size, groups, rank = 3, 8, 10
     heads: Shapes = {
-        "candidate_selector.predecessor_codebook": (512, rank), "candidate_selector.successor_codebook": (512, rank),
-        "candidate_selector.hidden_projection.weight": (rank, WIDTH), "lm_head.weight": (512, WIDTH),
+        "candidate_selector.predecessor_codebook": (512, rank),
+        "candidate_selector.successor_codebook": (512, rank),
+        "candidate_selector.hidden_projection.weight": (rank, WIDTH),
+        "lm_head.weight": (512, WIDTH),
         **{f"{part}_conv.base_kernel": (2, size, WIDTH) for part in ("attention", "mlp")},
         **{f"{part}_conv.kernel_projection.weight": (2 * size * groups, WIDTH) for part in ("attention", "mlp")},
-    }  # fmt: skip
-    own = {"mask_token_id": 3, "target_layer_ids": [0, 0], "conv_kernel_size": size, "conv_group_size": 8,
-           "selector_rank": rank, "selector_top_k": 4, "output_multiplier": 0.7}  # fmt: skip
+    }
+    own = {
+        "mask_token_id": 3,
+        "target_layer_ids": [0, 0],
+        "conv_kernel_size": size,
+        "conv_group_size": 8,
+        "selector_rank": rank,
+        "selector_top_k": 4,
+        "output_multiplier": 0.7,
+    }
     return flash(folder, "DFlash2DraftModel", heads, dflash_config=own)

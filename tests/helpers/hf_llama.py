@@ -13,10 +13,19 @@ from safetensors.numpy import save_file
 from helpers.third_party_fixtures import FIXTURES
 
 CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 400, "hidden_size": 64,
-    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 10000.0,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 400,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "rope_theta": 10000.0,
+}
 
 
 def hf_llama(folder: Path, **changes: Any) -> Path:
@@ -37,8 +46,9 @@ def _tensors(config: dict[str, Any]) -> dict[str, np.ndarray]:
     wide, ff = config["hidden_size"], config["intermediate_size"]
     kv = wide // config["num_attention_heads"] * config["num_key_value_heads"]
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], wide), "model.norm.weight": (wide,),
-    }  # fmt: skip
+        "model.embed_tokens.weight": (config["vocab_size"], wide),
+        "model.norm.weight": (wide,),
+    }
     for n in range(config["num_hidden_layers"]):
         block = f"model.layers.{n}"
         shapes |= {f"{block}.{name}_layernorm.weight": (wide,) for name in ("input", "post_attention")}

@@ -49,9 +49,11 @@ class Hub(BaseHTTPRequestHandler):
     def _facts(self, path: Path) -> dict[str, Any]:
         data = path.read_bytes()
         return {
-            "type": "file", "path": str(path.relative_to(self.root)), "size": len(data),
+            "type": "file",
+            "path": str(path.relative_to(self.root)),
+            "size": len(data),
             "oid": hashlib.sha1(data).hexdigest(),
-        }  # fmt: skip
+        }
 
     def _json(self, value: Any) -> None:
         self._send(200, json.dumps(value).encode(), "application/json")
@@ -92,8 +94,10 @@ def hub(repo: Path, home: Path) -> Iterator[dict[str, str]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Here)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield {
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1",
-    }  # fmt: skip
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     server.shutdown()
     server.server_close()

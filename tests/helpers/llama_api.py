@@ -31,9 +31,14 @@ class Batch(c.Structure):
     """llama_batch: positions and sequences are left to llama.cpp."""
 
     _fields_ = [
-        ("n_tokens", c.c_int32), ("token", c.c_void_p), ("embd", c.c_void_p), ("pos", c.c_void_p),
-        ("n_seq_id", c.c_void_p), ("seq_id", c.c_void_p), ("logits", c.c_void_p),
-    ]  # fmt: skip
+        ("n_tokens", c.c_int32),
+        ("token", c.c_void_p),
+        ("embd", c.c_void_p),
+        ("pos", c.c_void_p),
+        ("n_seq_id", c.c_void_p),
+        ("seq_id", c.c_void_p),
+        ("logits", c.c_void_p),
+    ]
 
 
 class Llama:

@@ -23,11 +23,18 @@ ENCODE = "_Z23clip_image_batch_encodeP8clip_ctxiPK20clip_image_f32_batchRSt6vect
 
 class Parameters(ctypes.Structure):
     _fields_ = [
-        ("use_gpu", ctypes.c_bool), ("device", ctypes.c_void_p), ("flash", ctypes.c_int),
-        ("min_tokens", ctypes.c_int), ("max_tokens", ctypes.c_int), ("warmup", ctypes.c_bool),
-        ("callback", ctypes.c_void_p), ("callback_data", ctypes.c_void_p), ("no_alloc", ctypes.c_bool),
-        ("progress", ctypes.c_void_p), ("progress_data", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("use_gpu", ctypes.c_bool),
+        ("device", ctypes.c_void_p),
+        ("flash", ctypes.c_int),
+        ("min_tokens", ctypes.c_int),
+        ("max_tokens", ctypes.c_int),
+        ("warmup", ctypes.c_bool),
+        ("callback", ctypes.c_void_p),
+        ("callback_data", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+        ("progress", ctypes.c_void_p),
+        ("progress_data", ctypes.c_void_p),
+    ]
 
 
 class Loaded(ctypes.Structure):
@@ -40,10 +47,15 @@ class Vector(ctypes.Structure):
 
 class Input(ctypes.Structure):
     _fields_ = [
-        ("separated", ctypes.c_bool), ("newline", ctypes.c_bool), ("padded", ctypes.c_int32),
-        ("grid", ctypes.c_int * 2), ("original", ctypes.c_int * 2), ("values", Vector), ("width", ctypes.c_int),
+        ("separated", ctypes.c_bool),
+        ("newline", ctypes.c_bool),
+        ("padded", ctypes.c_int32),
+        ("grid", ctypes.c_int * 2),
+        ("original", ctypes.c_int * 2),
+        ("values", Vector),
+        ("width", ctypes.c_int),
         ("height", ctypes.c_int),
-    ]  # fmt: skip
+    ]
 
 
 class Batch(ctypes.Structure):

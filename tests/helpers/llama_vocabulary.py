@@ -39,9 +39,16 @@ class Vocabulary(Llama):
         raw = text.encode()
         room = (c.c_int32 * (len(raw) + 8))()
         count = self.call(
-            "llama_tokenize", c.c_int32, c.c_void_p(self.vocab), raw, c.c_int32(len(raw)), room, c.c_int32(len(room)),
-            c.c_bool(True), c.c_bool(False),
-        )  # fmt: skip
+            "llama_tokenize",
+            c.c_int32,
+            c.c_void_p(self.vocab),
+            raw,
+            c.c_int32(len(raw)),
+            room,
+            c.c_int32(len(room)),
+            c.c_bool(True),
+            c.c_bool(False),
+        )
         return list(room[:count])
 
 

@@ -57,16 +57,29 @@ rwkv/expected_logits.bin whisper/for-tests-ggml-tiny.en.bin hf/rwkv4-s64/rwkv4-t
 hf/whisper-v600/mel_seed.npz hf/whisper-v600/enc_first8.npy
 """
 WEIGHTS = (
-    "bloom-s64", "falcon40b-s64", "falcon7b-s64", "gpt2-s64", "gptj-s64", "gptneox-par-s64", "gptneox-seq-s64",
-    "mpt-clip-s64", "mpt-s64", "replit-s64", "starcoder-s64",
-)  # fmt: skip
+    "bloom-s64",
+    "falcon40b-s64",
+    "falcon7b-s64",
+    "gpt2-s64",
+    "gptj-s64",
+    "gptneox-par-s64",
+    "gptneox-seq-s64",
+    "mpt-clip-s64",
+    "mpt-s64",
+    "replit-s64",
+    "starcoder-s64",
+)
 """Their floats are compared with the legacy files'."""
 BESIDE = ("config.json", "logits.json", "logits.npy", "spiece.model", "tokenizer.json", "tokenizer_config.json")
 """Of a legacy file's Hugging Face model."""
 
 NOT_CHECKPOINTS = ("llama_linear_rope", "tinyphi")
-WHOLE = ("hf/out/llama/llama.f32.gguf", "hf/out/llama/llama.q8_0.gguf", "quantize/k256.Q4_K_M.gguf",
-         "quantize/im_k256.IQ1_S.gguf")  # fmt: skip
+WHOLE = (
+    "hf/out/llama/llama.f32.gguf",
+    "hf/out/llama/llama.q8_0.gguf",
+    "quantize/k256.Q4_K_M.gguf",
+    "quantize/im_k256.IQ1_S.gguf",
+)
 """Files that llama.cpp wrote and that are kept as they are; the others are records."""
 NOT_AGAIN = ("hf/out/t5/t5.q8_0.gguf",)
 """Has F16 where we keep F32 (the table of relative positions)."""

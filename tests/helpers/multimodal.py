@@ -16,9 +16,17 @@ from ggferry.converters.understand import graph_of, understand_projector
 from helpers.tiny_models import relative, shake
 
 TEXT = {
-    "vocab_size": 300, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 6,
-    "num_key_value_heads": 3, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 300,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 """A text model's configuration: the sizes that most classes share."""
 MEAN, STD = [0.5, 0.4, 0.3], [0.5, 0.6, 0.7]
 LIMIT = 2e-5

@@ -15,8 +15,13 @@ from helpers.quantized_llama import Quantize, Tensors
 # --- FP8 ---------------------------------------------------------------------------------------------------
 
 
-def fp8(block: tuple[int, int] | None, per: str = "tensor", kind: Any = torch.float8_e4m3fn, end: str = "_scale_inv",
-        scales: Any = torch.float32) -> Quantize:  # fmt: skip
+def fp8(
+    block: tuple[int, int] | None,
+    per: str = "tensor",
+    kind: Any = torch.float8_e4m3fn,
+    end: str = "_scale_inv",
+    scales: Any = torch.float32,
+) -> Quantize:
     def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
         rows, columns = weight.shape
         tall, wide = block or {"tensor": (rows, columns), "row": (1, columns)}[per]
@@ -41,10 +46,17 @@ def fp8(block: tuple[int, int] | None, per: str = "tensor", kind: Any = torch.fl
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [40, 24], "activation_scheme": "dynamic"}
 STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 FLOAT8 = {
-    "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
-    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
-        "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}}}, "ignore": ["lm_head"],
-}  # fmt: skip
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
+        }
+    },
+    "ignore": ["lm_head"],
+}
 
 
 # --- compressed-tensors ------------------------------------------------------------------------------------
@@ -112,9 +124,12 @@ def pack_gptq(values: np.ndarray, bits: int) -> np.ndarray:
 
 def compressed(bits: int, group: int | None, form: str, symmetric: bool = True) -> dict[str, Any]:
     weights = {
-        "num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group" if group else "channel",
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "strategy": "group" if group else "channel",
         "group_size": group,
-    }  # fmt: skip
+    }
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, "ignore": ["lm_head"]}
 

@@ -49,10 +49,23 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "z
 # --- bitsandbytes ------------------------------------------------------------------------------------------
 
 NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
 FP4 = tuple(value / 12 for value in (0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3))
 
 
@@ -95,9 +108,10 @@ def int8(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tenso
     levels = np.round(weight * (127 / greatest[:, None])).astype(np.int8)
     base = name.removesuffix("weight")
     made = {
-        name: torch.from_numpy(levels), f"{base}SCB": torch.from_numpy(greatest),
+        name: torch.from_numpy(levels),
+        f"{base}SCB": torch.from_numpy(greatest),
         f"{base}weight_format": torch.tensor(0, dtype=torch.uint8),
-    }  # fmt: skip
+    }
     return made, (torch.from_numpy(levels) * torch.from_numpy(greatest).view(-1, 1) * 7.874015718698502e-3).numpy()
 
 
@@ -194,8 +208,9 @@ def packed_integers(bits: int, group: int, *, dense: bool) -> Quantize:
                 words[i, j // per] |= value + (1 << bits - 1) << bits * (j % per)
         made = {
             f"{name}_packed": torch.from_numpy(words.astype(np.uint32).view(np.int32)),
-            f"{name}_scale": scale, f"{name}_shape": torch.tensor([rows, columns]),
-        }  # fmt: skip
+            f"{name}_scale": scale,
+            f"{name}_shape": torch.tensor([rows, columns]),
+        }
         return made, levels.astype(np.float32) * np.repeat(scale.float().numpy(), group, 1)
 
     return quantize

@@ -35,10 +35,14 @@ def model(quantize: Quantize, ff: int = FF) -> tuple[Tensors, dict[str, np.ndarr
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{block}.{name}.weight"] = torch.ones(WIDTH, dtype=torch.bfloat16)
         for name, shape in {
-            "self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (kv, WIDTH), "self_attn.v_proj": (kv, WIDTH),
-            "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (ff, WIDTH), "mlp.up_proj": (ff, WIDTH),
+            "self_attn.q_proj": (WIDTH, WIDTH),
+            "self_attn.k_proj": (kv, WIDTH),
+            "self_attn.v_proj": (kv, WIDTH),
+            "self_attn.o_proj": (WIDTH, WIDTH),
+            "mlp.gate_proj": (ff, WIDTH),
+            "mlp.up_proj": (ff, WIDTH),
             "mlp.down_proj": (WIDTH, ff),
-        }.items():  # fmt: skip
+        }.items():
             weight = f"{block}.{name}.weight"
             made, meaning[weight] = quantize(weight, rng.normal(0, 0.1, shape).astype(np.float32), rng)
             tensors |= made
@@ -48,11 +52,21 @@ def model(quantize: Quantize, ff: int = FF) -> tuple[Tensors, dict[str, np.ndarr
 def write(folder: Path, tensors: Tensors, settings: Any, dtype: str | None = "bfloat16", **more: Any) -> Path:
     folder.mkdir(exist_ok=True)
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": FF,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "num_hidden_layers": LAYERS,
-        "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 128,
-        "tie_word_embeddings": False, "hidden_act": "silu", **more,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": WIDTH,
+        "intermediate_size": FF,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "num_hidden_layers": LAYERS,
+        "vocab_size": VOCAB,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        **more,
+    }
     config |= {} if dtype is None else {"torch_dtype": dtype}
     config |= {} if settings is None else {"quantization_config": settings}
     (folder / "config.json").write_text(json.dumps(config))
@@ -74,10 +88,14 @@ def in_gguf_order(name: str, weight: np.ndarray) -> np.ndarray:
 
 
 GGUF_NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
-}  # fmt: skip
+}
 
 
 def gguf_name(name: str) -> str:

@@ -129,8 +129,11 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         """Rows of the tests that ran take the place of theirs; rows of tests that are no more go."""
-        kept = {line for line in lines(TABLE) if _test(test := reference_checked.parsed(line)[3]) in WITNESSES
-                and test not in self.passed}  # fmt: skip
+        kept = {
+            line
+            for line in lines(TABLE)
+            if _test(test := reference_checked.parsed(line)[3]) in WITNESSES and test not in self.passed
+        }
         kept |= {row for test in self.passed for row in self.found.get(test, ())}
         TABLE.write_text(HEAD + "".join(f"{row}\n" for row in sorted(kept)), encoding="utf-8")
 

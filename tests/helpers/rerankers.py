@@ -29,9 +29,14 @@ INSTRUCTION = "Given a web search query, retrieve relevant passages that answer 
 QUERY = "Which bird cannot fly?"
 DOCUMENTS = ["The ostrich runs, it does not fly.", "no", "Käse schmeckt gut.", "A kiwi is a bird without wings"]
 SIZES: dict[str, Any] = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "intermediate_size": 96, "max_position_embeddings": 1024,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "max_position_embeddings": 1024,
+}
 
 
 def qwen_tokenizer(folder: Path, *answers: str) -> Any:
@@ -72,9 +77,14 @@ def qwen_reranker(
     else:
         tied = changes.pop("tie_word_embeddings", False)
         vision = {
-            "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
-            "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
-        }  # fmt: skip
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "deepstack_visual_indexes": [0],
+            "num_position_embeddings": 16,
+        }
         rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
         text = {**sizes, "rope_parameters": rope, **changes}
         config = cls.config_class(text_config=text, vision_config=vision, tie_word_embeddings=tied)
@@ -122,9 +132,16 @@ def piece_tokenizer(folder: Path) -> Any:
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     whole = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", cls_token="<s>", sep_token="</s>", unk_token="<unk>",
-        pad_token="<pad>", mask_token="<mask>", clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        tokenizer_object=made,
+        bos_token="<s>",
+        eos_token="</s>",
+        cls_token="<s>",
+        sep_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        mask_token="<mask>",
+        clean_up_tokenization_spaces=False,
+    )
     whole.save_pretrained(folder)
     return whole
 

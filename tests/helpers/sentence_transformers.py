@@ -30,9 +30,15 @@ def pooled(folder: Path, mode: str = "mean_tokens", **more: Any) -> None:
 
 
 def dense(
-    folder: Path, name: str, rows: int, columns: int, *, bias: bool = False, activation: str = IDENTITY,
+    folder: Path,
+    name: str,
+    rows: int,
+    columns: int,
+    *,
+    bias: bool = False,
+    activation: str = IDENTITY,
     pickled: bool = False,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+) -> dict[str, torch.Tensor]:
     """Write a matrix behind the pooling, and return its tensors."""
     inside = folder / name
     inside.mkdir(exist_ok=True)

@@ -74,7 +74,7 @@ def start(data: Path, *options: str | Path, port: int = 0, **env: str) -> Server
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, *map(str, options)], stderr=out, stdout=out, env={**os.environ, **SECRETS, **env}
-        )  # fmt: skip
+        )
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         if re.search(r"open +http://\S+", log.read_text()):

@@ -74,7 +74,7 @@ class Rules:
 
     def add(
         self, method: str, key: str, fault: Fault, *nth: int, query: str = "", copy: bool | None = None, span: str = ""
-    ) -> Rule:  # fmt: skip
+    ) -> Rule:
         self.rules.append(Rule(method, key, fault, nth, query, copy, span))
         return self.rules[-1]
 
@@ -248,8 +248,16 @@ class _S3Handler(_Handler):
 
 
 def _xml(status: int) -> bytes:
-    code = {400: "BadDigest", 403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed", 429: "SlowDown",
-            500: "InternalError", 501: "NotImplemented", 503: "ServiceUnavailable"}[status]  # fmt: skip
+    code = {
+        400: "BadDigest",
+        403: "AccessDenied",
+        404: "NoSuchKey",
+        412: "PreconditionFailed",
+        429: "SlowDown",
+        500: "InternalError",
+        501: "NotImplemented",
+        503: "ServiceUnavailable",
+    }[status]
     return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>as told</Message></Error>".encode()
 
 
@@ -307,18 +315,24 @@ def s3_store() -> Iterator[S3Store]:
 
     server = _served(Here)
     env = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1",
-    }  # fmt: skip
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
+    }
     before = dict(os.environ)
     os.environ.update(env)
     places.file_system.cache_clear()
     s3fs.S3FileSystem.clear_instance_cache()
     direct = {**env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
     system = s3fs.S3FileSystem(
-        endpoint_url=direct["AWS_ENDPOINT_URL"], key="testing", secret="testing", skip_instance_cache=True,
+        endpoint_url=direct["AWS_ENDPOINT_URL"],
+        key="testing",
+        secret="testing",
+        skip_instance_cache=True,
         use_listings_cache=False,
-    )  # fmt: skip
+    )
     try:
         for bucket in ("old", "new"):
             with contextlib.suppress(FileExistsError):  # moto keeps its buckets for as long as the process lives

@@ -9,9 +9,14 @@ from typing import Any
 VOCAB = 328
 TOKENS = [5, 17, 42, 99, 3, 120, 77, 200, 9, 250, 64, 31, 180, 11, 150, 222, 301, 8]
 BASE: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3, "num_attention_heads": 6,
-    "num_key_value_heads": 3, "max_position_embeddings": 64,
-}  # fmt: skip
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 64,
+}
 ROPE = {"rope_theta": 5000.0}
 
 

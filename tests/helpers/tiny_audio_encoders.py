@@ -55,7 +55,7 @@ def qwen2a(folder: Path) -> Made:
 ASR: dict[str, Any] = {
     **{name: value for name, value in OLD_WHISPER.items() if name != "max_source_positions"},
     "downsample_hidden_size": 10, "output_dim": 40, "n_window": 50, "n_window_infer": 400,
-}  # fmt: skip
+}
 
 
 def qwen3a(folder: Path) -> Made:
@@ -71,11 +71,11 @@ def qwen3a(folder: Path) -> Made:
 CONFORMER: dict[str, Any] = {
     "input_dim": 16, "num_layers": 3, "hidden_dim": 24, "feedforward_mult": 2, "num_heads": 3, "dim_head": 8,
     "output_dim": 11, "context_size": 10, "max_pos_emb": 14, "conv_kernel_size": 5, "conv_expansion_factor": 2,
-}  # fmt: skip
+}
 QUERIES: dict[str, Any] = {
     "model_type": "blip_2_qformer", "hidden_size": 24, "encoder_hidden_size": 24, "num_hidden_layers": 2,
     "num_attention_heads": 4, "intermediate_size": 36, "cross_attention_frequency": 1,
-}  # fmt: skip
+}
 
 
 def granite_model(folder: Path, plus: bool = False, **queries: Any) -> Any:
@@ -86,7 +86,7 @@ def granite_model(folder: Path, plus: bool = False, **queries: Any) -> Any:
         config = t.GraniteSpeechPlusConfig(
             encoder_config={**CONFORMER, "cat_hidden_layers": [2]}, has_lora_adapter=False,
             projector_config={**QUERIES, "encoder_hidden_size": 48}, **sizes,
-        )  # fmt: skip
+        )
         return saved(folder, t.GraniteSpeechPlusForConditionalGeneration(config)).double()
     config = t.GraniteSpeechConfig(
         encoder_config=CONFORMER, projector_config={**QUERIES, **queries}, has_lora_adapter=True, **sizes
@@ -126,7 +126,7 @@ ULTRAVOX: dict[str, Any] = {
     "architectures": ["UltravoxModel"], "model_type": "ultravox", "stack_factor": 4, "hidden_size": 28,
     "projector_act": "swiglu", "projector_ln_mid": True, "audio_config": {"model_type": "whisper", **OLD_WHISPER},
     "text_config": {"hidden_size": 40}, "text_model_id": "meta-llama/Llama-3.2-1B-Instruct",
-}  # fmt: skip
+}
 
 
 def ultravox(folder: Path) -> Made:
@@ -153,7 +153,7 @@ def ultravox(folder: Path) -> Made:
 MERALION: dict[str, Any] = {
     "architectures": ["MERaLiON2ForConditionalGeneration"], "model_type": "meralion2", "speech_mlp_scale_factor": 4,
     "speech_config": {"model_type": "whisper", **OLD_WHISPER}, "text_config": {"hidden_size": 40},
-}  # fmt: skip
+}
 
 
 def meralion(folder: Path) -> Made:
@@ -184,7 +184,7 @@ NEMO = {
     "subsampling.layers.": "pre_encode.conv.", "subsampling.linear.": "pre_encode.out.",
     "relative_k_proj": "linear_pos", "q_proj": "linear_q", "k_proj": "linear_k", "v_proj": "linear_v",
     "o_proj": "linear_out", "bias_u": "pos_bias_u", "bias_v": "pos_bias_v", "conv.norm.": "conv.batch_norm.",
-}  # fmt: skip
+}
 LFM2: dict[str, Any] = {
     "architectures": ["Lfm2AudioForConditionalGeneration"], "lfm": {"hidden_size": 40},
     "encoder": {
@@ -192,7 +192,7 @@ LFM2: dict[str, Any] = {
         "conv_kernel_size": 9, "subsampling": "dw_striding", "self_attention_model": "rel_pos", "xscaling": False,
         "ff_expansion_factor": 4,
     },
-}  # fmt: skip
+}
 
 
 def lfm2a(folder: Path, width: int = 24, heads: int = 3) -> Made:
@@ -205,7 +205,7 @@ def lfm2a(folder: Path, width: int = 24, heads: int = 3) -> Made:
     sizes = t.ParakeetEncoderConfig(
         hidden_size=width, num_hidden_layers=2, num_attention_heads=heads, intermediate_size=60, num_mel_bins=24,
         subsampling_conv_channels=10, scale_input=False, layerdrop=0.0,
-    )  # fmt: skip
+    )
     encoder = saved(folder, t.ParakeetEncoder(sizes))
     generator = torch.Generator().manual_seed(4)
     shapes = {"0.weight": (width,), "0.bias": (width,), "1.weight": (50, width), "1.bias": (50,), "3.weight": (40, 50)}
@@ -221,7 +221,7 @@ def lfm2a(folder: Path, width: int = 24, heads: int = 3) -> Made:
         "lfm.layers.0.weight": (4,), "depthformer.layers.0.weight": (4,), "audio_loss_weights": (8,),
         "audio_embedding.embedding.weight": (1600, 40), "audio_embedding.embedding_norm.weight": (40,),
         "audio_embedding.to_logits.weight": (1600, 40),
-    }  # fmt: skip
+    }
     save_file(tensors | {name: torch.ones(shape) for name, shape in more.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(
         json.dumps({**LFM2, "encoder": {**LFM2["encoder"], "d_model": width, "n_heads": heads}})
@@ -244,11 +244,11 @@ def lfm2a_as_wide_as_llama_cpp_wants(folder: Path) -> Made:
 VISION_ENCODER: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 3, "position_embedding_size": 20,
-}  # fmt: skip
+}
 AUDIO_ENCODER: dict[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "subsampling_conv_channels": [16, 6],
     "output_proj_dims": 20,
-}  # fmt: skip
+}
 WORDS = {**TEXT, "head_dim": 16}
 MORE = {"global_head_dim": 16, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 64}
 
@@ -283,7 +283,7 @@ def _gemma4(folder: Path, clipped: bool) -> Any:
     config = t.Gemma4Config(
         audio_config={**AUDIO_ENCODER, "use_clipped_linears": clipped}, text_config={**WORDS, **MORE},
         vision_config={**VISION_ENCODER, "use_clipped_linears": clipped, "standardize": clipped},
-    )  # fmt: skip
+    )
     model = saved(folder, t.Gemma4ForConditionalGeneration(config))
     (folder / "preprocessor_config.json").write_text('{"feature_size": 16}')
     return model
@@ -297,7 +297,7 @@ def gemma4_of_an_embedder(folder: Path) -> Made:
         audio_config={"model_type": "gemma4_audio", **AUDIO_ENCODER},
         vision_config={"model_type": "gemma4_vision", **VISION_ENCODER},
         text_config={**WORDS, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 4},
-    )  # fmt: skip
+    )
     model, mel = saved(folder, t.EmbeddingGemma2Model(config)), spectrum(16, 110)
     (folder / "preprocessor_config.json").write_text('{"feature_size": 16}')
     return {"spectrum": mel}, lambda: _heard(SimpleNamespace(model=model), mel)
@@ -353,7 +353,7 @@ def gemma4ua(folder: Path) -> Made:
 OMNI_EYE: dict[str, Any] = {
     "depth": 4, "hidden_size": 48, "intermediate_size": 56, "num_heads": 3, "patch_size": 4, "spatial_merge_size": 2,
     "temporal_patch_size": 2, "out_hidden_size": 40,
-}  # fmt: skip
+}
 PIXELS = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
 
 
@@ -380,7 +380,7 @@ def _omni(folder: Path, eye: Any, ear: Any, name: str) -> tuple[Any, Any]:
         tensors |= {f"thinker.{part}.{key}": x for key, x in load_file(folder / part / "model.safetensors").items()}
     thinker = {"vision_config": eye.config.to_dict(), "audio_config": ear.config.to_dict(), "text_config": TEXT}
     save_file(tensors | {"thinker.lm_head.weight": tensors["thinker.audio_tower.ln_post.weight"].clone()},
-              folder / "model.safetensors")  # fmt: skip
+              folder / "model.safetensors")
     (folder / "config.json").write_text(words.dumps({"architectures": [name], "thinker_config": thinker}))
     (folder / "preprocessor_config.json").write_text(words.dumps(PIXELS))
     return halves[0], halves[1]
@@ -447,6 +447,6 @@ AUDIO_ENCODERS: dict[str, Callable[[Path], Made]] = {
         gemma4_of_an_embedder, gemma4a, gemma4a_unbounded, gemma4v_of_both, gemma4v, gemma4uv, gemma4ua,
         qwen2_5o_ear, qwen2_5o_eye, qwen3_omni_ear, qwen3_omni_eye,
     )
-}  # fmt: skip
+}
 PUBLISHED = ("ultravox", "meralion", "lfm2a", "lfm2a_as_wide_as_llama_cpp_wants")
 """Those of which transformers has the encoder alone."""

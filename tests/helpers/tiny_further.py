@@ -9,29 +9,29 @@ ALPHA = {**ROPE, "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}
 LLAMA3 = {
     **ROPE, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
-}  # fmt: skip
+}
 LONGROPE = {
     **ROPE, "rope_type": "longrope", "long_factor": [1.0, 1.7, 2.4], "short_factor": [1.0, 1.1, 1.2],
     "original_max_position_embeddings": 24, "short_mscale": 1.3, "long_mscale": 1.3,
-}  # fmt: skip
+}
 ERNIE_MOE = {
     **HEADS, "num_hidden_layers": 5, "moe_intermediate_size": 20, "moe_k": 2, "moe_num_experts": 5,
     "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "tie_word_embeddings": True,
-}  # fmt: skip
+}
 NORTH = {
     **HEADS, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40, "prefix_dense_intermediate_size": 88,
     "num_hidden_layers": 5, "sliding_window": 7, "logit_scale": 0.3, "head_dim": 6,
     "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
     "mlp_layer_types": ["dense", *["sparse"] * 4], "num_shared_experts": 2,
-}  # fmt: skip
+}
 TRINITY = {
     **WIDE, **ROUTED, "num_hidden_layers": 5, "num_dense_layers": 1, "sliding_window": 7, "num_shared_experts": 2,
     "route_scale": 1.5, "mup_enabled": True,
-}  # fmt: skip
+}
 OF_KINDS = {
     "full_attention": {**ROPE, "rope_type": "default"},
     "sliding_attention": {"rope_theta": 700.0, "rope_type": "default"},
-}  # fmt: skip
+}
 LAGUNA = {
     **WIDE, **FOUR, **ROUTED, "mlp_layer_types": ["dense", *["sparse"] * 3], "shared_expert_intermediate_size": 56,
     "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
@@ -40,7 +40,7 @@ LAGUNA = {
         "full_attention": {**OF_KINDS["full_attention"], "partial_rotary_factor": 0.5},
         "sliding_attention": {**OF_KINDS["sliding_attention"], "partial_rotary_factor": 1.0},
     },
-}  # fmt: skip
+}
 MIMO2 = {
     **WIDE, **FOUR, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "v_head_dim": 10,
     "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
@@ -51,12 +51,12 @@ MIMO2 = {
             ("sliding_attention", {"rope_theta": 700.0, "rope_type": "default"}),
         )
     },
-}  # fmt: skip
+}
 DBRX = {
     "vocab_size": VOCAB, "d_model": 48, "n_heads": 8, "n_layers": 3, "max_seq_len": 64, "rope_parameters": ROPE,
     "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 5000.0},
     "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 5, "moe_top_k": 2},
-}  # fmt: skip
+}
 
 FURTHER: dict[str, Tiny] = {
     "arcee": Tiny("Arcee", {**WIDE, "rope_parameters": LLAMA3}),
@@ -113,4 +113,4 @@ FURTHER: dict[str, Tiny] = {
         {**MIMO2, "norm_topk_prob": False, "routed_scaling_factor": 1.5, "attention_bias": True,
          "attention_value_scale": None, "n_group": 4, "topk_group": 2},
     ),
-}  # fmt: skip
+}

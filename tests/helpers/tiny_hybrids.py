@@ -10,7 +10,7 @@ from helpers.tiny_todays import QWEN_EYES, SEES
 HEADS: dict[str, Any] = {
     "vocab_size": 328, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 12,
-}  # fmt: skip
+}
 WHOLE = {**{name: value for name, value in HEADS.items() if name != "head_dim"}, "hidden_size": 64}
 ROPE = {"rope_parameters": {"rope_theta": 5000.0}}
 PART = {"rope_parameters": {"rope_theta": 5000.0, "partial_rotary_factor": 0.5}}
@@ -19,53 +19,53 @@ THREE_IN_FOUR = [*["linear_attention"] * 3, "full_attention"]
 DELTA = {
     **HEADS, **PART, "linear_conv_kernel_dim": 3, "linear_key_head_dim": 10, "linear_value_head_dim": 10,
     "linear_num_key_heads": 2, "linear_num_value_heads": 6, "rms_norm_eps": 1e-6, "layer_types": THREE_IN_FOUR,
-}  # fmt: skip
+}
 SECTIONS = {"rope_parameters": {**PART["rope_parameters"], "mrope_section": [1, 1, 1], "mrope_interleaved": True}}
 SPACE = {
     "mamba_n_heads": 16, "mamba_d_head": 8, "mamba_n_groups": 4, "mamba_d_state": 10, "mamba_expand": 2,
     "mamba_d_conv": 3, "mamba_chunk_size": 8,
-}  # fmt: skip
+}
 SCALES = {
     "attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.5,
-}  # fmt: skip
+}
 GRANITE = {**SCALES, "shared_intermediate_size": 72}
 GRANITE_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40}
 ONE_ATTENDS = ["mamba", "attention", "mamba", "mamba"]
 JAMBA = {
     "mamba_d_state": 10, "mamba_dt_rank": 5, "mamba_d_conv": 3, "attn_layer_period": 4, "attn_layer_offset": 1,
     "num_experts": 5, "num_experts_per_tok": 2,
-}  # fmt: skip
+}
 
 CONVOLVED = {
     **WHOLE, **ROPE, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False,
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
-}  # fmt: skip
+}
 BRANCHES = {
     **HEADS, "mamba_num_heads": 12, "mamba_head_dim": 8, "n_groups": 3, "ssm_state_size": 10, "conv_kernel": 3,
     "chunk_size": 8, "time_step_min": 0.4, "mlp_hidden_act": "relu2",
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
-}  # fmt: skip
+}
 BRANCHES_EXPERTS = {
     **BRANCHES, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "n_routed_experts": 6,
     "num_experts_per_tok": 2, "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56,
     "n_shared_experts": 1, "routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1,
-}  # fmt: skip
+}
 MULTIPLIED = {
     **HEADS, **ROPE, "num_hidden_layers": 3, "mamba_d_ssm": 72, "mamba_n_heads": 9, "mamba_d_head": 8,
     "mamba_n_groups": 3, "mamba_d_state": 10, "mamba_d_conv": 3, "mamba_chunk_size": 8, "mamba_rms_norm": False,
     "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "attention_in_multiplier": 1.2,
     "attention_out_multiplier": 0.8, "key_multiplier": 0.7, "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.9,
     "ssm_multipliers": [0.9, 0.8, 0.7, 1.1, 1.2], "mlp_multipliers": [0.8, 1.4],
-}  # fmt: skip
+}
 
 LATENT = {
     **WHOLE, "num_hidden_layers": 3, "num_key_value_heads": 8, "kv_lora_rank": 20, "q_lora_rank": 28,
     "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "rms_norm_eps": 1e-4,
-}  # fmt: skip
+}
 ROUTED = {
     **LATENT, **ROPE, "moe_intermediate_size": 36, "n_routed_experts": 8, "num_experts_per_tok": 3,
     "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
-}  # fmt: skip
+}
 INDEXED = {**ROUTED, "index_n_heads": 6, "index_head_dim": 14, "index_topk": 5}
 SHARED = {**INDEXED, "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]}
 DOTS: dict[str, Any] = {
@@ -76,7 +76,7 @@ DOTS: dict[str, Any] = {
     "swa_q_lora_rank": 28, "swa_kv_lora_rank": 24, "swa_head_dim": 24, "swa_qk_nope_head_dim": 16,
     "swa_qk_rope_head_dim": 8, "swa_v_head_dim": 14, "pad_token_id": 0, "swa_rope_theta": 700.0, "rope_theta": 9000.0,
     "layer_types": ["indexed_attention", *["sliding_attention"] * 2, "indexed_attention", "sliding_attention"],
-}  # fmt: skip
+}
 DOTS_PUBLISHED: dict[str, Any] = {
     **{key: value for key, value in DOTS.items() if key.startswith(("swa_", "rope_"))}, "per_layer_config": None,
     "layer_types": [kind.replace("indexed", "full") for kind in DOTS["layer_types"]], "sliding_window": None,
@@ -84,25 +84,25 @@ DOTS_PUBLISHED: dict[str, Any] = {
     "apply_mla_qkv_lora_rescale": True, "moe_shared_expert_intermediate_size": 36, "topk_method": "noaux_tc",
     "scoring_func": "sigmoid", "shared_experts_intermediate_size": None, "attention_gate_type": "headwise",
     "swa_attention_gate_type": "headwise", "k_rope_only_layernorm": True, "normalization": "RMSNorm",
-}  # fmt: skip
+}
 HUNYUAN4: dict[str, Any] = {
     **LATENT, "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 6, "num_key_value_heads": 6,
     "moe_intermediate_size": 36, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "hc_mult": 3,
     "routed_scaling_factor": 1.5, "index_n_heads": 6, "index_head_dim": 14, "index_topk": 5, "swiglu_limit": 0.7,
     "hc_magnitude": 1.7, "hc_eps": 1e-3, "pad_token_id": 0, "rope_theta": 700.0,
     "indexer_types": ["full", "shared", "full", "shared", "shared"],
-}  # fmt: skip
+}
 LING3: dict[str, Any] = {
     **LATENT, "hidden_size": 48, "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 6,
     "moe_intermediate_size": 36, "num_local_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "n_group": 4,
     "topk_group": 2, "first_k_dense_replace": 1, "head_dim": 10, "layer_group_size": 3, "short_conv_kernel_size": 3,
     "routed_scaling_factor": 1.5, "kda_lower_bound": -2.0, "num_mtp_layers": 0, "rope_theta": 700.0, "pad_token_id": 0,
-}  # fmt: skip
+}
 del LING3["q_lora_rank"]
 GROWING = {
     "rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0,
     "beta_slow": 1.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.3,
-}  # fmt: skip
+}
 
 _TEXT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3next": ("Qwen3Next", {**DELTA, **MOE}),
@@ -170,14 +170,14 @@ _TEXT: dict[str, tuple[str, dict[str, Any]]] = {
         "FalconH1",
         {**MULTIPLIED, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True},
     ),
-}  # fmt: skip
+}
 
 LFM_EYES = {
     "vision_config": {
         "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
         "num_patches": 16,
     },
-}  # fmt: skip
+}
 GLM53: dict[str, Any] = {
     **LATENT, "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 6, "num_key_value_heads": 6,
     "moe_intermediate_size": 36, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
@@ -186,14 +186,14 @@ GLM53: dict[str, Any] = {
     "hc_sinkhorn_iters": 3, "routed_scaling_factor": 1.5, "swiglu_limit": 0.7, "qk_rope_head_dim": 0,
     "layer_types": ["linear_attention", "indexed_attention", "linear_attention", *["indexed_attention"] * 2],
     "indexer_types": [*["full"] * 4, "shared"], "mlp_layer_types": ["dense", *["sparse"] * 4],
-}  # fmt: skip
+}
 GLM53_EYES = {
     "vision_config": {
         "depth": 1, "hidden_size": 24, "num_heads": 2, "patch_size": 4, "image_size": 16, "out_hidden_size": 48,
         "intermediate_size": 32, "projection_intermediate_size": 40,
     },
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 DOTS_EYES = {
     "vision_config": {
         "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
@@ -204,7 +204,7 @@ DOTS_EYES = {
         "downsample_hidden_size": 12, "feature_size": 16, "adapter_input_size": 24, "adapter_out_dim": 48,
     },
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 HYBRIDS: dict[str, Tiny] = {
     **{name: Tiny(*described) for name, described in _TEXT.items()},
     "qwen35 that sees": Tiny("Qwen3_5", {**DELTA, **SECTIONS}, head=SEES, outer=QWEN_EYES),

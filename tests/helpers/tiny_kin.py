@@ -13,7 +13,7 @@ VISION_ENCODERS = {
         "num_attention_heads": 2, "image_size": 16, "patch_size": 8, "projection_dim": 24,
     },
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 
 GLM_EYES = {
     "vision_config": {
@@ -21,23 +21,23 @@ GLM_EYES = {
         "out_hidden_size": 48,
     },
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 HALF: dict[str, Any] = {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}, "pad_token_id": 0}
 ROTATED = {
     "rope_parameters": {**HALF["rope_parameters"], "rope_type": "default", "mrope_section": [1, 1, 1]},
     "pad_token_id": 0,
-}  # fmt: skip
+}
 SCALES = {
     "attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.5,
-}  # fmt: skip
+}
 GPT = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
 OPT = {key: value for key, value in GPT.items() if key != "intermediate_size"} | {
     "ffn_dim": 88, "word_embed_proj_dim": 48,
-}  # fmt: skip
+}
 CODEGEN = {
     "vocab_size": VOCAB, "n_embd": 48, "n_inner": 88, "n_layer": 3, "n_head": 8, "n_positions": 64, "n_ctx": 64,
     "rotary_dim": 4, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+}
 AXES = {"rope_parameters": {**ROPE, "rope_type": "default", "mrope_section": [2, 2, 2]}}
 OCR_EYES = {
     "vision_config": {
@@ -45,14 +45,14 @@ OCR_EYES = {
         "image_size": 16,
     },
     "tie_word_embeddings": True,
-}  # fmt: skip
+}
 HUNYUAN_EYES = {
     "vision_config": {
         "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 2, "patch_size": 4, "out_hidden_size": 48, "text_hidden_size": 48, "max_image_size": 16,
     },
     "tie_word_embeddings": True,
-}  # fmt: skip
+}
 
 MUSE_EYES = {
     "vision_config": {
@@ -60,7 +60,7 @@ MUSE_EYES = {
         "pos_emb_height": 4, "pos_emb_width": 4,
     },
     "out_hidden_size": 96, "projector_hidden_size": 32, "tie_word_embeddings": False,
-}  # fmt: skip
+}
 
 KIN: dict[str, Tiny] = {
     "llava": Tiny("Llava", {**WIDE, "model_type": "llama"}, head=SEES, outer=VISION_ENCODERS),
@@ -108,4 +108,4 @@ KIN: dict[str, Tiny] = {
         head=SEES, outer=MUSE_EYES,
     ),
     "gemma4 unified": Tiny("Gemma4Unified", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 4}),
-}  # fmt: skip
+}

@@ -32,24 +32,24 @@ MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 LONG = {
     "rope_type": "longrope", "rope_theta": 5000.0, "long_factor": [1.0, 1.7, 2.4, 3.1],
     "short_factor": [1.0, 1.1, 1.2, 1.3], "original_max_position_embeddings": 8,
-}  # fmt: skip
+}
 DEEPSEEK = {
     **BASE, "num_key_value_heads": 6, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
     "v_head_dim": 10, "moe_intermediate_size": 36, "n_routed_experts": 8, "num_experts_per_tok": 3,
     "n_shared_experts": 2, "first_k_dense_replace": 1, "rope_parameters": ROPE,
-}  # fmt: skip
+}
 GEMMA3 = {
     **BASE, "head_dim": 16, "num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 24,
     "rope_parameters": {
         "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 9000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
     },
-}  # fmt: skip
+}
 
 MAMBA = {
     "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 10, "conv_kernel": 4,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+}
 MAMBA2 = {**MAMBA, "head_dim": 8, "num_heads": 12, "n_groups": 3, "chunk_size": 8}
 RWKV4 = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "context_length": 64}
 
@@ -65,25 +65,25 @@ def _old(**scaling: Any) -> dict[str, Any]:
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
-}  # fmt: skip
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.8}
 
 GPT = {
     "vocab_size": VOCAB, "n_embd": 48, "n_inner": 88, "n_layer": 3, "n_head": 6, "n_positions": 64,
     "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+}
 GPT_NEO = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 88, "num_layers": 3, "num_heads": 6,
     "max_position_embeddings": 64, "attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 7,
-}  # fmt: skip
+}
 BLOOM = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": 64}
 FALCON = {**BASE, "num_kv_heads": 3, "ffn_hidden_size": 88, "rope_parameters": ROPE}
 REFINED_WEB = {
     "architectures": ["RWForCausalLM"], "n_head": 6, "n_layer": 3, "num_attention_heads": None, "rope_theta": 5000.0,
     "num_hidden_layers": None, "num_kv_heads": None, "max_position_embeddings": None, "ffn_hidden_size": None,
     "new_decoder_architecture": None, "num_ln_in_parallel_attn": None,
-}  # fmt: skip
+}
 MPT = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 64}
 
 TINY: dict[str, Tiny] = {
@@ -230,7 +230,7 @@ TINY: dict[str, Tiny] = {
     **FURTHER,
     **KIN,
     **SINGLES,
-}  # fmt: skip
+}
 
 
 IN_DOUBLE = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
@@ -282,7 +282,7 @@ def in_pairs(folder: Path) -> None:
     widths = {
         "q_b_proj.weight": config["qk_head_dim"], "kv_a_proj_with_mqa.weight": ranks,
         **dict.fromkeys(("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias"), config["index_head_dim"]),
-    }  # fmt: skip
+    }
     for name in tensors:
         width = next((width for end, width in widths.items() if name.endswith(end)), 0)
         if width:
@@ -368,4 +368,4 @@ def write(graph: ModelGraph, path: Path, edit: Callable[[dict[str, np.ndarray]],
 __all__ = [
     "TINY", "TOKENS", "VOCAB", "Tiny", "check_streaming", "f32", "make", "relative", "shake", "vocabulary", "whole",
     "write",
-]  # fmt: skip
+]

@@ -19,12 +19,12 @@ OCR_EYES: dict[str, Any] = {
             "image_size": 28, "patch_size": 14,
         },
     },
-}  # fmt: skip
+}
 OCR = {
     **BASE, "num_attention_heads": 8, "num_key_value_heads": 8, "n_routed_experts": 5, "num_experts_per_tok": 2,
     "moe_intermediate_size": 40, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
     "rope_parameters": {"rope_theta": 10000.0}, "sliding_window": 7,
-}  # fmt: skip
+}
 PICTURES = 8200
 """More tokens than llama.cpp takes for a Chameleon's pictures."""
 CHAMELEON: dict[str, Any] = {
@@ -33,21 +33,21 @@ CHAMELEON: dict[str, Any] = {
         "embed_dim": 8, "num_embeddings": 8, "latent_channels": 8, "resolution": 8, "base_channels": 32,
         "channel_multiplier": [1], "num_res_blocks": 1,
     },
-}  # fmt: skip
+}
 
 HRM: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 6,
     "head_dim": 12, "max_position_embeddings": 64, "rope_parameters": {"rope_theta": 5000.0},
-}  # fmt: skip
+}
 
 LIGHTNING: dict[str, Any] = {
     **HEADS, "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "block_size": 8,
     **{f"{part}_alpha_factor": 1.6 for part in ("full_attn", "linear_attn", "mlp")},
-}  # fmt: skip
+}
 
 STEP_EYES: dict[str, Any] = {"vision_config": {"width": 24, "layers": 1, "heads": 2, "image_size": 28,
-                                              "patch_size": 14}}  # fmt: skip
+                                              "patch_size": 14}}
 STEP: dict[str, Any] = {
     **HEADS, "num_hidden_layers": 4, "head_dim": 16, "n_routed_experts": 5, "num_experts_per_tok": 2,
     "moe_intermediate_size": 40, "share_expert_dim": 56, "sliding_window": 7, "num_sliding_attention_heads": 6,
@@ -58,20 +58,20 @@ STEP: dict[str, Any] = {
         "full_attention": {"rope_theta": 9000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
         "sliding_attention": {"rope_theta": 700.0, "rope_type": "default", "partial_rotary_factor": 1.0},
     },
-}  # fmt: skip
+}
 STRETCHED = {
     "full_attention": {
         **STEP["rope_parameters"]["full_attention"], "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
     },
     "sliding_attention": STEP["rope_parameters"]["sliding_attention"],
-}  # fmt: skip
+}
 
 M3_EYES: dict[str, Any] = {
     "vision_config": {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
                       "image_size": 28, "patch_size": 14},
     "projector_hidden_size": 48,
-}  # fmt: skip
+}
 M3: dict[str, Any] = {
     **HEADS, "num_hidden_layers": 4, "head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2,
     "intermediate_size": 40, "dense_intermediate_size": 88, "shared_intermediate_size": 40, "rotary_dim": 8,
@@ -79,7 +79,7 @@ M3: dict[str, Any] = {
     "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3], "index_n_heads": 2, "index_head_dim": 10,
     "index_block_size": 3, "index_topk_blocks": 2, "index_local_blocks": 1,
     "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
-}  # fmt: skip
+}
 
 SINGLES: dict[str, Tiny] = {
     "unlimited ocr": Tiny("UnlimitedOcr", OCR, head=SEES, outer=OCR_EYES),

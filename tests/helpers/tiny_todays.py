@@ -14,7 +14,7 @@ ROUTED = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 4
 SIGMOID = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2,
     "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "num_hidden_layers": 4,
-}  # fmt: skip
+}
 YARN = {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 QWEN_EYES: dict[str, Any] = {
     "vision_config": {
@@ -22,7 +22,7 @@ QWEN_EYES: dict[str, Any] = {
         "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16,
     },
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 QWEN2_EYES = {"vision_config": {"depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 4, "hidden_size": 48}}
 SEES = "ForConditionalGeneration"
 
@@ -34,11 +34,11 @@ def _rotation(sections: list[int], **more: Any) -> dict[str, Any]:
 GPT_OSS = {
     **WIDE, **FOUR, "num_local_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 40,
     "rope_parameters": {**YARN, "beta_fast": 2.0, "beta_slow": 0.5, "truncate": False},
-}  # fmt: skip
+}
 LLAMA4 = {
     **WIDE, "num_hidden_layers": 4, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40,
     "intermediate_size_mlp": 88, "interleave_moe_layer_step": 2, "attn_scale": 0.6, "floor_scale": 4,
-}  # fmt: skip
+}
 GEMMA4: dict[str, Any] = {
     **HEADS, "num_hidden_layers": 6, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
     "head_dim": 10, "global_head_dim": 12, "sliding_window": 7, "hidden_size_per_layer_input": 0,
@@ -47,7 +47,7 @@ GEMMA4: dict[str, Any] = {
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 9000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
     },
-}  # fmt: skip
+}
 GEMMA3N: dict[str, Any] = {
     **WIDE, "num_hidden_layers": 5, "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
     "intermediate_size": [88, 88, 80, 88, 88], "sliding_window": 7, "hidden_size_per_layer_input": 20,
@@ -57,7 +57,7 @@ GEMMA3N: dict[str, Any] = {
         "full_attention": {"rope_type": "default", "rope_theta": 9000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
     },
-}  # fmt: skip
+}
 TODAYS: dict[str, Tiny] = {
     "gemma4 keys as values": Tiny(
         "Gemma4", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 4, "num_key_value_heads": 2}
@@ -122,4 +122,4 @@ TODAYS: dict[str, Tiny] = {
         {**WIDE, "rope_parameters": {**YARN, "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.4,
                                      "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
-}  # fmt: skip
+}

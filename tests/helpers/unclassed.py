@@ -18,12 +18,12 @@ SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": FF, "num_hidden_layers": BLOCKS,
     "num_attention_heads": HEADS, "num_key_value_heads": HEADS_KV, "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
+}
 EXPERTS, FF_EXPERT = 5, 40
 SCALES = {
     "embedding_multiplier_scale": 3.0, "output_multiplier_scale": 0.7, "attn_output_multiplier": 0.4,
     "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "rope_theta": 5000.0,
-}  # fmt: skip
+}
 
 
 def _embeddings(token: str, norm: str, output: str = "lm_head.weight") -> Shapes:
@@ -33,7 +33,7 @@ def _embeddings(token: str, norm: str, output: str = "lm_head.weight") -> Shapes
 
 def _attention(q: str, k: str, v: str, out: str, heads_kv: int = HEADS_KV) -> Shapes:
     return {q: (HEADS * HEAD, WIDTH), k: (heads_kv * HEAD, WIDTH), v: (heads_kv * HEAD, WIDTH),
-            out: (WIDTH, HEADS * HEAD)}  # fmt: skip
+            out: (WIDTH, HEADS * HEAD)}
 
 
 def grok1() -> tuple[dict[str, Any], Shapes]:
@@ -46,7 +46,7 @@ def grok1() -> tuple[dict[str, Any], Shapes]:
         shapes |= {**_attention(*mha), f"{at}router.weight": (EXPERTS, WIDTH)}
         for e in range(EXPERTS):
             shapes |= {f"{at}moe.{e}.linear.weight": (FF, WIDTH), f"{at}moe.{e}.linear_v.weight": (FF, WIDTH),
-                       f"{at}moe.{e}.linear_1.weight": (WIDTH, FF)}  # fmt: skip
+                       f"{at}moe.{e}.linear_1.weight": (WIDTH, FF)}
     return {"architectures": ["Grok1ForCausalLM"], **SIZES, **SCALES}, shapes
 
 
@@ -60,17 +60,17 @@ def grok2() -> tuple[dict[str, Any], Shapes]:
         shapes |= _attention(*(f"{at}self_attn.{name}_proj.weight" for name in "qkvo"))
         shapes |= {f"{at}mlp.gate_proj.weight": (FF, WIDTH), f"{at}mlp.up_proj.weight": (FF, WIDTH),
                    f"{at}mlp.down_proj.weight": (WIDTH, FF),
-                   f"{at}block_sparse_moe.gate.weight": (EXPERTS, WIDTH)}  # fmt: skip
+                   f"{at}block_sparse_moe.gate.weight": (EXPERTS, WIDTH)}
         for e in range(EXPERTS):
             one = f"{at}block_sparse_moe.experts.{e}."
             shapes |= {f"{one}w1.weight": (FF_EXPERT, WIDTH), f"{one}w2.weight": (WIDTH, FF_EXPERT),
-                       f"{one}w3.weight": (FF_EXPERT, WIDTH)}  # fmt: skip
+                       f"{one}w3.weight": (FF_EXPERT, WIDTH)}
     config = {
         "architectures": ["GrokForCausalLM"], **SIZES, **SCALES, "moe_intermediate_size": FF_EXPERT,
         "residual_moe": True, "rope_type": "original", "scaling_factor": 16.0, "original_max_position_embeddings": 8,
         "router_logit_softcapping": 2.0, "final_logit_softcapping": 20.0, "attn_logit_softcapping": 10.0,
         "attn_temperature_len": 8,
-    }  # fmt: skip
+    }
     return config, shapes
 
 
@@ -81,7 +81,7 @@ def plamo() -> tuple[dict[str, Any], Shapes]:
         at = f"model.layers.layers.{n}."
         shapes |= _attention(*(f"{at}self_attn.{name}_proj.weight" for name in "qkvo"))
         shapes |= {f"{at}norm.weight": (WIDTH,), f"{at}mlp.gate_proj.weight": (FF, WIDTH),
-                   f"{at}mlp.up_proj.weight": (FF, WIDTH), f"{at}mlp.down_proj.weight": (WIDTH, FF)}  # fmt: skip
+                   f"{at}mlp.up_proj.weight": (FF, WIDTH), f"{at}mlp.down_proj.weight": (WIDTH, FF)}
     config = {**SIZES, "num_key_value_heads": HEADS, "n_shared_head": HEADS // HEADS_KV, "hidden_act": "silu"}
     return {"architectures": ["PlamoForCausalLM"], **config}, shapes
 
@@ -104,7 +104,7 @@ def plamo2() -> tuple[dict[str, Any], Shapes]:
         if n % 2:
             rows = (HEADS + 2 * HEADS_KV) * width
             shapes |= {f"{at}qkv_proj.weight": (rows, WIDTH), f"{at}o_proj.weight": (WIDTH, HEADS * width),
-                       f"{at}q_weight": (HEADS, width), f"{at}k_weight": (HEADS_KV, width)}  # fmt: skip
+                       f"{at}q_weight": (HEADS, width), f"{at}k_weight": (HEADS_KV, width)}
         else:
             inner = heads * width
             shapes |= {
@@ -112,11 +112,11 @@ def plamo2() -> tuple[dict[str, Any], Shapes]:
                 f"{at}bcdt_proj.weight": (2 * state + rank, inner), f"{at}dt_proj.weight": (heads, rank),
                 f"{at}dt_bias": (heads,), f"{at}A_log": (heads,), f"{at}D": (heads,), f"{at}dt_norm_weight": (rank,),
                 f"{at}B_norm_weight": (state,), f"{at}C_norm_weight": (state,), f"{at}out_proj.weight": (WIDTH, inner),
-            }  # fmt: skip
+            }
     config = {
         "architectures": ["Plamo2ForCausalLM"], **SIZES, "tie_word_embeddings": True, "hidden_size_per_head": width,
         "mamba_d_state": state, "mamba_num_heads": heads, "mamba_step": 2, "mamba_d_conv": 4, "mamba_enabled": True,
-    }  # fmt: skip
+    }
     return config, shapes
 
 
@@ -127,11 +127,11 @@ def plamo3() -> tuple[dict[str, Any], Shapes]:
         at = f"model.layers.layers.{n}.mixer."
         rows = (HEADS + 2 * HEADS_KV) * width
         shapes |= {f"{at}qkv_proj.weight": (rows, WIDTH), f"{at}o_proj.weight": (WIDTH, HEADS * width),
-                   f"{at}q_norm.weight": (width,), f"{at}k_norm.weight": (width,)}  # fmt: skip
+                   f"{at}q_norm.weight": (width,), f"{at}k_norm.weight": (width,)}
     config = {
         "architectures": ["Plamo3ForCausalLM"], **SIZES, "tie_word_embeddings": True, "head_dim": width,
         "window_size": 7, "sliding_window_pattern": 2, "rope_theta": 9000.0, "rope_local_theta": 700.0,
-    }  # fmt: skip
+    }
     return config, shapes
 
 

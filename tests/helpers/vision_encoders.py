@@ -15,7 +15,7 @@ _QWEN = {"depth": 3, "hidden_size": 36, "intermediate_size": 56, "num_heads": 3,
 _PLAIN = {
     "hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 48,
     "patch_size": 6,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,4 +268,4 @@ VISION_ENCODERS = {
          "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1, "topk_group": 1},
         {"projection_hidden_size": 48},
     ),
-}  # fmt: skip
+}

@@ -65,16 +65,21 @@ def test_arrows_never_run_back() -> None:
         f"{shown(path)} imports {name}"
         for path in FILES
         for name in imports(path)
-        if name.startswith("ggferry.") and (other := name.split(".")[1]) in ROOMS
+        if name.startswith("ggferry.")
+        and (other := name.split(".")[1]) in ROOMS
         and ROOMS.index(other) > ROOMS.index(path.relative_to(ROOT).parts[0])
-    ]  # fmt: skip
+    ]
     assert back == []
 
 
 REGISTRIES = (
-    "formats/readers", "converters/prequantized/schemes", "converters/architectures", "converters/projectors",
-    "converters/forward/towers", "service/operations",
-)  # fmt: skip
+    "formats/readers",
+    "converters/prequantized/schemes",
+    "converters/architectures",
+    "converters/projectors",
+    "converters/forward/towers",
+    "service/operations",
+)
 
 
 def test_entries_of_a_registry_do_not_import_each_other() -> None:
@@ -151,9 +156,14 @@ def test_architectures_are_tables() -> None:
 
 def faults_of_table(path: Path) -> Iterator[str]:
     allowed = (
-        "ggferry.converters.schema", f"ggferry.converters.{path.parent.name}", "ggferry.support.heavy",
-        "ggferry.formats.gguf.values", "ggferry.formats.fields", "ggferry.formats.reader", "ggferry.formats.limits",
-    )  # fmt: skip
+        "ggferry.converters.schema",
+        f"ggferry.converters.{path.parent.name}",
+        "ggferry.support.heavy",
+        "ggferry.formats.gguf.values",
+        "ggferry.formats.fields",
+        "ggferry.formats.reader",
+        "ggferry.formats.limits",
+    )
     for name in imports(path):
         outside = name.startswith("ggferry.") and not name.startswith(allowed)
         if outside or name.split(".")[0] in ("os", "io", "pathlib", "subprocess", "socket", "sys"):

@@ -55,8 +55,12 @@ BY_TENSORS = {
 }
 """Hparams that are wrong of a configuration alone, and refused with tensors."""
 REQUIRED = {
-    "dots3_note", "dots3_note_text", "muse_glimmer_assistant", "gemma4_unified_assistant", "gpt_neo",
-}  # fmt: skip
+    "dots3_note",
+    "dots3_note_text",
+    "muse_glimmer_assistant",
+    "gemma4_unified_assistant",
+    "gpt_neo",
+}
 """Types whose lists of kinds of blocks must be stated: without them nothing is converted."""
 
 LISTED = ("layer_types", "mlp_layer_types", "per_layer_config", "attention_layers")

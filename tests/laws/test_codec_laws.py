@@ -30,11 +30,32 @@ HALF_STEP = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8}
 """Largest relative error of rounding to nearest, away from subnormals."""
 
 ROW_RMS = {
-    "Q8_0": 0.006, "Q6_K": 0.02, "Q5_K": 0.04, "Q5_1": 0.042, "Q5_0": 0.048, "Q4_K": 0.08, "Q4_1": 0.085, "Q4_0": 0.095,
-    "IQ4_NL": 0.083, "IQ4_XS": 0.088, "NVFP4": 0.11, "MXFP4": 0.13, "Q3_K": 0.17, "IQ3_S": 0.19, "IQ3_XXS": 0.21,
-    "IQ2_S": 0.28, "IQ2_XS": 0.34, "Q2_K": 0.33, "IQ2_XXS": 0.39, "IQ1_M": 0.51, "IQ1_S": 0.54, "Q1_0": 0.68,
-    "Q2_0": 0.8, "TQ1_0": 0.9, "TQ2_0": 0.9,
-}  # fmt: skip
+    "Q8_0": 0.006,
+    "Q6_K": 0.02,
+    "Q5_K": 0.04,
+    "Q5_1": 0.042,
+    "Q5_0": 0.048,
+    "Q4_K": 0.08,
+    "Q4_1": 0.085,
+    "Q4_0": 0.095,
+    "IQ4_NL": 0.083,
+    "IQ4_XS": 0.088,
+    "NVFP4": 0.11,
+    "MXFP4": 0.13,
+    "Q3_K": 0.17,
+    "IQ3_S": 0.19,
+    "IQ3_XXS": 0.21,
+    "IQ2_S": 0.28,
+    "IQ2_XS": 0.34,
+    "Q2_K": 0.33,
+    "IQ2_XXS": 0.39,
+    "IQ1_M": 0.51,
+    "IQ1_S": 0.54,
+    "Q1_0": 0.68,
+    "Q2_0": 0.8,
+    "TQ1_0": 0.9,
+    "TQ2_0": 0.9,
+}
 """Relative RMS error that no Gaussian row of `gaussian` exceeds: the worst row measured, and a tenth of it. Ternary
 types are for ternary weights; of a Gaussian they keep only what is over half its largest value. Of a type that is not
 listed: what its own band allows."""

@@ -11,8 +11,15 @@ import pytest
 
 from helpers.third_party_fixtures import ROOT
 
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/README.md",
-             "docs/decisions/README.md", "examples/README.md")  # fmt: skip
+DOCUMENTS = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/README.md",
+    "docs/decisions/README.md",
+    "examples/README.md",
+)
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 PATH = re.compile(r"`([\w.*-]+/[\w./*-]*|[\w*-]+\.(?:py|md|toml))`")
 IN_A_PICTURE = re.compile(r"\b(?:support|quant|formats|converters|service|tests)/[\w/]+\.py\b")

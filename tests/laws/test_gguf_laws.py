@@ -58,10 +58,15 @@ def laid_out_again(found: Checkpoint) -> GGUFLayout:
 # --- write, read, write ---
 
 _INTEGERS = {
-    ValueType.UINT8: (0, 2**8 - 1), ValueType.INT8: (-(2**7), 2**7 - 1), ValueType.UINT16: (0, 2**16 - 1),
-    ValueType.INT16: (-(2**15), 2**15 - 1), ValueType.UINT32: (0, 2**32 - 1), ValueType.INT32: (-(2**31), 2**31 - 1),
-    ValueType.UINT64: (0, 2**64 - 1), ValueType.INT64: (-(2**63), 2**63 - 1),
-}  # fmt: skip
+    ValueType.UINT8: (0, 2**8 - 1),
+    ValueType.INT8: (-(2**7), 2**7 - 1),
+    ValueType.UINT16: (0, 2**16 - 1),
+    ValueType.INT16: (-(2**15), 2**15 - 1),
+    ValueType.UINT32: (0, 2**32 - 1),
+    ValueType.INT32: (-(2**31), 2**31 - 1),
+    ValueType.UINT64: (0, 2**64 - 1),
+    ValueType.INT64: (-(2**63), 2**63 - 1),
+}
 PLAIN = {
     **{kind: st.integers(*bounds) for kind, bounds in _INTEGERS.items()},
     ValueType.FLOAT32: st.floats(width=32, allow_nan=False),

@@ -41,13 +41,14 @@ READ: dict[str, str] = {
     "*_token_id": "the tokenizer has it",
     "vq_config vocabulary_map": "it is of the half that sees",
     "final_logit_softcapping use_bidirectional_attention": "an assistant neither caps logits nor sees ahead",
-    "n_routed_experts moe_* num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob":
-        "a Nemotron-H without blocks of experts has none of it; one with them is another architecture",
+    "n_routed_experts moe_* num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob": (
+        "a Nemotron-H without blocks of experts has none of it; one with them is another architecture"
+    ),
     "num_local_experts": ELSEWHERE,
     "mamba_* time_step_limit": "a Granite without state spaces has none of it; one with them is another architecture",
     "num_centroids centroid_intermediate_top_k": "the tables of centroids are not carried: all tokens are scored",
     "max_window_layers": "Qwen3-MoE gives every block its window",
-}  # fmt: skip
+}
 """Shell patterns of keys that transformers' code reads → why any value of them is harmless where a table says so."""
 
 OTHER_HALF = re.compile(r"\bhalf\b|that (sees|hears|speaks)|parts that see|(vision|audio) encoders?")
@@ -84,9 +85,10 @@ def test_what_is_harmless_whatever_it_says_is_not_read(spec: Architecture, diale
     for kind in kinds & {*CONFIG_MAPPING}:
         for key in sorted(keys(kind) - asked):
             declared = [
-                entry for entry in anyhow(dialect.ignored_keys)
+                entry
+                for entry in anyhow(dialect.ignored_keys)
                 if any(fnmatch.fnmatch(key, pattern) for pattern in entry.keys.split())
-            ]  # fmt: skip
+            ]
             if declared and re.search(rf"config\.{re.escape(key)}\b", code(kind)):
                 assert any(fnmatch.fnmatch(key, pattern) for pattern in listed), f"{kind}: {key} ({declared[0].reason})"
 
@@ -97,7 +99,7 @@ def test_what_is_harmless_everywhere_whatever_it_says_is_listed() -> None:
         for key in keys(kind):
             everywhere = any(
                 fnmatch.fnmatch(key, pattern) for entry in anyhow(GENERAL) for pattern in entry.keys.split()
-            )  # fmt: skip
+            )
             if everywhere and re.search(rf"config\.{re.escape(key)}\b", code(kind)):
                 assert any(fnmatch.fnmatch(key, pattern) for pattern in listed), f"{kind}: {key}"
 

@@ -31,9 +31,12 @@ from helpers.third_party_fixtures import ROOT
 ROOMS = ("operations", "archive_operations")
 MODULES = sorted(f"{room}.{path.stem}" for room in ROOMS for path in (ROOT / "service" / room).glob("[!_]*.py"))
 CONVERSIONS_AND_MORE = {
-    "convert", "quantize", "verify",  # their options are the table of converters/conversion/options.py
-    "serve", "remote",  # they start a server, or speak to one, and do nothing with a model themselves
-}  # fmt: skip
+    "convert",
+    "quantize",
+    "verify",  # their options are the table of converters/conversion/options.py
+    "serve",
+    "remote",  # they start a server, or speak to one, and do nothing with a model themselves
+}
 """Commands that take no record of these."""
 ALSO_OF_THE_TABLE = ("plan",)
 """Commands whose record is not all: they pass on the options of a conversion, too."""

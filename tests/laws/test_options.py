@@ -32,15 +32,42 @@ COMMANDS = {
 REQUESTS = requests()
 """Command → the record that declares it; test_operations.py is about these."""
 PLAN_NAMES_OF_NOVEMBER_2026 = {
-    "outtype", "verify", "expand", "allow_requantize", "allow_nonfinite", "big_endian", "pure", "leave_output_tensor",
-    "output_tensor_type", "token_embedding_type", "tokenizer_model", "pre", "huggingface_json", "trim_vocab",
-    "no_vocab", "tokenizer", "hparams", "model_name", "base", "ggla_permute", "imatrix", "arch", "config",
-}  # fmt: skip
+    "outtype",
+    "verify",
+    "expand",
+    "allow_requantize",
+    "allow_nonfinite",
+    "big_endian",
+    "pure",
+    "leave_output_tensor",
+    "output_tensor_type",
+    "token_embedding_type",
+    "tokenizer_model",
+    "pre",
+    "huggingface_json",
+    "trim_vocab",
+    "no_vocab",
+    "tokenizer",
+    "hparams",
+    "model_name",
+    "base",
+    "ggla_permute",
+    "imatrix",
+    "arch",
+    "config",
+}
 """What lines of plans that people keep say."""
 VALUES = {
-    Kind.FLAG: True, Kind.NUMBER: 7, Kind.SIZE: "2KiB", Kind.FILE: "folder/a.bin", Kind.TEXTS: ["x", "y"],
-    Kind.PAIRS: {"a.b": "3"}, Kind.TYPES: ["attn_v=Q5_K"], Kind.JSON_FILE: {"license": "mit"}, Kind.TEXT: "Some",
-}  # fmt: skip
+    Kind.FLAG: True,
+    Kind.NUMBER: 7,
+    Kind.SIZE: "2KiB",
+    Kind.FILE: "folder/a.bin",
+    Kind.TEXTS: ["x", "y"],
+    Kind.PAIRS: {"a.b": "3"},
+    Kind.TYPES: ["attn_v=Q5_K"],
+    Kind.JSON_FILE: {"license": "mit"},
+    Kind.TEXT: "Some",
+}
 
 
 def value_of(option: Option, folder: str) -> object:
@@ -139,8 +166,9 @@ def test_help_has_headings() -> None:
 
 
 OTHER_MEANING = {
-    ("quantize", "out"), ("quantize", "outtype"),  # arguments, as llama-quantize has them
-}  # fmt: skip
+    ("quantize", "out"),
+    ("quantize", "outtype"),  # arguments, as llama-quantize has them
+}
 
 
 def test_nothing_is_declared_beside_the_table() -> None:

@@ -104,8 +104,10 @@ def test_a_test_that_passes_is_recorded(
     table = tmp_path / "reference_checked.txt"
     monkeypatch.setattr(recorder, "TABLE", table)
     test = next(iter(recorder.WITNESSES))
-    table.write_text(f"llama | nothing else | somebody | {test}[old]\nllama | yarn | somebody | {test}[gone]\n"
-                     "llama | yarn | somebody | tests/no.py::test_more\n")  # fmt: skip
+    table.write_text(
+        f"llama | nothing else | somebody | {test}[old]\nllama | yarn | somebody | {test}[gone]\n"
+        "llama | yarn | somebody | tests/no.py::test_more\n"
+    )
     for case in ("old", "failed"):
         recording.test = f"{test}[{case}]"
         evaluate.forward(graph_of(unseen), [1, 2])

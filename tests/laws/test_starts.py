@@ -21,9 +21,14 @@ STANDARD = """asyncio concurrent.futures hashlib http.client importlib.metadata 
     secrets sqlite3 ssl tempfile urllib.request xml"""
 ROOMS = """conversion_plan forward proof tokenizers write export rewrite survey adapters"""
 NEVER = {
-    *LIBRARIES.split(), *STANDARD.split(), *(f"ggferry.converters.{room}" for room in ROOMS.split()),
-    "ggferry.quant.recipes", "ggferry.service.library", "ggferry.service.storage", "ggferry.service.workers",
-}  # fmt: skip
+    *LIBRARIES.split(),
+    *STANDARD.split(),
+    *(f"ggferry.converters.{room}" for room in ROOMS.split()),
+    "ggferry.quant.recipes",
+    "ggferry.service.library",
+    "ggferry.service.storage",
+    "ggferry.service.workers",
+}
 """What neither help nor `inspect` needs."""
 
 PLAIN = {"Span", "TensorRef", "Value", "_Tree", "Global", "State", "Storage", "View"}

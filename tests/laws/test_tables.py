@@ -222,9 +222,12 @@ PLACED = {
 }
 """Mistakes in records, each on the line of this module that `LINE_OF` says."""
 LINE_OF = {
-    "a remark": '"a remark": with_', "a drop": '"a drop": with_', "an hparam": '"an hparam": changed',
-    "a dialect": 'fixed={"tide": False},', "a role": "b.weight : n_embed | hf b",
-}  # fmt: skip
+    "a remark": '"a remark": with_',
+    "a drop": '"a drop": with_',
+    "an hparam": '"an hparam": changed',
+    "a dialect": 'fixed={"tide": False},',
+    "a role": "b.weight : n_embed | hf b",
+}
 
 
 @pytest.mark.parametrize("name", PLACED)

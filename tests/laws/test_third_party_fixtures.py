@@ -29,9 +29,10 @@ MOST = 80_000_000
 """Bytes of all committed witnesses: a clone stays a matter of seconds."""
 
 MADE_CONTAINERS = {
-    ("gguf", 1): "formats/readers/test_gguf.py", ("gguf", 2): "formats/readers/test_gguf.py",
+    ("gguf", 1): "formats/readers/test_gguf.py",
+    ("gguf", 2): "formats/readers/test_gguf.py",
     ("configuration", None): "converters/test_mistral_format.py",
-}  # fmt: skip
+}
 MADE_LAYOUTS = {
     "falcon-2023-06-05": "converters/legacy/test_families.py",
     "falcon-2023-06-10": "converters/legacy/test_families.py",
@@ -42,18 +43,39 @@ MADE_ARCHITECTURES = {
         ("arctic", "bailingmoe", "bailingmoe2", "deepseek"), "converters/architectures/test_published_names.py"
     ),
     **dict.fromkeys(
-        ("baichuan", "codeshell", "deci", "internlm2", "minicpm", "openelm", "orion", "pangu-embedded", "qwen",
-         "xverse"),
+        (
+            "baichuan",
+            "codeshell",
+            "deci",
+            "internlm2",
+            "minicpm",
+            "openelm",
+            "orion",
+            "pangu-embedded",
+            "qwen",
+            "xverse",
+        ),
         "converters/architectures/test_published_kin.py",
     ),
     **dict.fromkeys(
-        ("arwkv7", "cogvlm", "jais", "kimi-k3", "maincoder", "maple", "nanbeige", "plm", "refact", "rwkv6qwen2",
-         "smallthinker", "spark2_5", "talkie"),
+        (
+            "arwkv7",
+            "cogvlm",
+            "jais",
+            "kimi-k3",
+            "maincoder",
+            "maple",
+            "nanbeige",
+            "plm",
+            "refact",
+            "rwkv6qwen2",
+            "smallthinker",
+            "spark2_5",
+            "talkie",
+        ),
         "converters/architectures/test_runtime_alone.py",
     ),
-    **dict.fromkeys(
-        ("dream", "llada", "llada-moe", "rnd1"), "converters/architectures/test_published_kin.py"
-    ),
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "converters/architectures/test_published_kin.py"),
     **dict.fromkeys(("deepseek2-ocr", "grovemoe"), "converters/architectures/test_published_names.py"),
     **dict.fromkeys(("grok", "plamo", "plamo2", "plamo3"), "converters/architectures/test_unclassed.py"),
     **dict.fromkeys(
@@ -64,9 +86,10 @@ MADE_ARCHITECTURES = {
     "exaone": "converters/architectures/test_published_names.py",
     "jina-bert-v3": "converters/architectures/test_jina_bert_v3.py",
     "nomic-bert-moe": "converters/architectures/test_nomic_bert_moe.py",
-    "nomic-bert": "converters/architectures/test_bert.py", "rwkv7": "converters/architectures/test_rwkv.py",
+    "nomic-bert": "converters/architectures/test_bert.py",
+    "rwkv7": "converters/architectures/test_rwkv.py",
     "t5encoder": "converters/architectures/test_t5.py",
-}  # fmt: skip
+}
 """By transformers, or by hand from the published code; those of tiny_models are counted from there."""
 MADE_TYPES = {
     **dict.fromkeys(("BOOL", "F64"), "formats/readers/test_safetensors.py"),

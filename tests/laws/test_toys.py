@@ -24,11 +24,20 @@ from helpers.third_party_fixtures import ROOT
 TOYS = ROOT / "examples" / "plugins"
 WORDS = ("<unk>", *(f"word{number}" for number in range(1, 71)), "hello")
 CONFIG: dict[str, Any] = {
-    "architectures": ["ToyForCausalLM"], "vocab_size": len(WORDS), "hidden_size": 64, "intermediate_size": 96,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "rope_theta": 10000.0, "torch_dtype": "float32",
+    "architectures": ["ToyForCausalLM"],
+    "vocab_size": len(WORDS),
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+    "torch_dtype": "float32",
     "quantization_config": {"quant_method": "toy"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,9 @@ CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "no number equals": lambda base, derived, own: (lambda nan: base(nan) == base(nan))(float("nan")),
     "another class": lambda base, derived, own: base("a") == derived("a", kind="k"),
     "hashes": lambda base, derived, own: (
-        len({base("a"), base("a"), base("b")}), hash(base("a")) == hash(("a", ())), hash(own(3)) == hash((3,)),
+        len({base("a"), base("a"), base("b")}),
+        hash(base("a")) == hash(("a", ())),
+        hash(own(3)) == hash((3,)),
     ),
     "no hash": lambda base, derived, own: hash(base([])),
     "computed": lambda base, derived, own: [
@@ -80,7 +82,8 @@ CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "replaced, computed": lambda base, derived, own: replace(derived("a", kind="k"), double=1),
     "replaced, unknown": lambda base, derived, own: replace(base("a"), other=1),
     "copied": lambda base, derived, own: [
-        copy.copy(base("a", (1,))) == base("a", (1,)), copy.deepcopy(base("a", (), ["x"])).notes
+        copy.copy(base("a", (1,))) == base("a", (1,)),
+        copy.deepcopy(base("a", (), ["x"])).notes,
     ],
     "fields": lambda base, derived, own: [(f.name, f.init, f.kw_only, f.compare) for f in fields(derived)],
     "is one": lambda base, derived, own: (is_dataclass(base), base.__match_args__, derived.__match_args__),
@@ -96,7 +99,7 @@ CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "not by place": lambda base, derived, own: derived("a", (), [], "k"),
     "set": lambda base, derived, own: setattr(base("a"), "name", "b"),
     "deleted": lambda base, derived, own: delattr(derived("a", kind="k"), "kind"),
-}  # fmt: skip
+}
 
 
 def _outcome(call: Callable[[Any, Any, Any], Any], family: tuple[Any, Any, Any]) -> Any:

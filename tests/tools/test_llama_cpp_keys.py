@@ -18,9 +18,11 @@ from ggferry.converters.proof.runtime_rules.broken import RULES
 KEYS = {"LLM_KV_A": ".a", "LLM_KV_B": ".b", "LLM_KV_C": "c"}
 TENSORS = {"LLM_TENSOR_X": "x", "LLM_TENSOR_Y": "blk.{n}.y"}
 MEMBERS = {
-    "hparams . a": ("uint32_t", "7"), "hparams . b": ("float", ""), "names": ("std::vector < std::string >", ""),
+    "hparams . a": ("uint32_t", "7"),
+    "hparams . b": ("float", ""),
+    "names": ("std::vector < std::string >", ""),
     "hparams . many": ("std::array < uint32_t , 512 >", ""),
-}  # fmt: skip
+}
 
 
 def walked(body: str, more: str = "") -> Walker:
@@ -55,7 +57,7 @@ def lines(body: str, more: str = "") -> list[str]:
         ("if (arch == LLM_ARCH_MINE || y) { ml.get_key(LLM_KV_A, hparams.a); }", ".a u32 required"),
         ("if (arch == LLM_ARCH_YOURS) { f(); } else { ml.get_key(LLM_KV_A, hparams.a); }", ".a u32 required"),
         ("switch (n) { case 1: ml.get_key(LLM_KV_A, hparams.a); break; }", ".a u32 sometimes when switch(n)"),
-        ("create_tensor(tn(LLM_TENSOR_X, \"weight\"), {n, m}, 0);", "tensor x.weight required"),
+        ('create_tensor(tn(LLM_TENSOR_X, "weight"), {n, m}, 0);', "tensor x.weight required"),
         ("create_tensor(tn(LLM_TENSOR_X), {n}, TENSOR_NOT_REQUIRED | TENSOR_SKIP);", "tensor x optional"),
         ("const int f = some; create_tensor(tn(LLM_TENSOR_X), {n}, f);", "tensor x sometimes"),
         ("for (int i = 0; i < n_layer; ++i) create_tensor(tn(LLM_TENSOR_Y, i), {n}, 0);", "tensor blk.{n}.y required"),
@@ -63,7 +65,7 @@ def lines(body: str, more: str = "") -> list[str]:
         ("auto f = [&](llm_tensor t) { create_tensor(tn(t), {n}, 0); }; f(LLM_TENSOR_X);", "tensor x required"),
         ("try { create_tensor(tn(LLM_TENSOR_X), {n}, 0); } catch (e) { f(); }", "tensor x sometimes"),
     ],
-)  # fmt: skip
+)
 def test_what_a_function_asks_for(body: str, line: str) -> None:
     assert lines(body) == [line]
 

@@ -130,8 +130,9 @@ def read_manifest(text: str, path: str, tensors: Mapping[str, Any]) -> Manifest:
         if len(words) == 3 and words[0] in NOT_OURS:
             continue
         if len(words) < 3 or words[0] not in ALGORITHMS:
-            raise CorruptError(f"line {number} is none of a manifest", path=path, found=line,
-                               expected="ALGORITHM  DIGEST  FILE:TENSOR")  # fmt: skip
+            raise CorruptError(
+                f"line {number} is none of a manifest", path=path, found=line, expected="ALGORITHM  DIGEST  FILE:TENSOR"
+            )
         place = (words[0], _tensor_of(words[2], tensors))
         if stated.setdefault(place, words[1].lower()) != words[1].lower():
             raise CorruptError(f"line {number} contradicts another one", path=path, found=line)

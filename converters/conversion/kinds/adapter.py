@@ -45,6 +45,11 @@ class AdapterKind(GgufKind):
 def adapter_plan(request: Request, checkpoint: Checkpoint) -> AdapterPlan:
     """Return the plan of an adapter's file. Raises one of `formats.errors`."""
     return plan_adapter(
-        checkpoint, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,
-        model_name=request.model_name, overrides=request.metadata,
-    )  # fmt: skip
+        checkpoint,
+        request.options,
+        base=request.base,
+        permute=request.ggla_permute,
+        hparams=request.hparams,
+        model_name=request.model_name,
+        overrides=request.metadata,
+    )

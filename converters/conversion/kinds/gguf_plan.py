@@ -91,9 +91,12 @@ def plan_of(request: Request, source: Understood) -> Plan:
         notes += differences(tokenizer)
     notes += unloadable
     notes += runtime_notes(
-        graph.architecture.name, {key: entry.value for key, entry in metadata.items()}, [step.name for step in steps],
-        (*graph.notes, *notes), vocab_only=request.options.vocab_only,
-    )  # fmt: skip
+        graph.architecture.name,
+        {key: entry.value for key, entry in metadata.items()},
+        [step.name for step in steps],
+        (*graph.notes, *notes),
+        vocab_only=request.options.vocab_only,
+    )
     notes += unchecked(graph)
     return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes, unloadable)
 

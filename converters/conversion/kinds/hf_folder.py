@@ -48,9 +48,27 @@ from ggferry.formats.json_files.text import load_object
 from ggferry.support.progress import Progress, Stage
 
 _TAKES = {
-    "out", "to", "dtype", "max_shard_size", "force", "arch", "config", "hparams", "tokenizer_model", "tokenizer", "pre",
-    "trim_vocab", "no_vocab", "model_name", "metadata", "verify", "witness", "text", "allow_nonfinite", "jobs",
-}  # fmt: skip
+    "out",
+    "to",
+    "dtype",
+    "max_shard_size",
+    "force",
+    "arch",
+    "config",
+    "hparams",
+    "tokenizer_model",
+    "tokenizer",
+    "pre",
+    "trim_vocab",
+    "no_vocab",
+    "model_name",
+    "metadata",
+    "verify",
+    "witness",
+    "text",
+    "allow_nonfinite",
+    "jobs",
+}
 """The options of `convert` that mean something for a folder."""
 
 
@@ -182,12 +200,19 @@ class HfFolderKind:
             "format": FORMAT,
             "to": "safetensors",
             "source": {
-                "files": list(source), "container": checkpoint.container, "version": checkpoint.version,
-                "era": checkpoint.era, "types": count_types(list(checkpoint.tensors.values())),
+                "files": list(source),
+                "container": checkpoint.container,
+                "version": checkpoint.version,
+                "era": checkpoint.era,
+                "types": count_types(list(checkpoint.tensors.values())),
             },
             "output": {"files": list(files), "class": back.known.name, "model_type": back.known.model_type},
-            "options": {"dtype": request.dtype, "max_shard_size": request.max_shard_size, "verify": request.level,
-                        "hparams": dict(request.hparams)},
+            "options": {
+                "dtype": request.dtype,
+                "max_shard_size": request.max_shard_size,
+                "verify": request.level,
+                "hparams": dict(request.hparams),
+            },
             "architecture": back.graph.architecture.name,
             "hparams": {name: {"value": param.value, "origin": param.origin} for name, param in values},
             "tensors": [_tensor(entry) for entry in plan.shards.entries],
@@ -195,7 +220,7 @@ class HfFolderKind:
             "logits": proof.logits.as_dict() if proof.logits else None,
             "testimonies": [cast("CrossCheckRecord", asdict(found)) for found in proof.testimonies],
             "notes": list(dict.fromkeys((*plan.notes, *proof.notes))),
-        }  # fmt: skip
+        }
 
     def receipt_path(self, output: PlannedOutput) -> str:
         """Return the receipt's place in the folder."""
@@ -255,9 +280,11 @@ def _proof(output: PlannedOutput, again: Checkpoint, stage: Stage) -> Proof:
     if request.level == "none":
         return Proof("none", (), {}, None, tokens, testimonies=of_texts(tokens))
     narrowed = {
-        node.name: entry.type for entry in plan.shards.entries
-        if entry.type != entry.tensor.type and entry.type.name != "F32" for node in entry.tensor.nodes
-    }  # fmt: skip
+        node.name: entry.type
+        for entry in plan.shards.entries
+        if entry.type != entry.tensor.type and entry.type.name != "F32"
+        for node in entry.tensor.nodes
+    }
     proof = compare(graph, plan.graph, narrowed, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage)
     _check_exact(plan, proof, again.path)
     return check_with_references(proof, graph, plan.graph, request, stage)
@@ -275,8 +302,12 @@ def _tokens(request: Request, plan: FolderPlan, again: Checkpoint, rows: int) ->
 
 def _check_exact(plan: FolderPlan, proof: Proof, path: str) -> None:
     """Check that nothing differs where nothing was rounded. Raises VerificationError."""
-    rounded = {node.name for entry in plan.shards.entries for node in entry.tensor.nodes
-               if entry.max_error or not entry.tensor.lossless}  # fmt: skip
+    rounded = {
+        node.name
+        for entry in plan.shards.entries
+        for node in entry.tensor.nodes
+        if entry.max_error or not entry.tensor.lossless
+    }
     for found in proof.tensors:
         if found.max_error and found.name not in rounded:
             raise VerificationError(f"{found.name} differs from the source", path=path, found=found.max_error)
@@ -284,8 +315,10 @@ def _check_exact(plan: FolderPlan, proof: Proof, path: str) -> None:
 
 def _tensor(entry: Entry) -> FolderTensor:
     return {
-        **_made_of(entry), "exact": entry.tensor.lossless and not entry.max_error, "max_error": entry.max_error,
-    }  # fmt: skip
+        **_made_of(entry),
+        "exact": entry.tensor.lossless and not entry.max_error,
+        "max_error": entry.max_error,
+    }
 
 
 def _made_of(entry: Entry) -> FolderTensor:

@@ -30,9 +30,15 @@ from ggferry.formats.memory_cap import limited
 from ggferry.formats.reader import Kind, kind_of
 
 _PARTS = (
-    "vision_config", "audio_config", "vision_encoder", "audio_encoder", "speech_config", "encoder_config",
-    "thinker_config", "sound_config",
-)  # fmt: skip
+    "vision_config",
+    "audio_config",
+    "vision_encoder",
+    "audio_encoder",
+    "speech_config",
+    "encoder_config",
+    "thinker_config",
+    "sound_config",
+)
 
 
 class MmprojKind(GgufKind):
@@ -72,14 +78,32 @@ class MmprojKind(GgufKind):
 def mmproj_request(request: Request, spec: OutputSpec) -> Request:
     """Return the request for the mmproj file: what chooses and lays out the text model's tensors is not for it."""
     plain = replace(
-        request.options, outtype=spec.outtype, recipe_text=None, output_tensor_type=None, token_embedding_type=None,
-        tensor_types=(), leave_output_tensor=False, vocab_only=False, split_max_tensors=0, split_max_size=0,
+        request.options,
+        outtype=spec.outtype,
+        recipe_text=None,
+        output_tensor_type=None,
+        token_embedding_type=None,
+        tensor_types=(),
+        leave_output_tensor=False,
+        vocab_only=False,
+        split_max_tensors=0,
+        split_max_size=0,
         keep_split=False,
-    )  # fmt: skip
+    )
     return replace(
-        request, options=plain, hparams=mmproj_hparams(request), vocab=VocabOptions(), imatrix=None, witness=(),
-        text=None, mtp=False, out=spec.out, out_paths=(), mmproj=ONLY, mmproj_outtype=spec.outtype,
-    )  # fmt: skip
+        request,
+        options=plain,
+        hparams=mmproj_hparams(request),
+        vocab=VocabOptions(),
+        imatrix=None,
+        witness=(),
+        text=None,
+        mtp=False,
+        out=spec.out,
+        out_paths=(),
+        mmproj=ONLY,
+        mmproj_outtype=spec.outtype,
+    )
 
 
 def mmproj_plan(request: Request, checkpoint: Checkpoint) -> Plan | None:

@@ -40,8 +40,11 @@ PREVIOUS = "previous"
 def result(model: Model) -> Result:
     """Return what the rows of a pass are."""
     found = draft_result(model)
-    more = [what for what, name in (("a Markov head", "markov_w1"), ("a score of pairs", "selector_hidden"))
-            if model.has(name)]  # fmt: skip
+    more = [
+        what
+        for what, name in (("a Markov head", "markov_w1"), ("a score of pairs", "selector_hidden"))
+        if model.has(name)
+    ]
     more += ["confidences"] if model.has("conf_proj") else []
     return replace(found, name=" and ".join((found.name, *more)), inputs=(*found.inputs, PREVIOUS))
 

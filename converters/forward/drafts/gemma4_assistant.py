@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 CONTEXT = 12
 """Positions of the target, where no keys are given."""
 RESULT = replace(
-    DRAFT_LOGITS, name="draft logits and states",
+    DRAFT_LOGITS,
+    name="draft logits and states",
     inputs=(*DRAFT_LOGITS.inputs, "keys", "values", "keys_swa", "values_swa"),
     how="over fixed states, keys and values of the model it guesses for",
-)  # fmt: skip
+)
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:

@@ -19,8 +19,11 @@ from ggferry.support.heavy import np
 
 IMAGE, AUDIO, PIXELS, SPECTRUM = "image", "audio", "pixels", "spectrum"
 _READ: Mapping[str, tuple[str, str]] = {
-    IMAGE: ("picture", "v_"), PIXELS: ("picture", "v_"), AUDIO: ("spectrum", "a_"), SPECTRUM: ("spectrum", "a_"),
-}  # fmt: skip
+    IMAGE: ("picture", "v_"),
+    PIXELS: ("picture", "v_"),
+    AUDIO: ("spectrum", "a_"),
+    SPECTRUM: ("spectrum", "a_"),
+}
 """What is given → the input of the pass it becomes, and how the short names of its tower's hparams begin."""
 
 

@@ -208,9 +208,11 @@ def pixels_of_file(path: str, graph: ModelGraph, sizes: Sizes) -> tuple[np.ndarr
     rule = FITS.get(graph.architecture.projector)
     if rule is None:
         raise UnsupportedError(
-            "how this family brings pictures to size is not computed here", path=graph.checkpoint.path,
-            found=graph.architecture.projector, hint="--pixels X.npy takes normalized pixels, 3 × height × width",
-        )  # fmt: skip
+            "how this family brings pictures to size is not computed here",
+            path=graph.checkpoint.path,
+            found=graph.architecture.projector,
+            hint="--pixels X.npy takes normalized pixels, 3 × height × width",
+        )
     settings = graph.checkpoint.metadata.get(PREPROCESSOR)
     settings = settings if isinstance(settings, Mapping) else {}
     picture = _opened(path)
@@ -236,7 +238,15 @@ def _opened(path: str) -> Image.Image:
             upright: Image.Image = ImageOps.exif_transpose(picture)
             return upright.convert("RGB")
     except (
-        OSError, ValueError, SyntaxError, TypeError, LookupError, EOFError, ArithmeticError, MemoryError, struct.error,
+        OSError,
+        ValueError,
+        SyntaxError,
+        TypeError,
+        LookupError,
+        EOFError,
+        ArithmeticError,
+        MemoryError,
+        struct.error,
         Image.DecompressionBombError,
-    ) as error:  # fmt: skip
+    ) as error:
         raise CorruptError(f"not a picture that Pillow reads: {str(error)[:80]}", path=path) from None

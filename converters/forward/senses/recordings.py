@@ -50,9 +50,11 @@ def spectrum_of_file(path: str, graph: ModelGraph, bins: int) -> tuple[np.ndarra
     whole = HEARS.get(graph.architecture.projector)
     if whole is None:
         raise UnsupportedError(
-            "how this family makes a spectrum is not computed here", path=graph.checkpoint.path,
-            found=graph.architecture.projector, hint="--mel X.npy takes a spectrum, bins × frames",
-        )  # fmt: skip
+            "how this family makes a spectrum is not computed here",
+            path=graph.checkpoint.path,
+            found=graph.architecture.projector,
+            hint="--mel X.npy takes a spectrum, bins × frames",
+        )
     samples, left_out = _samples(path), ""
     if whole:
         if len(samples) > LONGEST * RATE:
@@ -100,13 +102,19 @@ def _samples(path: str) -> np.ndarray:
     try:
         with open(open_file(Named(path)), "rb") as file, wave.open(file) as sound:
             rate, channels, wide, count = (
-                sound.getframerate(), sound.getnchannels(), sound.getsampwidth(), sound.getnframes(),
-            )  # fmt: skip
+                sound.getframerate(),
+                sound.getnchannels(),
+                sound.getsampwidth(),
+                sound.getnframes(),
+            )
             if rate != RATE:
                 raise UnsupportedError(
-                    "a recording at another rate", path=path, found=f"{rate} Hz", expected=f"{RATE} Hz",
+                    "a recording at another rate",
+                    path=path,
+                    found=f"{rate} Hz",
+                    expected=f"{RATE} Hz",
                     hint=f"ffmpeg -i IN -ar {RATE} OUT.wav",
-                )  # fmt: skip
+                )
             if count > MOST_SECONDS * RATE:
                 raise UsageError("a recording", path=path, found=f"{count / RATE:.0f} s", expected="an hour or less")
             data = sound.readframes(count)

@@ -90,9 +90,11 @@ def _worded(param: HParam, place: str, value: Any, name: str, path: str) -> Any:
     for item in items:
         if item not in known:
             raise UnsupportedError(
-                f"config: {place} (not stated: transformers' default of {name})", path=path, found=item,
+                f"config: {place} (not stated: transformers' default of {name})",
+                path=path,
+                found=item,
                 expected=", ".join(map(repr, known)),
-            )  # fmt: skip
+            )
     worded = tuple(param.words.get(item, item) for item in items)
     return worded if isinstance(value, list) else worded[0]
 

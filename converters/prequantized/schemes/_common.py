@@ -57,8 +57,14 @@ def block_size(checkpoint: Checkpoint, stated: Any) -> tuple[int, int]:
     return stated[0], stated[1]
 
 
-def take(checkpoint: Checkpoint, found: Found, ref: TensorRef, scale: Grid, zero: Grid | None = None,
-           order: TensorRef | None = None) -> None:  # fmt: skip
+def take(
+    checkpoint: Checkpoint,
+    found: Found,
+    ref: TensorRef,
+    scale: Grid,
+    zero: Grid | None = None,
+    order: TensorRef | None = None,
+) -> None:
     rows, columns = matrix(checkpoint, ref)
     values = Scaled(checkpoint, ref, columns, scale, zero, 0, order)
     found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values)
@@ -84,9 +90,14 @@ def matrix(checkpoint: Checkpoint, ref: TensorRef) -> tuple[int, int]:
 
 
 def grid(
-    checkpoint: Checkpoint, weight: TensorRef, ref: TensorRef, shape: tuple[int, ...], tall: int, wide: int,
+    checkpoint: Checkpoint,
+    weight: TensorRef,
+    ref: TensorRef,
+    shape: tuple[int, ...],
+    tall: int,
+    wide: int,
     bits: int = 0,
-) -> Grid:  # fmt: skip
+) -> Grid:
     """What patch of a matrix of `shape` each number of `ref` stands for. `tall`, `wide`: as the configuration has it,
     0 where it has none. `bits`: those of numbers packed down the rows. Raises ShapeError when it cannot be so."""
     matrix(checkpoint, weight)
@@ -101,9 +112,11 @@ def grid(
     known = 0 < len(ref.shape) <= 2 and high == (-(-down // (WORD_BITS // bits)) if bits else down)
     if not known or across != wanted or not across or (not wide and columns % across):
         raise ShapeError(
-            f"{ref.name!r} against {weight.name!r} of {rows} × {columns}", path=checkpoint.path, found=list(ref.shape),
+            f"{ref.name!r} against {weight.name!r} of {rows} × {columns}",
+            path=checkpoint.path,
+            found=list(ref.shape),
             expected=[down, -(-columns // wide) if wide else 1],
-        )  # fmt: skip
+        )
     return Grid(ref, tall or 1, wide or columns // across, bits)
 
 

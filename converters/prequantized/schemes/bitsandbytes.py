@@ -129,9 +129,12 @@ def _eight_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
         stated = raw_rows(checkpoint, of_type(checkpoint, form, "U8"), 0, 1).reshape(-1).tolist()
         if stated != [0]:
             raise UnsupportedError(
-                f"{form.name!r}: integers in a kernel's own order", path=checkpoint.path, found=stated,
-                expected="0 (row)", hint=DEQUANTIZE,
-            )  # fmt: skip
+                f"{form.name!r}: integers in a kernel's own order",
+                path=checkpoint.path,
+                found=stated,
+                expected="0 (row)",
+                hint=DEQUANTIZE,
+            )
         found.used.add(form.name)
     values = Int8Rows(checkpoint, ref, reshaped(scale, (rows, 1)))
     found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values)

@@ -37,10 +37,16 @@ from ggferry.quant.codecs.packed import WORD_BITS
 
 _COMPRESSED = frozenset(
     {
-        "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
-        "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+        "pack-quantized",
+        "int-quantized",
+        "float-quantized",
+        "naive-quantized",
+        "mixed-precision",
+        "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized",
+        "mxfp8-quantized",
     }
-)  # fmt: skip
+)
 _WIDTHS = tuple(range(1, 9))
 
 
@@ -78,9 +84,12 @@ def _weight_settings(checkpoint: Checkpoint, config: Config) -> Iterator[Config]
     for key, value in odd.items():
         if value:
             raise UnsupportedError(
-                f"{key} of compressed-tensors", path=checkpoint.path, found=value,
-                expected=", ".join(sorted(_COMPRESSED)) if key == "format" else "none", hint=DEQUANTIZE,
-            )  # fmt: skip
+                f"{key} of compressed-tensors",
+                path=checkpoint.path,
+                found=value,
+                expected=", ".join(sorted(_COMPRESSED)) if key == "format" else "none",
+                hint=DEQUANTIZE,
+            )
     groups = config.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
@@ -88,18 +97,18 @@ def _weight_settings(checkpoint: Checkpoint, config: Config) -> Iterator[Config]
             yield weights
 
 
-def _settings(
-    checkpoint: Checkpoint, groups: list[Config], name: str, kind: str, bits: tuple[int, ...]
-) -> Config:  # fmt: skip
+def _settings(checkpoint: Checkpoint, groups: list[Config], name: str, kind: str, bits: tuple[int, ...]) -> Config:
     """The settings of this kind of number with one of these widths. Raises UnsupportedError where there is none, or
     several unlike."""
     fitting = [group for group in groups if group.get("num_bits") in bits and group.get("type", kind) == kind]
     keys = ("num_bits", "strategy", "group_size", "block_structure")
     if not fitting or any(group.get(key) != fitting[0].get(key) for group in fitting for key in keys):
         raise UnsupportedError(
-            f"config_groups do not say how {name!r} is quantized", path=checkpoint.path,
-            found=[group.get("num_bits") for group in groups], expected=f"{kind} of one of {list(bits)} bits",
-        )  # fmt: skip
+            f"config_groups do not say how {name!r} is quantized",
+            path=checkpoint.path,
+            found=[group.get("num_bits") for group in groups],
+            expected=f"{kind} of one of {list(bits)} bits",
+        )
     return fitting[0]
 
 
@@ -161,8 +170,9 @@ def _is_dense(checkpoint: Checkpoint, ref: TensorRef, columns: int, bits: int) -
     if padded or zeros:
         raise UnsupportedError(
             f"{ref.name!r}: {columns} columns of {bits} bits in {ref.columns} words" + " and zero points" * zeros,
-            path=checkpoint.path, hint=DEQUANTIZE,
-        )  # fmt: skip
+            path=checkpoint.path,
+            hint=DEQUANTIZE,
+        )
     return True
 
 

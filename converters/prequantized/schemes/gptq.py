@@ -25,9 +25,12 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
     version = "marlin" if config.get("is_marlin_format") else config.get("checkpoint_format", "gptq")
     if version not in ("gptq", "gptq_v2"):
         raise UnsupportedError(
-            "GPTQ weights in a kernel's own order", path=checkpoint.path, found=version, expected="gptq, gptq_v2",
+            "GPTQ weights in a kernel's own order",
+            path=checkpoint.path,
+            found=version,
+            expected="gptq, gptq_v2",
             hint=DEQUANTIZE,
-        )  # fmt: skip
+        )
     found, widths = Found("GPTQ"), set()
     for name, words in checkpoint.tensors.items():
         if not name.endswith(".qweight"):
@@ -46,9 +49,14 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
 
 
 def _gptq_matrix(
-    checkpoint: Checkpoint, config: Config, words: TensorRef, zeros: TensorRef, scales: TensorRef,
-    order: TensorRef | None, first_version: bool,
-) -> Gptq:  # fmt: skip
+    checkpoint: Checkpoint,
+    config: Config,
+    words: TensorRef,
+    zeros: TensorRef,
+    scales: TensorRef,
+    order: TensorRef | None,
+    first_version: bool,
+) -> Gptq:
     for ref in (words, zeros, scales):
         matrix(checkpoint, ref)
         if len(ref.spans) != 1 or (ref is not scales and ref.type.name not in ("I32", "U32")):

@@ -89,9 +89,12 @@ def _matrix(
     known = bits in AFFINE_BITS if mode == "affine" else mode in FLOATS and bits == FLOATS[str(mode)][0]
     if not known or not isinstance(bits, int):
         raise UnsupportedError(
-            f"mode and bits of {words.name!r}", path=checkpoint.path, found=f"{mode}, {bits}",
-            expected=f"affine of {AFFINE_BITS}, {', '.join(FLOATS)}", hint=DEQUANTIZE,
-        )  # fmt: skip
+            f"mode and bits of {words.name!r}",
+            path=checkpoint.path,
+            found=f"{mode}, {bits}",
+            expected=f"affine of {AFFINE_BITS}, {', '.join(FLOATS)}",
+            hint=DEQUANTIZE,
+        )
     rows, across = matrix(checkpoint, of_type(checkpoint, words, "U32"))
     columns, rest = divmod(across * WORD_BITS, bits)
     group = stated if mode == "affine" else stated or FLOATS[str(mode)][1]

@@ -32,9 +32,12 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
     odd = next((name for name in checkpoint.tensors if name.endswith(".pre_quant_scale")), None)
     if algorithm not in ALGORITHMS or odd is not None:
         raise UnsupportedError(
-            "a scheme of ModelOpt", path=checkpoint.path, found=odd or algorithm, expected=", ".join(ALGORITHMS),
+            "a scheme of ModelOpt",
+            path=checkpoint.path,
+            found=odd or algorithm,
+            expected=", ".join(ALGORITHMS),
             hint=DEQUANTIZE,
-        )  # fmt: skip
+        )
     found, kinds = Found("ModelOpt"), set()
     for name, ref in checkpoint.tensors.items():
         if ref.type.name in FP8 and name.endswith(".weight"):

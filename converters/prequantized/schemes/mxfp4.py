@@ -24,9 +24,11 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         scales = piece(checkpoint, f"{base}{SCALES}", name)
         if len(blocks.shape) < 3 or blocks.shape != (*scales.shape, 16) or blocks.type.name != scales.type.name != "U8":
             raise ShapeError(
-                f"{name!r} against {scales.name!r}", path=checkpoint.path,
-                found=f"{blocks.type} {list(blocks.shape)}", expected=f"U8 {[*scales.shape, 16]}",
-            )  # fmt: skip
+                f"{name!r} against {scales.name!r}",
+                path=checkpoint.path,
+                found=f"{blocks.type} {list(blocks.shape)}",
+                expected=f"U8 {[*scales.shape, 16]}",
+            )
         shape = (*scales.shape[:-1], scales.columns * 32)
         found.matrices[name] = Matrix(base, shape, Mxfp4(checkpoint, blocks, scales), "MXFP4")
         found.used.add(scales.name)

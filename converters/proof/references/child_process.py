@@ -26,10 +26,14 @@ ROOM = 6 << 30
 _FAULTS = ("SIGABRT", "SIGSEGV", "SIGFPE", "SIGILL", "SIGBUS")
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
 _OFFLINE = {
-    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "PYTHONDONTWRITEBYTECODE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
     "GGML_NO_BACKTRACE": "1",  # else it asks a debugger where it ended
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +90,14 @@ class Child:
         environment |= {**_OFFLINE, "HOME": folder, "HF_HOME": folder}
         with open(os.path.join(folder, "said.txt"), "wb") as said:
             self._process = subprocess.Popen(
-                [sys.executable, os.path.join(PROGRAMS, f"{program}.py")], cwd=folder, env=environment,
-                stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, os.path.join(PROGRAMS, f"{program}.py")],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
 
     def wait(self, seconds: float) -> Answer | None:
         """Wait for its end, at most so long; return an answer that says why there is none, or None when it gave one."""
@@ -149,8 +158,10 @@ def prompts_of(texts: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the prompts of a proof (`proof.prompts.Prompt`) as the programs read them."""
     return [
         {
-            "tokens": text.tokens, "positions": text.places.positions, "context": text.places.context,
+            "tokens": text.tokens,
+            "positions": text.places.positions,
+            "context": text.places.context,
             "rows": text.places.rows if text.places.rows is not None else list(range(len(text.tokens))),
         }
         for text in texts
-    ]  # fmt: skip
+    ]

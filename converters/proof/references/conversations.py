@@ -25,13 +25,15 @@ from ggferry.support.records import dataclass
 WEATHER = {
     "type": "function",
     "function": {
-        "name": "get_weather", "description": "Get the weather of a place.",
+        "name": "get_weather",
+        "description": "Get the weather of a place.",
         "parameters": {
-            "type": "object", "properties": {"place": {"type": "string", "description": "A place."}},
+            "type": "object",
+            "properties": {"place": {"type": "string", "description": "A place."}},
             "required": ["place"],
         },
     },
-}  # fmt: skip
+}
 CALL = {"id": "call00001", "type": "function", "function": {"name": "get_weather", "arguments": {"place": "Oslo"}}}
 ASKED = {"role": "user", "content": "What is the weather in Oslo?"}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
@@ -91,8 +93,9 @@ class Rendered:
         found = {name: version for name, version in names.items() if version and NOTHING not in version}
         silent = [
             CrossCheck(name, what="conversations", side="output", why=why)
-            for name, why in names.items() if why and name not in found
-        ]  # fmt: skip
+            for name, why in names.items()
+            if why and name not in found
+        ]
         if not found:
             return tuple(silent)
         who = " and ".join(f"{name} {version}" for name, version in found.items())
@@ -128,9 +131,16 @@ class Rendering:
         self._folder = tempfile.TemporaryDirectory(prefix="ggferry-chat-")
         self._asked = find_spec("xllamacpp") is not None
         job = {
-            "template": template, "bos": bos, "eos": eos, "given": CONVERSATIONS, "stated": STATED, "prompts": [],
-            "seconds": SECONDS, "memory": ROOM, "model": "small.gguf" if self._asked else "",
-        }  # fmt: skip
+            "template": template,
+            "bos": bos,
+            "eos": eos,
+            "given": CONVERSATIONS,
+            "stated": STATED,
+            "prompts": [],
+            "seconds": SECONDS,
+            "memory": ROOM,
+            "model": "small.gguf" if self._asked else "",
+        }
         self._child: Child | None = None
         self._why = ""
         try:

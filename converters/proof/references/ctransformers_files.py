@@ -29,9 +29,15 @@ FLOATS, QUANTIZED, MOST = 5e-3, 0.1, 0.3
 """Relative RMS allowed in a model of three blocks, by whether matrices are floats or blocks, and the most in any.
 Caches are float16, and what blocks are multiplied by is rounded to 8 bits."""
 KINDS = {
-    "llama": "llama", "gpt2": "gpt2", "gptj": "gptj", "gptneox": "gpt_neox", "mpt": "mpt", "replit": "replit",
-    "starcoder": "gpt_bigcode", "falcon": "falcon",
-}  # fmt: skip
+    "llama": "llama",
+    "gpt2": "gpt2",
+    "gptj": "gptj",
+    "gptneox": "gpt_neox",
+    "mpt": "mpt",
+    "replit": "replit",
+    "starcoder": "gpt_bigcode",
+    "falcon": "falcon",
+}
 """Header layouts and architectures, by the names that ctransformers gives them."""
 _TYPES = {"F32", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
 """Blocks of quantization version 2. ctransformers takes older ones for these and computes nonsense, or crashes."""
@@ -62,9 +68,11 @@ def run(case: Case) -> tuple[CrossCheck, Difference | None]:
     count = min(16, original_context(graph.sizes) or 16)
     texts = [Prompt("start", spread(graph.sizes["n_vocab"], count))]
     job = {
-        "model": os.path.abspath(checkpoint.path), "kind": _kind(checkpoint, graph.architecture.name),
-        "threads": case.threads, "prompts": prompts_of(texts),
-    }  # fmt: skip
+        "model": os.path.abspath(checkpoint.path),
+        "kind": _kind(checkpoint, graph.architecture.name),
+        "threads": case.threads,
+        "prompts": prompts_of(texts),
+    }
     answer = ask("ctransformers_logits", job, case.folder, checkpoint.nbytes)
     check = CrossCheck(NAME, answer.version, "logits", SIDE, why=answer.why)
     if answer.why is not None:

@@ -71,9 +71,12 @@ def _compared(reference: ReferenceImplementation, case: Case, auto: bool) -> Cro
         return CrossCheck(reference.name, side=reference.side, why=f"it cannot be asked: {error.strerror}")
     if check.refused and not auto:
         raise VerificationError(
-            f"{reference.name} does not take the output", path=case.output.checkpoint.path, found=check.why,
-            expected="that it runs such a model", hint="--witness auto warns instead",
-        )  # fmt: skip
+            f"{reference.name} does not take the output",
+            path=case.output.checkpoint.path,
+            found=check.why,
+            expected="that it runs such a model",
+            hint="--witness auto warns instead",
+        )
     if apart is None:
         return check
     compared = replace(check, worst=apart.worst, limit=apart.limit, place=apart.place)
@@ -86,6 +89,7 @@ def _compared(reference: ReferenceImplementation, case: Case, auto: bool) -> Cro
     side = case.source if reference.side == "source" else case.output
     raise VerificationError(
         f"{reference.name} {check.version} computes other {check.what} from the {reference.side} than we do",
-        path=side.checkpoint.path, found=f"relative RMS {apart.worst:.3g} at {apart.place}",
+        path=side.checkpoint.path,
+        found=f"relative RMS {apart.worst:.3g} at {apart.place}",
         expected=f"at most {apart.limit:.3g}",
-    )  # fmt: skip
+    )

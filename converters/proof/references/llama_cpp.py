@@ -80,9 +80,12 @@ def run(case: Case) -> tuple[CrossCheck, Difference | None]:
         return _run_embedding(case)
     graph, texts = case.output, _prompts(case)
     job = {
-        "model": link_model(graph, case.folder), "n_vocab": graph.sizes["n_vocab"], "letter": _letter(graph),
-        "threads": case.threads, "prompts": prompts_of(texts),
-    }  # fmt: skip
+        "model": link_model(graph, case.folder),
+        "n_vocab": graph.sizes["n_vocab"],
+        "letter": _letter(graph),
+        "threads": case.threads,
+        "prompts": prompts_of(texts),
+    }
     answer = ask("llama_cpp_logits", job, case.folder, graph.checkpoint.nbytes)
     missed = _missed(graph, texts)
     check = CrossCheck(NAME, answer.version, "logits", SIDE, why=answer.why, missed=missed, refused=answer.refused)
@@ -108,9 +111,12 @@ def _run_embedding(case: Case) -> tuple[CrossCheck, Difference | None]:
     ours = states.mean(0) if vector is None else vector
     ours = shares(ours) if kind == "RANK" and graph.architecture.name in SHARED else ours
     job = {
-        "model": link_model(graph, case.folder), "threads": case.threads, "prompts": prompts_of([text]),
-        "pooling": kind, "count": len(ours),
-    }  # fmt: skip
+        "model": link_model(graph, case.folder),
+        "threads": case.threads,
+        "prompts": prompts_of([text]),
+        "pooling": kind,
+        "count": len(ours),
+    }
     answer = ask("llama_cpp_embeddings", job, case.folder, graph.checkpoint.nbytes)
     what = "scores" if kind == "RANK" else "embeddings"
     check = CrossCheck(NAME, answer.version, what, SIDE, why=answer.why)

@@ -37,7 +37,11 @@ def testify(output: ModelGraph, before: Iterable[CrossCheck]) -> tuple[CrossChec
     }
     apart = [name for name in texts if answer.facts["ids"][name] != foretold[name]]
     check = CrossCheck(
-        NAME, answer.version, "texts", "output", count=len(texts) - len(apart),
+        NAME,
+        answer.version,
+        "texts",
+        "output",
+        count=len(texts) - len(apart),
         missed=tuple(f"it cuts {texts[name]!r:.60} otherwise than foretold" for name in apart[:SOME]),
-    )  # fmt: skip
+    )
     return (check,)

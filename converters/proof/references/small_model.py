@@ -21,9 +21,13 @@ def write_small_model(path: str) -> None:
     shapes |= {f"blk.0.{name}.weight": (WIDTH, WIDTH) for name in MATRICES}
     keys: dict[str, Value] = {"general.architecture": string("llama")}
     counts = {
-        "context_length": 256, "embedding_length": WIDTH, "block_count": 1, "feed_forward_length": WIDTH,
-        "attention.head_count": 1, "rope.dimension_count": WIDTH,
-    }  # fmt: skip
+        "context_length": 256,
+        "embedding_length": WIDTH,
+        "block_count": 1,
+        "feed_forward_length": WIDTH,
+        "attention.head_count": 1,
+        "rope.dimension_count": WIDTH,
+    }
     keys |= {f"llama.{name}": u32(count) for name, count in counts.items()}
     keys["llama.attention.layer_norm_rms_epsilon"] = f32(1e-5)
     keys |= {

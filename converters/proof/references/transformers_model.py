@@ -232,9 +232,13 @@ def _ask(case: Case, texts: list[Prompt], window: int) -> Answer:
         channels, frames = graph.sizes["n_mels"], min(FRAMES, STRIDE * graph.sizes["n_ctx_enc"])
         np.save(os.path.join(case.folder, "mel.npy"), fixed(channels, frames).numpy())
     job = {
-        "kind": _kind(graph), "dtype": memory(graph)[1], "threads": case.threads, "window": window,
-        "attention": _attention(graph), "prompts": prompts_of(texts),
-    }  # fmt: skip
+        "kind": _kind(graph),
+        "dtype": memory(graph)[1],
+        "threads": case.threads,
+        "window": window,
+        "attention": _attention(graph),
+        "prompts": prompts_of(texts),
+    }
     return ask("transformers_logits", job, case.folder, graph.checkpoint.nbytes)
 
 

@@ -211,7 +211,9 @@ RULES = (
     Rule("unsafe", "*", _zero_epsilon, (_NORMED,)),
     Rule("aborts", "*", _context, ("llama-context.cpp llama_init_from_model",)),
     Rule(
-        "aborts", UNBIASED, _unbiased,
+        "aborts",
+        UNBIASED,
+        _unbiased,
         (
             "models/mamba-base.cpp llm_build_mamba_base::build_mamba2_layer",
             "models/falcon-h1.cpp llama_model_falcon_h1::load_arch_tensors",
@@ -232,4 +234,4 @@ RULES = (
     Rule("aborts", "eagle3", _three_layers, ()),
     Rule("aborts", "mistral3", _without_original, ("models/mistral3.cpp llama_model_mistral3::load_arch_hparams",)),
     Rule("aborts", SHARED_CACHES, _shared_caches, CACHES_READ),
-)  # fmt: skip
+)

@@ -48,7 +48,7 @@ def _stretched(file: File) -> str:
 
 def _model_factors(
     architecture: str, kind: str, factor: float, stated: float, multiplier: float
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """Return the factors of rotated columns, in queries and keys each, and of scores, that the file's keys mean."""
     implied = _mscale(factor, 1.0) if kind == "yarn" and not multiplier else 1.0
     scored = multiplier and architecture in SCALED_SCORES
@@ -57,7 +57,7 @@ def _model_factors(
 
 def _graph_factors(
     architecture: str, kind: str, factor: float, stated: float, multiplier: float
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """Return the same as llama.cpp computes them: llama-context.cpp, `ggml_rope_ext`, the graphs of `SCALED_SCORES`."""
     read = 10 * multiplier if architecture in READ_SCALED else multiplier if architecture in READ_PLAIN else 0.0
     log = math.log(factor)
@@ -82,7 +82,9 @@ def _short(number: float) -> str:
 RULES = (
     Rule("otherwise", SHARED_CACHES, _other_caches, CACHES_READ),
     Rule(
-        "otherwise", " ".join(SCALED_SCORES + READ_PLAIN), _stretched,
+        "otherwise",
+        " ".join(SCALED_SCORES + READ_PLAIN),
+        _stretched,
         (
             "llama-context.cpp llama_context::llama_context",
             "models/deepseek2.cpp llama_model_deepseek2::load_arch_hparams",
@@ -94,4 +96,4 @@ RULES = (
             "models/mistral3.cpp llama_model_mistral3::load_arch_hparams",
         ),
     ),
-)  # fmt: skip
+)

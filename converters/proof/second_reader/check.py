@@ -185,9 +185,11 @@ class Reading:
                 continue
             if not found.startswith("cls"):  # the heads of classifiers, named by what follows them
                 raise VerificationError(
-                    f"tensor {theirs!r} in the place of another", path=self.checkpoint.path, found=name,
+                    f"tensor {theirs!r} in the place of another",
+                    path=self.checkpoint.path,
+                    found=name,
                     expected=f"{found}, by {answer['library']}",
-                )  # fmt: skip
+                )
         return int(answer["alike"])
 
     def _read_alike(self, answer: Mapping[str, Any], own: Sequence[tuple[Piece, list[Sample]]]) -> list[str]:
@@ -207,10 +209,12 @@ class Reading:
                 if one != expected:
                     raise VerificationError(
                         f"tensor {piece.ref.name!r}: {answer['library']} reads another {what} than we do"
-                        if what != "bytes" else f"tensor {piece.ref.name!r}: {answer['library']} reads other bytes",
-                        path=self.checkpoint.files[piece.ref.spans[piece.number].file].path, found=expected,
+                        if what != "bytes"
+                        else f"tensor {piece.ref.name!r}: {answer['library']} reads other bytes",
+                        path=self.checkpoint.files[piece.ref.spans[piece.number].file].path,
+                        found=expected,
                         expected=one,
-                    )  # fmt: skip
+                    )
         return unread
 
     def _all_seen(self, number: int, answer: Mapping[str, Any]) -> None:
@@ -219,9 +223,11 @@ class Reading:
         more = [name for name in answer["more"] if name not in empty]
         if more and answer["library"].startswith("safetensors"):
             raise VerificationError(
-                f"{answer['library']} reads tensors that we do not", path=self.checkpoint.files[number].path,
-                found="none", expected=", ".join(map(printable, more[:SHOWN])),
-            )  # fmt: skip
+                f"{answer['library']} reads tensors that we do not",
+                path=self.checkpoint.files[number].path,
+                found="none",
+                expected=", ".join(map(printable, more[:SHOWN])),
+            )
 
     def _matrices(self, answers: Sequence[Sequence[Any]], unread: list[str]) -> int:
         """Compare the values of quantized matrices; return of how many."""
@@ -238,8 +244,10 @@ class Reading:
                 row, column = (int(place[0]) for place in np.nonzero(unlike))
                 raise VerificationError(
                     f"tensor {ref.name!r}, row {down[0] + row}, column {across[0] + column}: not what its scheme means",
-                    path=self.understood.path, found=float(ours[row, column]), expected=float(theirs[row, column]),
-                )  # fmt: skip
+                    path=self.understood.path,
+                    found=float(ours[row, column]),
+                    expected=float(theirs[row, column]),
+                )
             alike.add(ref.name)
         return len(alike)
 

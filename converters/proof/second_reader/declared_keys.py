@@ -21,11 +21,19 @@ from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.text import load_object
 
 SAMPLING: Mapping[str, tuple[str, ...]] = {
-    "temp": ("temperature", "temp"), "top_k": ("top_k",), "top_p": ("top_p",), "min_p": ("min_p",),
-    "penalty_repeat": ("repetition_penalty", "penalty_repeat"), "penalty_last_n": ("penalty_last_n",),
-    "xtc_probability": ("xtc_probability",), "xtc_threshold": ("xtc_threshold",), "mirostat": ("mirostat",),
-    "mirostat_tau": ("mirostat_tau",), "mirostat_eta": ("mirostat_eta",), "sequence": ("sequence",),
-}  # fmt: skip
+    "temp": ("temperature", "temp"),
+    "top_k": ("top_k",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "penalty_repeat": ("repetition_penalty", "penalty_repeat"),
+    "penalty_last_n": ("penalty_last_n",),
+    "xtc_probability": ("xtc_probability",),
+    "xtc_threshold": ("xtc_threshold",),
+    "mirostat": ("mirostat",),
+    "mirostat_tau": ("mirostat_tau",),
+    "mirostat_eta": ("mirostat_eta",),
+    "sequence": ("sequence",),
+}
 """llama.cpp's name (src/llama-arch.cpp, general.sampling.*) → the names that generation_config.json may give it."""
 WHOLE = ("top_k", "penalty_last_n", "mirostat")
 SAMPLED = "general.sampling."
@@ -33,17 +41,28 @@ TEMPLATE = "tokenizer.chat_template"
 RERANK = f"{TEMPLATE}.rerank"
 _PLACES = re.compile(r"\{query\}|\{document\}")
 FOLDER = "additional_chat_templates/"
-IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id", "unk": "unknown_token_id",
-       "cls": "cls_token_id", "mask": "mask_token_id", "sep": "seperator_token_id"}  # fmt: skip
+IDS = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "pad": "padding_token_id",
+    "unk": "unknown_token_id",
+    "cls": "cls_token_id",
+    "mask": "mask_token_id",
+    "sep": "seperator_token_id",
+}
 TURNS = {"eot_token_id": "<|eot_id|> <|im_end|> <end_of_turn>", "eom_token_id": "<|eom_id|>"}
 NORMAL = 1
 MOST = 256  # templates
 
 
 def check_declared(
-    source: Checkpoint, again: Checkpoint, options: VocabOptions, overrides: Mapping[str, Any] | None = None,
-    apart: Collection[str] = (), asked: str = "",
-) -> dict[str, int]:  # fmt: skip
+    source: Checkpoint,
+    again: Checkpoint,
+    options: VocabOptions,
+    overrides: Mapping[str, Any] | None = None,
+    apart: Collection[str] = (),
+    asked: str = "",
+) -> dict[str, int]:
     """Count the keys that the source's files state, having checked that the output has them so, and no others.
 
     Args:
@@ -161,9 +180,12 @@ class _Held:
             return
         shown = [value if value is None else f"{value!r:.60}" for value in (found, expected)]
         raise VerificationError(
-            f"{key} is not what the source's files state", path=self.path, found=shown[0] or "none",
-            expected=shown[1] or "none", hint=f"--allow-keys '{key}' lets it differ",
-        )  # fmt: skip
+            f"{key} is not what the source's files state",
+            path=self.path,
+            found=shown[0] or "none",
+            expected=shown[1] or "none",
+            hint=f"--allow-keys '{key}' lets it differ",
+        )
 
     def _data(self, key: str) -> Any:
         value = self.keys.get(key)

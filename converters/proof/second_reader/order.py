@@ -33,9 +33,10 @@ def check_order(source: ModelGraph) -> None:
         before = last.get(kinds)
         if before is not None and (here[0] > before[0]) != (here[1] > before[1]) and here[1] != before[1]:
             raise VerificationError(
-                f"tensor {node.name!r}: blocks in another order than the source's", path=source.checkpoint.path,
+                f"tensor {node.name!r}: blocks in another order than the source's",
+                path=source.checkpoint.path,
                 found=f"{before[2]} before {here[2]}",
-            )  # fmt: skip
+            )
         last[kinds] = here
 
 
@@ -51,6 +52,7 @@ def _check_parts(source: ModelGraph, name: str, names: Sequence[str]) -> None:
     if found != sorted(found):
         at = next(at for at in range(1, len(found)) if found[at] < found[at - 1])
         raise VerificationError(
-            f"tensor {name!r}: stacked in another order than the source's numbers", path=source.checkpoint.path,
+            f"tensor {name!r}: stacked in another order than the source's numbers",
+            path=source.checkpoint.path,
             found=f"{names[at - 1]} before {names[at]}",
-        )  # fmt: skip
+        )

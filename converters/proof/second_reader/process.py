@@ -36,9 +36,12 @@ class _Process:
         self.socket, other = socket.socketpair()
         with other:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", PROGRAM], stdin=other.fileno(), stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE, env={**{n: os.environ[n] for n in KEPT if n in os.environ}, **ONE_THREAD},
-            )  # fmt: skip
+                [sys.executable, "-I", "-S", PROGRAM],
+                stdin=other.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**{n: os.environ[n] for n in KEPT if n in os.environ}, **ONE_THREAD},
+            )
 
     def ask(self, question: bytes, fds: Sequence[int]) -> None:
         """Send a question. Raises OSError where the process is gone."""

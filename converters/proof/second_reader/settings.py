@@ -17,8 +17,15 @@ from ggferry.converters.model_graph.hparams import Known
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.reader import Kind, kind_of
 
-EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layernorm_epsilon",
-            "rms_norm_epsilon")  # fmt: skip
+EPSILONS = (
+    "rms_norm_eps",
+    "norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "norm_epsilon",
+    "layernorm_epsilon",
+    "rms_norm_epsilon",
+)
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
     "attention.layer_norm_rms_epsilon": EPSILONS,
@@ -36,7 +43,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-}  # fmt: skip
+}
 """GGUF key without the architecture's name → fields, any of which may state it; what shapes of tensors do not tell."""
 
 FORMULAS: Mapping[str, tuple[str, Callable[[float], float]]] = {
@@ -45,9 +52,15 @@ FORMULAS: Mapping[str, tuple[str, Callable[[float], float]]] = {
 """GGUF key → the field it follows from, and how."""
 
 SILENT = frozenset(
-    {"rope.freq_base", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attn_logit_softcapping",
-     "final_logit_softcapping", "expert_weights_scale"}
-)  # fmt: skip
+    {
+        "rope.freq_base",
+        "attention.layer_norm_rms_epsilon",
+        "attention.layer_norm_epsilon",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "expert_weights_scale",
+    }
+)
 """Keys whose absence means what the class takes; sizes are not among them, as classes know them under several names."""
 
 OTHERWISE: Mapping[str, frozenset[str]] = {
@@ -94,8 +107,10 @@ def check_settings(source: ModelGraph) -> int:
             if abs(value - expected) > NEAR * abs(expected):
                 raise VerificationError(
                     f"{source.architecture.name}.{each.key} is not what config.json says in {place}",
-                    path=checkpoint.path, found=value, expected=expected,
-                )  # fmt: skip
+                    path=checkpoint.path,
+                    found=value,
+                    expected=expected,
+                )
             agreed += 1
     return agreed
 

@@ -140,7 +140,7 @@ PRES: tuple[Pre, ...] = (
     Pre((r"\S+",), ("whitespace",), byte_level=False),
     # llama.cpp's own fallback for files that name none
     Pre((r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), ("default",)),
-)  # fmt: skip
+)
 
 
 @cache

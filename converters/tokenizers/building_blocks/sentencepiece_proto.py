@@ -101,9 +101,11 @@ class _Wire:
         model = SentencePieceModel(self.path, tuple(pieces), **known)  # type: ignore[arg-type]
         if model.model_type not in ("bpe", "unigram"):
             raise UnsupportedError(
-                "a SentencePiece model of this type has no GGUF form", path=self.path, found=model.model_type,
+                "a SentencePiece model of this type has no GGUF form",
+                path=self.path,
+                found=model.model_type,
                 expected="bpe or unigram",
-            )  # fmt: skip
+            )
         for role, token in (("unk", model.unk_id), ("bos", model.bos_id), ("eos", model.eos_id), ("pad", model.pad_id)):
             if token >= len(pieces):
                 raise OutOfRangeError(f"{role}_id of the trainer is not a piece", path=self.path, found=token)

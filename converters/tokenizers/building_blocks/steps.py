@@ -65,9 +65,12 @@ def patterns(spec: Any, path: str | None) -> Patterns:
         described = _STEPS.get(kind_of(step, path))
         if described is None:
             raise UnsupportedError(
-                "unknown pre-tokenizer step", path=path, found=kind_of(step, path),
-                expected=", ".join(_STEPS), hint="--pre NAME",
-            )  # fmt: skip
+                "unknown pre-tokenizer step",
+                path=path,
+                found=kind_of(step, path),
+                expected=", ".join(_STEPS),
+                hint="--pre NAME",
+            )
         with placed(path):
             found += described(step)
     return found

@@ -85,9 +85,11 @@ def derive(document: BpeDocument, reference: ReferenceTokenizer, tokenizer: Toke
     if check is not None and check.first is not None:
         raise InconsistentError(
             f"the pre-tokenizer looks like {names[0]!r} but gives other ids for {check.first.text!r}",
-            path=document.path, found=list(check.first.b), expected=list(check.first.a),
+            path=document.path,
+            found=list(check.first.b),
+            expected=list(check.first.a),
             hint="--pre NAME forces one, --no-vocab writes the tensors alone",
-        )  # fmt: skip
+        )
     raise UnsupportedError(
         "no known pre-tokenizer does what this tokenizer.json does",
         path=document.path,

@@ -47,9 +47,13 @@ def files_of(source: str) -> str | Mapping[str, str]:
 
 
 def load(
-    where: str | Mapping[str, str], *, rows: int | None = None, pre: str | None = None, keep_json: bool = False,
+    where: str | Mapping[str, str],
+    *,
+    rows: int | None = None,
+    pre: str | None = None,
+    keep_json: bool = False,
     trim: bool = False,
-) -> Tokenizer:  # fmt: skip
+) -> Tokenizer:
     """Return the tokenizer of a checkpoint directory, or of its sidecar files (any role → path).
 
     Args:

@@ -60,9 +60,10 @@ def _renumbered(found: Tokenizer, source: SentencePieceModel, path: str) -> Toke
     if source.model_type != "unigram" or any(piece.type == TokenType.NORMAL for piece in first):
         raise UnsupportedError(
             "an XLM-RoBERTa numbers its tokens otherwise than its model file, which does not begin as fairseq's do",
-            path=path, found=f"{source.model_type}: {[piece.text for piece in first]}",
+            path=path,
+            found=f"{source.model_type}: {[piece.text for piece in first]}",
             expected="a unigram of <unk>, <s>, </s> and more",
-        )  # fmt: skip
+        )
     kept = slice(TRAINED, None)
     return replace(
         found,

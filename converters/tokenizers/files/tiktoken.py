@@ -21,8 +21,13 @@ PRE = "llama-bpe"
 SPECIALS = 256  # llama3/tokenizer.py: num_reserved_special_tokens
 # Position among the specials → name; the rest is reserved, counted up (llama3/tokenizer.py; names of 3.1 and later
 # from llama-models). Ids are the same in both.
-NAMES_3_0 = {0: "<|begin_of_text|>", 1: "<|end_of_text|>", 6: "<|start_header_id|>", 7: "<|end_header_id|>",
-             9: "<|eot_id|>"}  # fmt: skip
+NAMES_3_0 = {
+    0: "<|begin_of_text|>",
+    1: "<|end_of_text|>",
+    6: "<|start_header_id|>",
+    7: "<|end_header_id|>",
+    9: "<|eot_id|>",
+}
 NAMES_3_1 = {**NAMES_3_0, 4: "<|finetune_right_pad_id|>", 8: "<|eom_id|>", 10: "<|python_tag|>"}
 LLAMA_4_TOKENS = 200_000
 

@@ -98,8 +98,12 @@ def _sayable(tokenizer: Tokenizer, reference: ReferenceTokenizer) -> Tokenizer:
         first = found.check.first
         raise UnsupportedError(
             f"this tokenizer.json does what a {tokenizer.model!r} vocabulary in GGUF cannot say: other ids for "
-            f"{first.text!r}", path=reference.path, found=list(first.b), expected=list(first.a), hint=NO_VOCAB,
-        )  # fmt: skip
+            f"{first.text!r}",
+            path=reference.path,
+            found=list(first.b),
+            expected=list(first.a),
+            hint=NO_VOCAB,
+        )
     notes = [f"{why}: a runtime gives other ids than {found.by}; no GGUF key says so" for why in found.excused]
     return tokenizer.noted(*notes)
 
@@ -163,8 +167,10 @@ def _byte_level(document: BpeDocument, reference: ReferenceTokenizer, pre: str |
         if pre is None and not UNICODE_FORMS.issuperset(forms):
             raise UnsupportedError(
                 "the normalizer changes ordinary text and byte-level BPE in GGUF has no normalizer",
-                path=document.path, found=", ".join(forms), hint="--pre NAME converts without it",
-            )  # fmt: skip
+                path=document.path,
+                found=", ".join(forms),
+                hint="--pre NAME converts without it",
+            )
         tokenizer = tokenizer.noted(
             f"tokenizer.json normalizes text ({', '.join(forms)}); no GGUF key says so: runtimes take it as it stands"
         )
@@ -226,9 +232,11 @@ def _byte_fallback(document: BpeDocument, reference: ReferenceTokenizer) -> Toke
         first, steps = found.check.first, _other_steps(document)
         raise InconsistentError(
             f"merges by score give other ids than this tokenizer.json for {first.text!r}" + steps,
-            path=document.path, found=list(first.b), expected=list(first.a),
+            path=document.path,
+            found=list(first.b),
+            expected=list(first.a),
             hint=f"the model's tokenizer.model has the scores; {NO_VOCAB}",
-        )  # fmt: skip
+        )
     if found.excused:
         tokenizer = tokenizer.noted(
             "before text that begins with a space or follows a special token this tokenizer.json puts no space, "
@@ -279,9 +287,13 @@ def _unigram(document: JSONObject, path: str) -> Tokenizer:
     texts, scores = [], []
     for token, entry in enumerate(entries):
         if (
-            not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str)
-            or type(entry[1]) not in (int, float) or entry[1] != entry[1] or len(entry[0]) > MAX_TOKEN_BYTES
-        ):  # fmt: skip
+            not isinstance(entry, list)
+            or len(entry) != 2
+            or not isinstance(entry[0], str)
+            or type(entry[1]) not in (int, float)
+            or entry[1] != entry[1]
+            or len(entry[0]) > MAX_TOKEN_BYTES
+        ):
             raise CorruptError(f"piece {token} is not [text, score]", path=path, found=entry)
         texts.append(entry[0])
         scores.append(float(entry[1]))
@@ -377,8 +389,10 @@ def word_piece(vocabulary: dict[str, int], sidecars: Sidecars, added: Sequence[A
     named = {unknown, *filter(None, roles), *(one.content for one in added)}
     kinds = [TokenType.CONTROL if text in named else kind for text, kind in zip(texts, types, strict=True)]
     taken: set[str] = set()
-    spelled = tuple(unique(phantom(text, prefix) if kind == TokenType.NORMAL else text, taken)
-                    for text, kind in zip(texts, kinds, strict=True))  # fmt: skip
+    spelled = tuple(
+        unique(phantom(text, prefix) if kind == TokenType.NORMAL else text, taken)
+        for text, kind in zip(texts, kinds, strict=True)
+    )
     special = {"unk": unknown, "cls": "[CLS]", "sep": "[SEP]", "bos": "[CLS]", "eos": "[SEP]"}
     tokenizer = Tokenizer(
         model="bert",

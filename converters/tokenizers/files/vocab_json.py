@@ -19,9 +19,13 @@ from ggferry.formats.json_files.kinds import JSONObject
 # Classes whose slow tokenizer reads vocab.json and merges.txt, and the pre-tokenizer each hard-codes
 # (transformers, models/*/tokenization_*.py)
 SLOW_BPE: Mapping[str, str] = {
-    "GPT2Tokenizer": "gpt-2", "CodeGenTokenizer": "gpt-2", "RobertaTokenizer": "gpt-2", "BartTokenizer": "gpt-2",
-    "WhisperTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2",
-}  # fmt: skip
+    "GPT2Tokenizer": "gpt-2",
+    "CodeGenTokenizer": "gpt-2",
+    "RobertaTokenizer": "gpt-2",
+    "BartTokenizer": "gpt-2",
+    "WhisperTokenizer": "gpt-2",
+    "Qwen2Tokenizer": "qwen2",
+}
 
 
 def load(inputs: TokenizerInputs) -> Tokenizer:
@@ -43,9 +47,11 @@ def _pre(inputs: TokenizerInputs) -> tuple[str, str]:
     if known is None:
         raise UnsupportedError(
             "vocab.json and merges.txt do not say how text is cut into words, and the class is not known here",
-            path=inputs.sidecars.path("vocab.json"), found=name or "no tokenizer_class", expected=", ".join(SLOW_BPE),
+            path=inputs.sidecars.path("vocab.json"),
+            found=name or "no tokenizer_class",
+            expected=", ".join(SLOW_BPE),
             hint="--pre NAME",
-        )  # fmt: skip
+        )
     return known, "--pre" if inputs.pre else f"class {name}"
 
 

@@ -45,18 +45,25 @@ def reference(inputs: TokenizerInputs) -> ReferenceTokenizer:
     stated = [special_text(config, f"{role}_token", path) for role in ("unk", "cls", "sep", "pad", "mask")]
     named = {*filter(None, stated), "[UNK]", *(one.content for one in inputs.added)} & set(words)
     normalizer = {
-        "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
         "strip_accents": json_kinds.flag(config, "strip_accents", path),
         "lowercase": json_kinds.flag(config, "do_lower_case", path, True),
-    }  # fmt: skip
+    }
     model = {
-        "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+        "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
         "vocab": ids,
-    }  # fmt: skip
+    }
     document = {
         "added_tokens": [as_entry(Added(ids[word], word, special=True)) for word in sorted(named, key=ids.__getitem__)],
-        "normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": model,
-    }  # fmt: skip
+        "normalizer": normalizer,
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "model": model,
+    }
     return ReferenceTokenizer(TOKENIZERS, json.dumps(document).encode(), sidecars.files["vocab.txt"], inputs.added)
 
 

@@ -106,8 +106,15 @@ def from_raw_bpe(
         text = token.decode("utf-8", "surrogateescape") if named else spell(token)
         again = first[token] != i or not token
         texts.append(unique(f"[PAD{i}]" if i >= last else f"[DUP{i}]" if again else text, taken))
-        types.append(TokenType.UNUSED if again else TokenType.CONTROL if _special(token, named) else
-                     TokenType.USER_DEFINED if named else TokenType.NORMAL)  # fmt: skip
+        types.append(
+            TokenType.UNUSED
+            if again
+            else TokenType.CONTROL
+            if _special(token, named)
+            else TokenType.USER_DEFINED
+            if named
+            else TokenType.NORMAL
+        )
     ids = {
         role: next(first[name] for name in names if name in whole) for role, names in ROLES.items() if whole & {*names}
     }

@@ -62,8 +62,10 @@ def from_family(
         count = sum(LOST.encode() in token for token in raw.tokens)
         raise RefusedError(
             "the vocabulary was decoded to text when the file was made: what is no character by itself is U+FFFD",
-            path=path, found=f"{count} of {len(raw.tokens)} tokens lost", hint=WAY_OUT,
-        )  # fmt: skip
+            path=path,
+            found=f"{count} of {len(raw.tokens)} tokens lost",
+            hint=WAY_OUT,
+        )
     base = from_raw_bpe(raw, pre=pre, known_pre=rule.pre, path=path)
     return (_with_names(base, rows) if rule.texts == "whisper" else base).padded(rows, path=path)
 

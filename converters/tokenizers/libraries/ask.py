@@ -58,9 +58,14 @@ class Answer:
 
 
 def ask(
-    library: str, data: bytes, texts: Sequence[str] = (), *, path: str | None, normalize: bool = False,
+    library: str,
+    data: bytes,
+    texts: Sequence[str] = (),
+    *,
+    path: str | None,
+    normalize: bool = False,
     vocabulary: bool = False,
-) -> Answer:  # fmt: skip
+) -> Answer:
     """Return the ids that `library` gives for `texts`.
 
     Args:
@@ -87,10 +92,13 @@ def ask(
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", PROGRAM], input=json.dumps(question).encode() + b"\n" + data,
-            capture_output=True, timeout=8 * seconds, check=False,
+            [sys.executable, "-I", "-S", PROGRAM],
+            input=json.dumps(question).encode() + b"\n" + data,
+            capture_output=True,
+            timeout=8 * seconds,
+            check=False,
             env={name: os.environ[name] for name in KEPT if name in os.environ},
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         raise _too_much(library, path, f"≤ {seconds} seconds") from None
     if done.returncode:

@@ -92,9 +92,7 @@ def cross_check(
 
     Raises UnsupportedError where the library does not read the file.
     """
-    answer = ask(
-        reference.library, reference.data, texts, path=reference.path, normalize=True, vocabulary=vocabulary
-    )  # fmt: skip
+    answer = ask(reference.library, reference.data, texts, path=reference.path, normalize=True, vocabulary=vocabulary)
     return weigh(reference, made, output, texts, answer)
 
 
@@ -117,9 +115,11 @@ def weigh(
     excused = explained(rules, made, output, apart, answer) if apart else {}
     counted = [number for number in range(len(texts)) if number not in excused]
     check = compare_ids(
-        [texts[number] for number in counted], [answer.ids(number) for number in counted],
-        [found[number] for number in counted], output,
-    )  # fmt: skip
+        [texts[number] for number in counted],
+        [answer.ids(number) for number in counted],
+        [found[number] for number in counted],
+        output,
+    )
     return Agreement(answer.library, check, dict(Counter(excused.values())), len(reached), answer.facts)
 
 

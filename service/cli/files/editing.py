@@ -33,8 +33,16 @@ def edit(request: EditCommand) -> None:
 
 def _show_result(done: Edited, as_json: bool) -> None:
     if as_json:
-        print_json({"keys": done.keys, "tensors": done.tensors, "in_place": done.in_place, "paths": done.paths,
-                    "receipt": done.receipt_path, "notes": done.notes})  # fmt: skip
+        print_json(
+            {
+                "keys": done.keys,
+                "tensors": done.tensors,
+                "in_place": done.in_place,
+                "paths": done.paths,
+                "receipt": done.receipt_path,
+                "notes": done.notes,
+            }
+        )
         return
     for note in done.notes:
         say(f"note     {note}")
@@ -49,8 +57,9 @@ def _show_result(done: Edited, as_json: bool) -> None:
 
 def _show_plan(plan: EditPlan, as_json: bool) -> None:
     if as_json:
-        print_json({"keys": plan.keys, "tensors": plan.tensors, "fits_in_place": plan.fits_in_place,
-                    "notes": plan.notes})  # fmt: skip
+        print_json(
+            {"keys": plan.keys, "tensors": plan.tensors, "fits_in_place": plan.fits_in_place, "notes": plan.notes}
+        )
         return
     for note in plan.notes:
         say(f"note     {note}")
@@ -66,8 +75,11 @@ def _show_plan(plan: EditPlan, as_json: bool) -> None:
 
 def _recover(file: str, as_json: bool) -> None:
     done = operation.recover(file)
-    words = {"finished": "finished the edit that was broken off", "undone": "had not begun: the file is as it was",
-             None: "nothing to recover"}  # fmt: skip
+    words = {
+        "finished": "finished the edit that was broken off",
+        "undone": "had not begun: the file is as it was",
+        None: "nothing to recover",
+    }
     if as_json:
         print_json({"path": file, "recovered": done})
     else:

@@ -77,5 +77,7 @@ def _check(request: CheckShardsRequest, as_json: bool) -> None:
     if as_json:
         print_json({"verified": True, "shards": found.shards, "tensors": found.tensors})
     else:
-        tell(f"proved   {found.shards} shards hold what {request.whole} holds: every key, "
-             f"{found.tensors} tensors byte for byte")  # fmt: skip
+        tell(
+            f"proved   {found.shards} shards hold what {request.whole} holds: every key, "
+            f"{found.tensors} tensors byte for byte"
+        )

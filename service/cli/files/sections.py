@@ -119,9 +119,11 @@ def _of_checkpoint(checkpoint: Checkpoint, span: str) -> Iterator[dict[str, Any]
         shown = text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else str(text)
         kinds, scores = found.types, found.scores
         yield {
-            "id": number, "text": shown, "type": _KINDS.get(int(kinds[number])) if kinds else None,
+            "id": number,
+            "text": shown,
+            "type": _KINDS.get(int(kinds[number])) if kinds else None,
             "score": scores[number] if scores else None,
-        }  # fmt: skip
+        }
 
 
 def token_line(token: Mapping[str, Any]) -> str:

@@ -71,9 +71,10 @@ def _show_check(result: ManifestResult, as_json: bool) -> None:
         raise VerificationError("not what the manifest says", path=name, found=wrong)
     if found.unstated:  # llama-gguf-hash fails here too
         raise VerificationError(
-            f"{found.right} digests are as the manifest says, but it does not list every tensor", path=name,
+            f"{found.right} digests are as the manifest says, but it does not list every tensor",
+            path=name,
             found=f"{len(found.unstated)} tensors that are not in the manifest: {_first_names(found.unstated)}",
-        )  # fmt: skip
+        )
     if not as_json:
         tell(f"{name}: {found.right} digests ({found.algorithm}) as the manifest says")
 
@@ -119,8 +120,10 @@ def _tell_difference(found: Difference, first: str, second: str) -> None:
     tell(f"--- {first}")
     tell(f"+++ {second}")
     values = f", {found.same_values} with other bytes and the same values" if found.same_values else ""
-    tell(f"{len(found.keys)} keys differ, {found.same_keys} do not; "
-         f"{len(found.tensors)} tensors differ, {found.same_tensors} do not{values}")  # fmt: skip
+    tell(
+        f"{len(found.keys)} keys differ, {found.same_keys} do not; "
+        f"{len(found.tensors)} tensors differ, {found.same_tensors} do not{values}"
+    )
 
 
 def _tensor_line(tensor: TensorDifference) -> str:
@@ -160,8 +163,10 @@ def judge(file: str, given: dict[str, Any]) -> None:
         for finding in report.findings:
             tell(f"{finding.grade:<8} {finding.about}: {finding.text}")
         for runtime in report.runtimes:
-            tell(f"{'loads' if runtime.loads else 'refuses':<8} {runtime.name}{': ' if runtime.why_not else ''}"
-                 f"{'; '.join(runtime.why_not)}")  # fmt: skip
+            tell(
+                f"{'loads' if runtime.loads else 'refuses':<8} {runtime.name}{': ' if runtime.why_not else ''}"
+                f"{'; '.join(runtime.why_not)}"
+            )
         looked = f"{report.tensors} tensors checked" if given["level"] == "full" else "no tensor data read"
         tell(f"{'sound' if report.sound else 'faulty':<8} {looked}")
     if not report.sound:

@@ -83,16 +83,27 @@ def run(
     cores = len(os.sched_getaffinity(0))
     limits = Limits(
         size_of(memory, "--memory"), threads or max(1, cores // max(1, jobs)), size_of(max_file, "--max-file")
-    )  # fmt: skip
+    )
     settings = Settings(
-        data=_data(data), roots=tuple(root or ()), ledger=ledger, dest=dest, host=host, port=port,
-        hosts=tuple(allow_host or ()), private=allow_private, jobs=jobs,
-        limits=limits, timeout=timeout,
-        upload_bytes=size_of(max_upload, "--max-upload"), upload_silence=silence,
-        quota=size_of(quota, "--quota"), rate=rate, drain=drain,
+        data=_data(data),
+        roots=tuple(root or ()),
+        ledger=ledger,
+        dest=dest,
+        host=host,
+        port=port,
+        hosts=tuple(allow_host or ()),
+        private=allow_private,
+        jobs=jobs,
+        limits=limits,
+        timeout=timeout,
+        upload_bytes=size_of(max_upload, "--max-upload"),
+        upload_silence=silence,
+        quota=size_of(quota, "--quota"),
+        rate=rate,
+        drain=drain,
         keep_outputs=None if keep is None else keep * DAY,
         keep_records=None if keep_records is None else keep_records * DAY,
-    )  # fmt: skip
+    )
     context.obj = settings
     if context.invoked_subcommand is not None:
         return
@@ -122,9 +133,10 @@ def _check_roots(settings: Settings) -> None:
             any(is_within(place, each) for place in own) or any(is_within(each, place) for place in own[1:])
         ):
             raise UsageError(
-                "--root: one user's uploads would be another's source", found=each,
+                "--root: one user's uploads would be another's source",
+                found=each,
                 expected=f"a folder apart from the server's own, {settings.data}",
-            )  # fmt: skip
+            )
 
 
 # --- tokens --------------------------------------------------------------------------------------------------------

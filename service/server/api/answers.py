@@ -23,7 +23,7 @@ GOING = 120.0  # seconds after which a request without an answer is taken to hav
 
 def once(
     service: Service, caller: Caller, request: Request, key: str | None, asked: BaseModel, work: Callable[[], Response]
-) -> Response:  # fmt: skip
+) -> Response:
     """Return what `work` answers, or what it answered when the same caller sent the same key.
 
     Errors are not kept: the request may be sent again. Raises HttpError for a key of another request, or of one that

@@ -39,16 +39,19 @@ class Tokenizing(RequestBody):
 
 @router.get("/models", response_model=models.ModelList)
 def list_models(
-    service: ServiceDep, caller: Reader,
+    service: ServiceDep,
+    caller: Reader,
     q: Annotated[str, Query(max_length=400, description="Words that the source's path holds")] = "",
-    state: Names = [], container: Names = [], architecture: Names = [],  # noqa: B006
+    state: Names = [],  # noqa: B006
+    container: Names = [],  # noqa: B006
+    architecture: Names = [],  # noqa: B006
     plan: Annotated[str | None, Query(pattern="^[0-9a-f]{16}$")] = None,
     folder: Annotated[str | None, Query(max_length=4096)] = None,
     sort: Sort = "source",
     descending: bool = False,
     cursor: Annotated[str | None, Query(max_length=10_000)] = None,
     limit: Annotated[int, Query(ge=1, le=models.MOST)] = 100,
-) -> Response:  # fmt: skip
+) -> Response:
     """List the archive: models that were planned or submitted, a page at a time."""
     query = models.Query(
         q, tuple(state), tuple(container), tuple(architecture), plan, folder, sort, descending, cursor, limit

@@ -25,12 +25,15 @@ Name = Annotated[str, Path(max_length=255, pattern=r"^[^/\x00]+$", description="
 
 
 @router.get(
-    "/jobs/{job}/files/{name}", response_class=StreamingResponse,
-    responses={200: {"description": "The file", "content": {"application/octet-stream": {}}},
-               206: {"description": "The range", "content": {"application/octet-stream": {}}},
-               304: {"description": "The ETag is that of If-None-Match"},
-               412: {"description": "The ETag is not that of If-Match"}},
-)  # fmt: skip
+    "/jobs/{job}/files/{name}",
+    response_class=StreamingResponse,
+    responses={
+        200: {"description": "The file", "content": {"application/octet-stream": {}}},
+        206: {"description": "The range", "content": {"application/octet-stream": {}}},
+        304: {"description": "The ETag is that of If-None-Match"},
+        412: {"description": "The ETag is not that of If-Match"},
+    },
+)
 def download(request: Request, service: ServiceDep, caller: Reader, job: JobId, name: Name) -> Response:
     """Give a file of a done job. One Range is served; If-Range, If-Match and If-None-Match compare the ETag."""
     fd, file = service.outputs.open(job, name)
@@ -62,10 +65,12 @@ def _headers(file: OutputFile, etag: str) -> dict[str, str]:
     digest = b64encode(bytes.fromhex(file.sha256)).decode()
     plain = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "_" for c in file.name)
     return {
-        "ETag": etag, "Accept-Ranges": "bytes", "Repr-Digest": f"sha-256=:{digest}:",
+        "ETag": etag,
+        "Accept-Ranges": "bytes",
+        "Repr-Digest": f"sha-256=:{digest}:",
         "Cache-Control": "no-cache, private",
         "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(file.name, safe='')}",
-    }  # fmt: skip
+    }
 
 
 def _tags(request: Request, header: str) -> list[str]:

@@ -84,9 +84,12 @@ def show_plan(service: ServiceDep, caller: Reader, plan: PlanId) -> PlanRecord:
 
 @router.get("/plans/{plan}/lines")
 def plan_lines(
-    service: ServiceDep, caller: Reader, plan: PlanId, cursor: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
+    service: ServiceDep,
+    caller: Reader,
+    plan: PlanId,
+    cursor: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
-) -> Mapping[str, Any]:  # fmt: skip
+) -> Mapping[str, Any]:
     """Show a plan's lines, a page at a time."""
     lines, following = functions.plan_lines(service, plan, cursor, limit)
     return {"items": lines, "next": following}
@@ -103,9 +106,13 @@ def plan_file(service: ServiceDep, caller: Reader, plan: PlanId) -> Response:
 def submit(request: Request, service: ServiceDep, caller: Submitter, body: Submission, key: Key = None) -> Response:
     """Convert the models of a plan. What is done already is not done again."""
     return once(
-        service, caller, request, key, body,
+        service,
+        caller,
+        request,
+        key,
+        body,
         lambda: JSONResponse(functions.submit(service, caller, body.plan, body.models), 202),
-    )  # fmt: skip
+    )
 
 
 @router.get("/jobs/{job}", response_model=OBJECT)
@@ -141,9 +148,11 @@ def edit(
 
 @router.get("/jobs/{job}/receipt", response_model=OBJECT)
 def receipt(
-    service: ServiceDep, caller: Reader, job: JobId,
+    service: ServiceDep,
+    caller: Reader,
+    job: JobId,
     file: Annotated[str | None, Query(max_length=255, description="A file of the output that is meant")] = None,
-) -> KeptReceipt:  # fmt: skip
+) -> KeptReceipt:
     """Give the receipt of a done job; its output files also have their sha256.
 
     Of several outputs it is that of the first, with the others in its member `further`; with `file`, one of them alone.

@@ -84,11 +84,15 @@ def remove(service: ServiceDep, caller: Submitter, upload: UploadId) -> None:
     "/uploads/{upload}/files/{number}",
     openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": BINARY}}}},
     responses={200: {"description": "It is on the disk up to `offset`"}, 409: {"description": "Another is next"}},
-)  # fmt: skip
+)
 async def receive(
-    request: Request, service: ServiceDep, caller: Submitter, upload: UploadId, number: Number,
+    request: Request,
+    service: ServiceDep,
+    caller: Submitter,
+    upload: UploadId,
+    number: Number,
     content_range: Range = None,
-) -> Response:  # fmt: skip
+) -> Response:
     """Take a piece of a file: the bytes of Content-Range, which begin where the last piece ended.
 
     What arrived before a connection broke is kept: ask for the offset, and send what follows it.

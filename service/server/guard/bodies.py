@@ -71,9 +71,11 @@ def check_json(data: bytes) -> None:
         raise HttpError(400, "bad_json", f"not JSON: {str(error)[:200]}") from None
     if any(_NO_TEXT.search(text) for text in _texts(value)):
         raise HttpError(
-            422, "bad_text", "a string holds NUL or half of a surrogate pair, which no database keeps",
+            422,
+            "bad_text",
+            "a string holds NUL or half of a surrogate pair, which no database keeps",
             expected="Unicode text",
-        )  # fmt: skip
+        )
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -76,9 +76,15 @@ class Doorkeeper:
             return None
         seconds = SESSION_SECONDS if token.expires is None else min(SESSION_SECONDS, token.expires - time.time())
         return tokens.add(
-            self.store, token.name, token.scope, seconds=seconds, kind=tokens.SESSION, parent=token.owner,
-            quota=token.quota, rate=token.rate,
-        )  # fmt: skip
+            self.store,
+            token.name,
+            token.scope,
+            seconds=seconds,
+            kind=tokens.SESSION,
+            parent=token.owner,
+            quota=token.quota,
+            rate=token.rate,
+        )
 
     def end_session(self, key: str) -> None:
         """End a session by its id."""

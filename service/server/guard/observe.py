@@ -60,12 +60,14 @@ class Observer:
         self.requests = Counter("ggferry_http_requests", "Requests.", ("method", "route", "status"), **make)
         self.seconds = Histogram(
             "ggferry_http_request_duration_seconds", "Time to the end.", ("route",), buckets=BUCKETS, **make
-        )  # fmt: skip
+        )
         self.jobs = Counter("ggferry_jobs_ended", "Jobs that this server ended.", ("state",), **make)
         self.job_seconds = Histogram(
-            "ggferry_job_duration_seconds", "Time of a job from claim to end.",
-            buckets=(0.1, 1, 5, 15, 60, 300, 900, 3600, 14400), **make,
-        )  # fmt: skip
+            "ggferry_job_duration_seconds",
+            "Time of a job from claim to end.",
+            buckets=(0.1, 1, 5, 15, 60, 300, 900, 3600, 14400),
+            **make,
+        )
         self.uploaded = Counter("ggferry_upload_bytes", "Bytes of uploads that were acknowledged.", **make)
         self.downloaded = Counter("ggferry_download_bytes", "Bytes of outputs that were sent.", **make)
         self.converted = Counter("ggferry_converted_bytes", "Bytes of sources of finished jobs.", **make)
@@ -90,10 +92,17 @@ class Observer:
         caller = scope.get("state", {}).get("caller")
         params = scope.get("path_params") or {}
         self.log.write(
-            "request", "info" if watched.status < 500 else "error", request=watched.id, method=method, route=route,
-            status=watched.status, seconds=round(took, 4), token=caller.token.id if caller else None,
-            job=params.get("job"), upload=params.get("upload"),
-        )  # fmt: skip
+            "request",
+            "info" if watched.status < 500 else "error",
+            request=watched.id,
+            method=method,
+            route=route,
+            status=watched.status,
+            seconds=round(took, 4),
+            token=caller.token.id if caller else None,
+            job=params.get("job"),
+            upload=params.get("upload"),
+        )
 
     def failed(self, watched: Watched, error: Exception) -> None:
         """Log a request that ended with an error that is none of ours, and where it arose."""

@@ -14,10 +14,18 @@ from ggferry.formats.errors import GgferryError
 
 MEDIA_TYPE = "application/problem+json"
 STATUSES: tuple[tuple[type[GgferryError], int], ...] = (
-    (errors.NotFoundError, 404), (errors.AccessError, 403), (errors.BusyError, 409), (errors.ChangedError, 409),
-    (errors.TransientError, 424), (errors.UsageError, 422), (errors.UnsupportedError, 422), (errors.CorruptError, 422),
-    (errors.VerificationError, 422), (errors.RefusedError, 409), (errors.OutOfMemoryError, 413),
-)  # fmt: skip
+    (errors.NotFoundError, 404),
+    (errors.AccessError, 403),
+    (errors.BusyError, 409),
+    (errors.ChangedError, 409),
+    (errors.TransientError, 424),
+    (errors.UsageError, 422),
+    (errors.UnsupportedError, 422),
+    (errors.CorruptError, 422),
+    (errors.VerificationError, 422),
+    (errors.RefusedError, 409),
+    (errors.OutOfMemoryError, 413),
+)
 """The first class that fits decides. 424: a place that the request names does not answer."""
 
 

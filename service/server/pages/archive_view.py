@@ -24,9 +24,14 @@ from ggferry.service.server.state import Service
 from ggferry.service.server.store import models
 
 COLUMNS = {
-    "name": "name", "state": "state", "container": "container", "architecture": "architecture", "before": "bytes_in",
-    "after": "bytes_out", "changed": "updated",
-}  # fmt: skip
+    "name": "name",
+    "state": "state",
+    "container": "container",
+    "architecture": "architecture",
+    "before": "bytes_in",
+    "after": "bytes_out",
+    "changed": "updated",
+}
 """Column of the page → column of the index."""
 LONGEST = 400  # characters of a filter
 RECENT = 10
@@ -38,12 +43,17 @@ def query_of(given: Mapping[str, str], states: list[str]) -> ArchiveAddress:
     sort = given.get("sort", "").removeprefix("-")
     number = given.get("page", "1")
     return ArchiveAddress(
-        given.get("q", "")[:LONGEST], tuple(dict.fromkeys(states))[:20], given.get("container", "")[:LONGEST],
-        given.get("architecture", "")[:LONGEST], given.get("era", "")[:LONGEST],
-        sort if sort in SORTS else "name", given.get("sort", "").startswith("-"),
+        given.get("q", "")[:LONGEST],
+        tuple(dict.fromkeys(states))[:20],
+        given.get("container", "")[:LONGEST],
+        given.get("architecture", "")[:LONGEST],
+        given.get("era", "")[:LONGEST],
+        sort if sort in SORTS else "name",
+        given.get("sort", "").startswith("-"),
         max(1, int(number)) if re.fullmatch(r"\d{1,7}", number, re.ASCII) else 1,
-        given.get("view") == "tree", given.get("under", "")[:4096],
-    )  # fmt: skip
+        given.get("view") == "tree",
+        given.get("under", "")[:4096],
+    )
 
 
 def archive(service: Service, query: ArchiveAddress) -> Archive:
@@ -71,10 +81,18 @@ def _index_query(query: ArchiveAddress) -> models.Query:
     """Return the query of the index. In the tree, only models that stand in the open folder itself."""
     here = query.tree and not query.narrowed
     return models.Query(
-        query.text, query.states, _one(query.container), _one(query.architecture), eras=_one(query.era),
-        folder=query.under or None if query.tree else None, flat=here, sort=COLUMNS[query.sort],
-        descending=query.descending, limit=PER_PAGE, offset=(query.page - 1) * PER_PAGE,
-    )  # fmt: skip
+        query.text,
+        query.states,
+        _one(query.container),
+        _one(query.architecture),
+        eras=_one(query.era),
+        folder=query.under or None if query.tree else None,
+        flat=here,
+        sort=COLUMNS[query.sort],
+        descending=query.descending,
+        limit=PER_PAGE,
+        offset=(query.page - 1) * PER_PAGE,
+    )
 
 
 def _one(value: str) -> tuple[str, ...]:
@@ -126,9 +144,12 @@ def progress_of(found: Mapping[str, Any] | None) -> Progress:
     """Return a progress of the service as the page shows it."""
     told = found or {}
     return Progress(
-        str(told.get("phase") or ""), int(told.get("done") or 0), int(told.get("total") or 0),
-        float(told.get("rate") or 0.0), told.get("eta"),
-    )  # fmt: skip
+        str(told.get("phase") or ""),
+        int(told.get("done") or 0),
+        int(told.get("total") or 0),
+        float(told.get("rate") or 0.0),
+        told.get("eta"),
+    )
 
 
 def activity(service: Service) -> Activity:
@@ -139,6 +160,4 @@ def activity(service: Service) -> Activity:
     recent = functions.list_models(service, models.Query(states=ended, sort="updated", descending=True, limit=RECENT))
     active = _rows(service, working.items)
     waiting = int(whole["total"]) - sum(row.progress.total for row in active if row.progress)
-    return Activity(
-        progress_of(whole), active, int(whole["queued"]), max(0, waiting), _rows(service, recent.items)
-    )  # fmt: skip
+    return Activity(progress_of(whole), active, int(whole["queued"]), max(0, waiting), _rows(service, recent.items))

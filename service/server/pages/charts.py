@@ -83,9 +83,9 @@ def bar(parts: Sequence[Share], most: int, label: str) -> Markup:
         )
         at += width
     told = "; ".join(f"{part.name} {wording.size(part.bytes)}" for part in parts)
-    return Markup(
-        '<svg class="chart bar" width="100%" height="28" role="img" aria-label="{}">{}</svg>'
-    ).format(_text(f"{label}: {told}"), Markup("".join(rects)))  # fmt: skip
+    return Markup('<svg class="chart bar" width="100%" height="28" role="img" aria-label="{}">{}</svg>').format(
+        _text(f"{label}: {told}"), Markup("".join(rects))
+    )
 
 
 # --- agreement -----------------------------------------------------------------------------------------------------

@@ -71,9 +71,12 @@ def problem_of(error: Mapping[str, Any], status: int | None = None) -> Problem:
     offset = error.get("offset")
     return Problem(
         str(error.get("message") or error.get("detail") or "something went wrong"),
-        str(error.get("code") or error.get("class") or ""), offset=offset if isinstance(offset, int) else None,
-        fault=str(error.get("fault") or "person"), status=status, **texts,
-    )  # fmt: skip
+        str(error.get("code") or error.get("class") or ""),
+        offset=offset if isinstance(offset, int) else None,
+        fault=str(error.get("fault") or "person"),
+        status=status,
+        **texts,
+    )
 
 
 def _attempt(tried: Mapping[str, Any]) -> Attempt:
@@ -125,10 +128,20 @@ def _hparam(name: str, value: Any, origin: str) -> Fact:
 def _of_receipt(record: TensorRecord) -> TensorRow:
     shape = tuple(record["shape"])
     return TensorRow(
-        record["name"], tuple(record["from"]), shape, record["source_type"], record["type"],
-        bytes_of(record["source_type"], shape), record["bytes"], record["grade"], record["route"],
-        record.get("why") or "", record.get("relative_rms"), record.get("max_error"), bool(record.get("outlier")),
-    )  # fmt: skip
+        record["name"],
+        tuple(record["from"]),
+        shape,
+        record["source_type"],
+        record["type"],
+        bytes_of(record["source_type"], shape),
+        record["bytes"],
+        record["grade"],
+        record["route"],
+        record.get("why") or "",
+        record.get("relative_rms"),
+        record.get("max_error"),
+        bool(record.get("outlier")),
+    )
 
 
 def bytes_of(kind: str, shape: Sequence[int]) -> int | None:
@@ -155,12 +168,17 @@ def _proof(receipt: Receipt, tensors: Sequence[TensorRow]) -> Proof:
         found.append(Agreement(who, "products", deltas["relative_rms"], deltas["limit"], said))
     found += [_reference(each) for each in receipt["testimonies"]]
     return Proof(
-        receipt["verified"], tuple(found), logits.get("top1_agreement"), int(tokens.get("texts") or 0),
-        int(tokens.get("equal") or 0), tokens.get("vocabulary"),
+        receipt["verified"],
+        tuple(found),
+        logits.get("top1_agreement"),
+        int(tokens.get("texts") or 0),
+        int(tokens.get("equal") or 0),
+        tokens.get("vocabulary"),
         Counter(tensor.grade for tensor in tensors if tensor.relative_rms is not None),
-        tuple(logits.get("reached") or ()), tuple(logits.get("not_reached") or ()),
+        tuple(logits.get("reached") or ()),
+        tuple(logits.get("not_reached") or ()),
         all(each.get("why") or each.get("what") == CONVERSATIONS for each in receipt["testimonies"]),
-    )  # fmt: skip
+    )
 
 
 def _own(logits: LogitsRecord) -> list[Agreement]:
@@ -254,9 +272,17 @@ def planned_tensor(each: Mapping[str, Any]) -> TensorRow:
     """Return a tensor of a plan."""
     shape = tuple(each["shape"])
     return TensorRow(
-        each["name"], tuple(each["sources"]), shape, each["source_type"], each["type"],
-        bytes_of(each["source_type"], shape), each["bytes"], each["grade"], each["route"], each["why"],
-    )  # fmt: skip
+        each["name"],
+        tuple(each["sources"]),
+        shape,
+        each["source_type"],
+        each["type"],
+        bytes_of(each["source_type"], shape),
+        each["bytes"],
+        each["grade"],
+        each["route"],
+        each["why"],
+    )
 
 
 def _facts(found: Mapping[str, Any]) -> tuple[Fact, ...]:

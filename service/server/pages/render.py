@@ -14,8 +14,18 @@ from ggferry.support.heavy import jinja2
 HERE = os.path.dirname(os.path.abspath(__file__))
 STATIC = os.path.join(HERE, "static")
 FUNCTIONS = (
-    "size", "broken", "count", "rate", "duration", "moment", "ago", "small", "percent", "shape", "listed",
-)  # fmt: skip
+    "size",
+    "broken",
+    "count",
+    "rate",
+    "duration",
+    "moment",
+    "ago",
+    "small",
+    "percent",
+    "shape",
+    "listed",
+)
 MOST_ROWS = 500
 """Rows of a table that has no pages."""
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
@@ -45,15 +55,26 @@ def url(*parts: str) -> str:
 def environment() -> jinja2.Environment:
     """Return the environment of all templates."""
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(os.path.join(HERE, "templates")), autoescape=True,
-        undefined=jinja2.StrictUndefined, finalize=wording.visible, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader(os.path.join(HERE, "templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=wording.visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     made.filters |= {name: getattr(wording, name) for name in FUNCTIONS}
     made.globals |= {
-        "charts": charts, "asset": asset, "url": url, "GRADES": wording.GRADES, "STATES": wording.STATES,
-        "VERDICTS": wording.VERDICTS, "FAULTS": wording.FAULTS, "ACTIVE": ACTIVE, "PER_PAGE": PER_PAGE,
+        "charts": charts,
+        "asset": asset,
+        "url": url,
+        "GRADES": wording.GRADES,
+        "STATES": wording.STATES,
+        "VERDICTS": wording.VERDICTS,
+        "FAULTS": wording.FAULTS,
+        "ACTIVE": ACTIVE,
+        "PER_PAGE": PER_PAGE,
         "MOST_ROWS": MOST_ROWS,
-    }  # fmt: skip
+    }
     return made
 
 

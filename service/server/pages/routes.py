@@ -230,9 +230,14 @@ def add_page(request: Request, path: str, outtype: str, problem: Problem | None 
         if each["state"] in ("receiving", "inspecting", "refused")
     ]
     return AddPage(
-        tuple(functions.roots(service)), tuple(map(_upload, open_[:20])), most=service.settings.upload_bytes,
-        problem=problem, path=path, outtype=outtype.partition(",")[0], further=outtype.partition(",")[2],
-    )  # fmt: skip
+        tuple(functions.roots(service)),
+        tuple(map(_upload, open_[:20])),
+        most=service.settings.upload_bytes,
+        problem=problem,
+        path=path,
+        outtype=outtype.partition(",")[0],
+        further=outtype.partition(",")[2],
+    )
 
 
 def _upload(found: UploadRecord) -> Upload:

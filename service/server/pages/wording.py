@@ -21,14 +21,26 @@ _PLACES = re.compile(r"(?<=[._/-])(?=[^._/-])")
 GRADES = {grade.value: words for grade, words in MEANINGS.items()}
 """What a grade says, the most exact first."""
 VERDICTS = {
-    "convert": "to convert", "skip": "left as it is", "duplicate": "duplicate", "corrupt": "damaged",
-    "incomplete": "incomplete", "unsupported": "not supported", "archive": "archive", "other": "not a model",
-}  # fmt: skip
+    "convert": "to convert",
+    "skip": "left as it is",
+    "duplicate": "duplicate",
+    "corrupt": "damaged",
+    "incomplete": "incomplete",
+    "unsupported": "not supported",
+    "archive": "archive",
+    "other": "not a model",
+}
 STATES = {
-    "planned": "planned", "queued": "waiting", "running": "converting", "verifying": "proving", "done": "converted",
-    "failed": "failed", "quarantined": "set aside", "skipped": "skipped",
+    "planned": "planned",
+    "queued": "waiting",
+    "running": "converting",
+    "verifying": "proving",
+    "done": "converted",
+    "failed": "failed",
+    "quarantined": "set aside",
+    "skipped": "skipped",
     **{verdict: words for verdict, words in VERDICTS.items() if verdict not in ("convert", "other")},
-}  # fmt: skip
+}
 """States of jobs, and verdicts of models that nobody submitted, in words; the order in which they are shown."""
 FAULTS = {
     "file": "The file itself is at fault: the same bytes will fail again.",

@@ -131,10 +131,16 @@ def _row(plan: str, job: str, entry: Mapping[str, Any]) -> JSONObject:
     source = str(entry["source"]).encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
     same = ("container", "version", "era", "architecture", "types", "verdict", "reason")
     return {
-        "id": job, "plan": plan, "source": source, "name": os.path.basename(source.rstrip("/")),
-        "folder": os.path.dirname(source.rstrip("/")), **{name: entry.get(name) for name in same},
-        "bytes_in": entry.get("bytes_in") or 0, "bytes_out": entry.get("bytes_out") or 0, "planned": time.time(),
-    }  # fmt: skip
+        "id": job,
+        "plan": plan,
+        "source": source,
+        "name": os.path.basename(source.rstrip("/")),
+        "folder": os.path.dirname(source.rstrip("/")),
+        **{name: entry.get(name) for name in same},
+        "bytes_in": entry.get("bytes_in") or 0,
+        "bytes_out": entry.get("bytes_out") or 0,
+        "planned": time.time(),
+    }
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -154,11 +160,17 @@ def _columns(store: Store) -> dict[str, Any]:
         **{name: models.c[name] for name in same},
         "container": sa.func.coalesce(models.c.container, ""),
         "architecture": sa.func.coalesce(models.c.architecture, ""),
-        "bytes_out": models.c.bytes_out, "state": _state(store), "output": jobs.c.output, "error": jobs.c.error,
-        "attempts": jobs.c.attempts, "same_as": jobs.c.same_as, "started": jobs.c.started,
-        "finished": jobs.c.finished, "updated": sa.func.coalesce(jobs.c.updated, models.c.planned),
+        "bytes_out": models.c.bytes_out,
+        "state": _state(store),
+        "output": jobs.c.output,
+        "error": jobs.c.error,
+        "attempts": jobs.c.attempts,
+        "same_as": jobs.c.same_as,
+        "started": jobs.c.started,
+        "finished": jobs.c.finished,
+        "updated": sa.func.coalesce(jobs.c.updated, models.c.planned),
         "stage": jobs.c.stage,
-    }  # fmt: skip
+    }
 
 
 def _joined(store: Store) -> Any:

@@ -20,14 +20,14 @@ def server_tables(meta: Any) -> SimpleNamespace:
         column("scope", text, nullable=False), column("digest", text, nullable=False), column("parent", text),
         column("created", real), column("expires", real), column("used", real), column("quota", number),
         column("rate", real),
-    )  # fmt: skip
+    )
     plans = sa.Table(
         "ggferry_plans", meta,
         column("id", text, primary_key=True), column("state", text, nullable=False), column("source", text),
         column("options", data), column("token", text), column("body", text), column("trees", data),
         column("summary", data), column("error", data(none_as_null=True)), column("created", real),
         column("submitted", real), column("owner", text), column("run", text),
-    )  # fmt: skip
+    )
     models = sa.Table(
         "ggferry_models", meta,
         column("id", text, primary_key=True), column("plan", text, index=True), column("source", text),
@@ -37,49 +37,49 @@ def server_tables(meta: Any) -> SimpleNamespace:
         column("planned", real),
         sa.Index("ggferry_models_name", "name", "id"), sa.Index("ggferry_models_source", "source", "id"),
         sa.Index("ggferry_models_bytes", "bytes_in", "id"),
-    )  # fmt: skip
+    )
     uploads = sa.Table(
         "ggferry_uploads", meta,
         column("id", text, primary_key=True), column("token", text, index=True), column("state", text),
         column("files", data), column("bytes", number), column("summary", data),
         column("error", data(none_as_null=True)), column("created", real), column("updated", real),
-    )  # fmt: skip
+    )
     received = sa.Table(
         "ggferry_received", meta,
         column("upload", text, primary_key=True), column("file", sa.Integer, primary_key=True),
         column("offset", number, nullable=False),
-    )  # fmt: skip
+    )
     events = sa.Table(
         "ggferry_events", meta,
         column("id", key, primary_key=True, autoincrement=True), column("job", text, index=True),
         column("plan", text), column("state", text), column("attempt", sa.Integer),
         column("error", data(none_as_null=True)), column("at", real),
         sqlite_autoincrement=True,
-    )  # fmt: skip
+    )
     answers = sa.Table(
         "ggferry_answers", meta,
         column("token", text, primary_key=True), column("key", text, primary_key=True), column("request", text),
         column("status", sa.Integer), column("headers", data), column("body", text), column("created", real),
-    )  # fmt: skip
+    )
     outputs = sa.Table(
         "ggferry_outputs", meta,
         column("job", text, primary_key=True), column("file", sa.Integer, primary_key=True), column("path", text),
         column("bytes", number), column("blake3", text), column("sha256", text), column("stamp", text),
-    )  # fmt: skip
+    )
     hooks = sa.Table(
         "ggferry_webhooks", meta,
         column("id", text, primary_key=True), column("url", text), column("secret", text), column("created", real),
         column("seen", number),
-    )  # fmt: skip
+    )
     notices = sa.Table(
         "ggferry_notices", meta,
         column("id", text, primary_key=True), column("hook", text, index=True), column("body", text),
         column("tries", sa.Integer), column("next", real, index=True), column("done", real), column("error", text),
-    )  # fmt: skip
+    )
     return SimpleNamespace(
         tokens=tokens, plans=plans, models=models, uploads=uploads, received=received, events=events, answers=answers,
         outputs=outputs, hooks=hooks, notices=notices,
-    )  # fmt: skip
+    )
 
 
 _COLUMNS = "(job, plan, state, attempt, error, at)"

@@ -72,9 +72,16 @@ def digest_of(secret: str) -> str:
 
 
 def add(
-    store: Store, name: str, scope: str, *, seconds: float | None = None, kind: str = TOKEN, parent: str | None = None,
-    quota: int | None = None, rate: float | None = None,
-) -> str:  # fmt: skip
+    store: Store,
+    name: str,
+    scope: str,
+    *,
+    seconds: float | None = None,
+    kind: str = TOKEN,
+    parent: str | None = None,
+    quota: int | None = None,
+    rate: float | None = None,
+) -> str:
     """Make a token and return it; it cannot be shown again. Raises UsageError."""
     if scope not in SCOPES:
         raise UsageError("scope", found=scope, expected=", ".join(SCOPES))

@@ -29,7 +29,7 @@ SLOWEST = 20 << 20  # bytes a second that no healthy edit falls below
 
 def edit(
     store: Store, inspectors: InspectorPool, folder: str, job: str, changes: EditChanges, file: str | None = None
-) -> str:  # fmt: skip
+) -> str:
     """Change keys of a done job's file as `ggferry edit` does, and return the id under which the new file is listed.
 
     `file` names the output that is meant, and must where the job has several. The same changes of the same file are
@@ -49,9 +49,12 @@ def edit(
     os.makedirs(place, 0o700, exist_ok=True)
     size = sum(each["bytes"] for each in row["receipt"]["output"]["files"])
     command = {
-        "op": "look", "question": "edit", "source": row["output"], "trees": [folder],
+        "op": "look",
+        "question": "edit",
+        "source": row["output"],
+        "trees": [folder],
         "options": {**stated, "out": out, "force": True},
-    }  # fmt: skip
+    }
     try:
         done = inspectors.ask(command, seconds=60 + size / SLOWEST)
     except BaseException:
@@ -77,23 +80,51 @@ def _of_file(row: Mapping[str, Any], file: str | None) -> JSONObject:
 
 
 def _enter(
-    store: Store, key: str, row: Mapping[str, Any], out: str, receipt: Mapping[str, Any], changes: Mapping[str, Any],
+    store: Store,
+    key: str,
+    row: Mapping[str, Any],
+    out: str,
+    receipt: Mapping[str, Any],
+    changes: Mapping[str, Any],
     place: str,
-) -> None:  # fmt: skip
+) -> None:
     """List the new file as a model that is done."""
     size, now = sum(each["bytes"] for each in receipt["output"]["files"]), time.time()
     same = ("architecture", "types", "recipe", "kind", "trees")
     entry = {name: row["entry"].get(name) for name in same} | {
-        "source": row["output"], "verdict": "convert", "reason": "edited", "container": "gguf", "version": 3,
-        "output": out, "bytes_in": row["bytes_out"], "bytes_out": size, "edit": dict(changes),
-        "edit_of": row["id"], "era": None,
-    }  # fmt: skip
+        "source": row["output"],
+        "verdict": "convert",
+        "reason": "edited",
+        "container": "gguf",
+        "version": 3,
+        "output": out,
+        "bytes_in": row["bytes_out"],
+        "bytes_out": size,
+        "edit": dict(changes),
+        "edit_of": row["id"],
+        "era": None,
+    }
     values = {
-        "id": key, "plan": row["plan"], "source": row["output"], "output": out, "entry": entry, "state": DONE,
-        "bucket": bucket(key), "bytes_in": row["bytes_out"], "bytes_out": size, "attempts": 1, "losses": 0, "claims": 0,
-        "not_before": 0.0, "created": now, "started": now, "finished": now, "updated": now, "deleted": False,
+        "id": key,
+        "plan": row["plan"],
+        "source": row["output"],
+        "output": out,
+        "entry": entry,
+        "state": DONE,
+        "bucket": bucket(key),
+        "bytes_in": row["bytes_out"],
+        "bytes_out": size,
+        "attempts": 1,
+        "losses": 0,
+        "claims": 0,
+        "not_before": 0.0,
+        "created": now,
+        "started": now,
+        "finished": now,
+        "updated": now,
+        "deleted": False,
         "receipt": dict(receipt),
-    }  # fmt: skip
+    }
     listed = store.first(sa.select(store.t.models.c.plan).where(store.t.models.c.id == row["id"]))
     models.index(store, str((listed or {}).get("plan") or os.path.basename(place)), [(key, entry)])
     store.put(store.jobs, **values)

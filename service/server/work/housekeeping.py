@@ -55,8 +55,10 @@ class Housekeeper:
         tokens.prune(self.store)
         models.index_unknown(self.store)
         for name, removed in (
-            ("uploads", self._uploads(now)), ("outputs", self._outputs(now)), ("records", self._records(now)),
-        ):  # fmt: skip
+            ("uploads", self._uploads(now)),
+            ("outputs", self._outputs(now)),
+            ("records", self._records(now)),
+        ):
             if removed:
                 self._log("removed", what=name, count=removed)
         table = self.store.t.events
@@ -112,9 +114,11 @@ class Housekeeper:
 
         def work(connection: Any) -> None:
             for table, column in (
-                (self.store.attempts, self.store.attempts.c.job), (self.store.t.outputs, self.store.t.outputs.c.job),
-                (self.store.t.models, self.store.t.models.c.id), (jobs, jobs.c.id),
-            ):  # fmt: skip
+                (self.store.attempts, self.store.attempts.c.job),
+                (self.store.t.outputs, self.store.t.outputs.c.job),
+                (self.store.t.models, self.store.t.models.c.id),
+                (jobs, jobs.c.id),
+            ):
                 connection.execute(sa.delete(table).where(column.in_(ids)))
 
         if ids:

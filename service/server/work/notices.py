@@ -101,9 +101,11 @@ def send(url: str, secret: str, message: str, body: str) -> None:
     """Send a notice. Raises AccessError, NotFoundError or TransientError unless the receiver took it."""
     seconds = int(time.time())
     headers = {
-        "Content-Type": "application/json", "webhook-id": message, "webhook-timestamp": str(seconds),
+        "Content-Type": "application/json",
+        "webhook-id": message,
+        "webhook-timestamp": str(seconds),
         "webhook-signature": sign(secret, message, seconds, body),
-    }  # fmt: skip
+    }
     web.post(url, body.encode(), headers)
 
 

@@ -116,10 +116,17 @@ class Planner:
         more = {key: value for key, value in recipe.items() if key not in ("outtype", "verify")}
         limits = self.settings.limits
         return PlanRequest(
-            (place.path,), join(self.settings.outputs, plan), str(recipe.get("outtype", "keep")),
-            str(recipe.get("verify", "full")), more, False, self.settings.inspectors, limits, self.access(),
+            (place.path,),
+            join(self.settings.outputs, plan),
+            str(recipe.get("outtype", "keep")),
+            str(recipe.get("verify", "full")),
+            more,
+            False,
+            self.settings.inspectors,
+            limits,
+            self.access(),
             None if is_remote(place.path) and not place.trees else place.trees,
-        )  # fmt: skip
+        )
 
     # --- reading ---------------------------------------------------------------------------------------------------
 

@@ -50,10 +50,14 @@ class Going:
         rate = (done - before) / (now - then) if now > then else 0.0
         left = (self.total - done) / rate if rate > 0 else None
         return {
-            "phase": self.phase, "done": self.done, "total": self.total, "phase_done": self.phases.get(self.phase, 0),
-            "phase_total": self.totals.get(self.phase), "rate": round(rate, 1),
+            "phase": self.phase,
+            "done": self.done,
+            "total": self.total,
+            "phase_done": self.phases.get(self.phase, 0),
+            "phase_total": self.totals.get(self.phase),
+            "rate": round(rate, 1),
             "eta": None if left is None else round(left, 1),
-        }  # fmt: skip
+        }
 
 
 class ProgressBoard:

@@ -26,9 +26,15 @@ class Runner:
     """
 
     def __init__(
-        self, open_ledger: Callable[[], Ledger], plans: Any, jobs: int, settings: Settings,
-        see: Callable[[Event], None], done: Callable[[Job, Outcome], None], log: Log,
-    ) -> None:  # fmt: skip
+        self,
+        open_ledger: Callable[[], Ledger],
+        plans: Any,
+        jobs: int,
+        settings: Settings,
+        see: Callable[[Event], None],
+        done: Callable[[Job, Outcome], None],
+        log: Log,
+    ) -> None:
         self._open, self._plans, self._jobs, self._settings = open_ledger, plans, jobs, settings
         self._see, self._done, self._log = see, done, log
         self._over = threading.Event()
@@ -76,7 +82,7 @@ class Runner:
                 ledger.reclaim()
                 self._run = Run(
                     ledger, self._plans, self._jobs, self._settings, self._emit, done=self._done, lasting=True
-                )  # fmt: skip
+                )
                 run_local(self._run)
             except Exception as error:
                 self._log("engine", "error", message=str(error))

@@ -294,9 +294,14 @@ class Uploads:
 
     def _planned(self, folder: str) -> list[Entry]:
         request = PlanRequest(
-            (folder,), os.path.join(self.settings.outputs, "none"), verify="fast", digest=False,
-            limits=self.settings.limits, access=Access(private=self.settings.private), trees=(folder,),
-        )  # fmt: skip
+            (folder,),
+            os.path.join(self.settings.outputs, "none"),
+            verify="fast",
+            digest=False,
+            limits=self.settings.limits,
+            access=Access(private=self.settings.private),
+            trees=(folder,),
+        )
         return make(request, worker=self.inspectors)[1]
 
 

@@ -18,9 +18,18 @@ from ggferry.service.storage.places import Found, failure, reach
 from ggferry.service.storage.retry import retry
 
 VERSIONS = (
-    "ETag", "etag", "blob_id", "md5", "checksum", "Last-Modified", "LastModified", "last_modified", "mtime", "updated",
+    "ETag",
+    "etag",
+    "blob_id",
+    "md5",
+    "checksum",
+    "Last-Modified",
+    "LastModified",
+    "last_modified",
+    "mtime",
+    "updated",
     "created",
-)  # fmt: skip
+)
 """What stores call the value that changes when a file does, the most reliable first."""
 PART = 16 << 20
 _handles = threading.local()

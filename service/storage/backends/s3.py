@@ -7,6 +7,7 @@ conditions and take some keys for patterns. Which conditions exist: AWS's "condi
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -42,9 +43,12 @@ MAX_KEY = 1024  # bytes of a key
 _MULTIPART = re.compile(r'"?[0-9a-f]{32}-(?P<count>[1-9]\d*)"?')
 _conditional: dict[str, bool] = {}
 _STATED = (
-    ("ChecksumSHA256", "SHA-256"), ("ChecksumSHA1", "SHA-1"), ("ChecksumCRC64NVME", "CRC-64/NVME"),
-    ("ChecksumCRC32C", "CRC-32C"), ("ChecksumCRC32", "CRC-32"),
-)  # fmt: skip
+    ("ChecksumSHA256", "SHA-256"),
+    ("ChecksumSHA1", "SHA-1"),
+    ("ChecksumCRC64NVME", "CRC-64/NVME"),
+    ("ChecksumCRC32C", "CRC-32C"),
+    ("ChecksumCRC32", "CRC-32"),
+)
 
 
 class ExistsError(Exception):
@@ -181,17 +185,23 @@ def _get(found: Found, start: int, end: int, range_: Mapping[str, Any]) -> bytes
         raise TransportError("server returned the wrong byte range", path=found.path, offset=start, found=given)
     if len(data) != end - start:
         raise TransportError(
-            "the store sent less than it promised", path=found.path, offset=start, found=f"{len(data)} bytes",
+            "the store sent less than it promised",
+            path=found.path,
+            offset=start,
+            found=f"{len(data)} bytes",
             expected=f"{end - start}",
-        )  # fmt: skip
+        )
     return bytes(data)
 
 
 def _changed(found: Found, now: str) -> ChangedError:
     return ChangedError(
-        "changed since it was listed", path=found.path, found=now,
-        expected=f"{found.bytes} bytes, version {found.version}", hint="plan again",
-    )  # fmt: skip
+        "changed since it was listed",
+        path=found.path,
+        found=now,
+        expected=f"{found.bytes} bytes, version {found.version}",
+        hint="plan again",
+    )
 
 
 def remove(url: str, version: str = "") -> None:
@@ -303,11 +313,18 @@ def upload(local: str, url: str, progress: Callable[[int], None]) -> str:
                 data = source.read(offset, min(part_of(size), size - offset))
                 number = len(parts) + 1
                 answer = retry(
-                    lambda: _call(
-                        "upload_part", url, size=len(data), Bucket=bucket, Key=key, PartNumber=number,  # noqa: B023
-                        UploadId=begun.upload, Body=data,  # noqa: B023
+                    functools.partial(
+                        _call,
+                        "upload_part",
+                        url,
+                        size=len(data),
+                        Bucket=bucket,
+                        Key=key,
+                        PartNumber=number,
+                        UploadId=begun.upload,
+                        Body=data,
                     )
-                )  # fmt: skip
+                )
                 parts.append({"PartNumber": number, "ETag": answer["ETag"]})
                 progress(len(data))
         try:
@@ -339,22 +356,36 @@ def copy(version: str, partial: str, copying: Copying, size: int, create: bool) 
             last = min(offset + part_of(size), size) - 1
             number = len(parts) + 1
             answer = retry(
-                lambda: _call(
-                    "upload_part_copy", copying.url, size=last - offset, Bucket=bucket, Key=key,  # noqa: B023
-                    UploadId=copying.upload, PartNumber=number, CopySource=source, CopySourceIfMatch=version,  # noqa: B023
-                    CopySourceRange=f"bytes={offset}-{last}",  # noqa: B023
+                functools.partial(
+                    _call,
+                    "upload_part_copy",
+                    copying.url,
+                    size=last - offset,
+                    Bucket=bucket,
+                    Key=key,
+                    UploadId=copying.upload,
+                    PartNumber=number,
+                    CopySource=source,
+                    CopySourceIfMatch=version,
+                    CopySourceRange=f"bytes={offset}-{last}",
                 )
-            )  # fmt: skip
+            )
             parts.append({"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]})
     except ExistsError:
         raise TransportError("what was read back is gone, or another by now", path=partial, expected=version) from None
     except UnknownRequest:
         answer = retry(
             lambda: _call(
-                "copy_object", copying.url, size=size, Bucket=bucket, Key=key, CopySource=source,
-                CopySourceIfMatch=version, **condition,
+                "copy_object",
+                copying.url,
+                size=size,
+                Bucket=bucket,
+                Key=key,
+                CopySource=source,
+                CopySourceIfMatch=version,
+                **condition,
             )
-        )  # fmt: skip
+        )
         return str(answer["CopyObjectResult"]["ETag"])
     return _complete(copying, parts, size, condition)
 
@@ -363,10 +394,16 @@ def _complete(begun: Copying, parts: list[UploadedPart], size: int, condition: M
     bucket, key = split(begun.url)
     answer = retry(
         lambda: _call(
-            "complete_multipart_upload", begun.url, size=size, Bucket=bucket, Key=key, UploadId=begun.upload,
-            MultipartUpload={"Parts": parts}, **condition,
+            "complete_multipart_upload",
+            begun.url,
+            size=size,
+            Bucket=bucket,
+            Key=key,
+            UploadId=begun.upload,
+            MultipartUpload={"Parts": parts},
+            **condition,
         )
-    )  # fmt: skip
+    )
     return str(answer["ETag"])
 
 
@@ -395,7 +432,7 @@ def named_like(url: str) -> Iterator[tuple[str, str | None]]:
         yield f"{scheme}://{bucket}/{each['Key']}", None
     more: dict[str, Any] = {}
     while True:
-        page = retry(lambda: _call("list_multipart_uploads", url, Bucket=bucket, Prefix=key, **more))  # noqa: B023
+        page = retry(functools.partial(_call, "list_multipart_uploads", url, Bucket=bucket, Prefix=key, **more))
         for each in page.get("Uploads", ()):
             yield f"{scheme}://{bucket}/{each['Key']}", str(each["UploadId"])
         if not page.get("IsTruncated"):

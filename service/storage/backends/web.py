@@ -49,13 +49,17 @@ _ENCODED = re.compile(r"identity|", re.IGNORECASE)
 _RANGE = re.compile(r"bytes (?P<start>\d+)-(?P<last>\d+)/(?P<total>\d+|\*)")
 _EMPTY = re.compile(r"bytes \*/0")
 _STATED: tuple[tuple[str, str, Callable[[str, str, str], DeclaredChecksum | None]], ...] = (
-    ("x-amz-checksum-sha256", "SHA-256", checksums.from_base64), ("x-checksum-sha256", "SHA-256", checksums.from_hex),
-    ("x-amz-checksum-sha1", "SHA-1", checksums.from_base64), ("x-checksum-sha1", "SHA-1", checksums.from_hex),
-    ("x-ms-blob-content-md5", "MD5", checksums.from_base64), ("content-md5", "MD5", checksums.from_base64),
-    ("x-checksum-md5", "MD5", checksums.from_hex), ("x-amz-checksum-crc64nvme", "CRC-64/NVME", checksums.from_base64),
+    ("x-amz-checksum-sha256", "SHA-256", checksums.from_base64),
+    ("x-checksum-sha256", "SHA-256", checksums.from_hex),
+    ("x-amz-checksum-sha1", "SHA-1", checksums.from_base64),
+    ("x-checksum-sha1", "SHA-1", checksums.from_hex),
+    ("x-ms-blob-content-md5", "MD5", checksums.from_base64),
+    ("content-md5", "MD5", checksums.from_base64),
+    ("x-checksum-md5", "MD5", checksums.from_hex),
+    ("x-amz-checksum-crc64nvme", "CRC-64/NVME", checksums.from_base64),
     ("x-amz-checksum-crc32c", "CRC-32C", checksums.from_base64),
     ("x-amz-checksum-crc32", "CRC-32", checksums.from_base64),
-)  # fmt: skip
+)
 """Headers that state a checksum of the whole file: Artifactory's and Nexus's, S3's, Azure's, RFC 1864's."""
 _LISTED = {"sha-256": "SHA-256", "sha256": "SHA-256", "sha": "SHA-1", "md5": "MD5", "crc32c": "CRC-32C"}
 """Names within `Repr-Digest` (RFC 9530), `Digest` (RFC 3230) and `x-goog-hash`."""
@@ -204,9 +208,12 @@ def _range(found: Found, start: int, end: int) -> bytes | None:
             _changed(found)
         if match is None or int(match["start"]) != start or int(match["last"]) != end - 1:
             raise TransportError(
-                "server returned the wrong byte range", path=found.path, offset=start, found=given,
+                "server returned the wrong byte range",
+                path=found.path,
+                offset=start,
+                found=given,
                 expected=f"bytes {start}-{end - 1}/{found.bytes}",
-            )  # fmt: skip
+            )
         if not _ENCODED.fullmatch(answer.headers.get("Content-Encoding", "")):
             raise TransportError("the range came compressed", path=found.path, offset=start)
         return read(answer, end - start, found.path)
@@ -221,9 +228,12 @@ def _changed(found: Found) -> None:
 
 def _other(found: Found, now: Found) -> GgferryError:
     return ChangedError(
-        "changed since it was listed", path=found.path, found=f"{now.bytes} bytes, version {now.version}",
-        expected=f"{found.bytes} bytes, version {found.version}", hint="plan again",
-    )  # fmt: skip
+        "changed since it was listed",
+        path=found.path,
+        found=f"{now.bytes} bytes, version {now.version}",
+        expected=f"{found.bytes} bytes, version {found.version}",
+        hint="plan again",
+    )
 
 
 def read(answer: http.client.HTTPResponse, size: int, path: str) -> bytes:
@@ -309,9 +319,11 @@ def _followed(url: str, target: str, to: str, home: tuple[str, str, int]) -> str
         return there
     if not granted().redirects:
         raise AccessError(
-            "redirected to another server", path=url, found="{}://{}:{}".format(*origin(there)),
+            "redirected to another server",
+            path=url,
+            found="{}://{}:{}".format(*origin(there)),
             hint="plan --follow-redirects, where that one is trusted",
-        )  # fmt: skip
+        )
     elsewhere[url] = "{}://{}:{}".format(*origin(there))
     return there
 

@@ -42,21 +42,36 @@ from ggferry.support.progress import silent
 RNG = np.random.default_rng(5)
 PREFIX = "base_model.model."
 BASE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 96, "intermediate_size": 160,
-    "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
 ROWS = {
-    "self_attn.q_proj": (96, 96), "self_attn.k_proj": (48, 96), "self_attn.v_proj": (48, 96),
+    "self_attn.q_proj": (96, 96),
+    "self_attn.k_proj": (48, 96),
+    "self_attn.v_proj": (48, 96),
     "mlp.down_proj": (96, 160),
-}  # fmt: skip
+}
 NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
     "mlp.down_proj": "ffn_down",
-}  # fmt: skip
+}
 CONFIG: dict[str, Any] = {
-    "peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "base_model_name_or_path": "me/b",
-}  # fmt: skip
+    "peft_type": "LORA",
+    "r": 4,
+    "lora_alpha": 8,
+    "bias": "none",
+    "base_model_name_or_path": "me/b",
+}
 
 
 def low_rank(rows: int, columns: int, r: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
@@ -148,25 +163,32 @@ SCALES: dict[str, tuple[dict[str, int], dict[str, Any], Any]] = {
     "rsLoRA, a square": ({}, {"use_rslora": True}, lambda module, r: 8 / math.sqrt(r)),
     "rsLoRA, no square": (dict.fromkeys(ROWS, 6), {"use_rslora": True, "r": 6}, lambda module, r: 8 / math.sqrt(r)),
     "rsLoRA and ranks": (
-        {"self_attn.q_proj": 6}, {"use_rslora": True, "rank_pattern": {"q_proj": 6}},
+        {"self_attn.q_proj": 6},
+        {"use_rslora": True, "rank_pattern": {"q_proj": 6}},
         lambda module, r: 8 / math.sqrt(r),
     ),
     "ranks": ({"mlp.down_proj": 7}, {"rank_pattern": {"down_proj": 7}}, lambda module, r: 8 / r),
     "alphas, powers of two": (
-        {}, {"alpha_pattern": {"q_proj": 32, "k_proj": 2}},
+        {},
+        {"alpha_pattern": {"q_proj": 32, "k_proj": 2}},
         lambda module, r: {"self_attn.q_proj": 32, "self_attn.k_proj": 2}.get(module, 8) / r,
     ),
-    "alphas, others": ({}, {"alpha_pattern": {"self_attn.v_proj": 24}},
-                       lambda module, r: (24 if "v_proj" in module else 8) / r),
+    "alphas, others": (
+        {},
+        {"alpha_pattern": {"self_attn.v_proj": 24}},
+        lambda module, r: (24 if "v_proj" in module else 8) / r,
+    ),
     "the first pattern counts": (
-        {}, {"alpha_pattern": {r".*\.q_proj": 16, "q_proj": 64}},
+        {},
+        {"alpha_pattern": {r".*\.q_proj": 16, "q_proj": 64}},
         lambda module, r: (16 if "q_proj" in module else 8) / r,
     ),
     "both": (
-        {"self_attn.q_proj": 2}, {"rank_pattern": {"self_attn.q_proj": 2}, "alpha_pattern": {"self_attn.q_proj": 3.5}},
+        {"self_attn.q_proj": 2},
+        {"rank_pattern": {"self_attn.q_proj": 2}, "alpha_pattern": {"self_attn.q_proj": 3.5}},
         lambda module, r: (3.5 if "q_proj" in module else 8) / r,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", SCALES)
@@ -232,9 +254,20 @@ def test_the_oracles_dora_is_refused_by_name(fixtures: Path, tmp_path: Path) -> 
 
 
 MODELS = [
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi2", "phi3", "stablelm", "olmo", "granite",
-    "starcoder2", "deepseek2",
-]  # fmt: skip
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "phi2",
+    "phi3",
+    "stablelm",
+    "olmo",
+    "granite",
+    "starcoder2",
+    "deepseek2",
+]
 # What cannot be said as pairs of GGUF's weights, and why.
 NOT_PAIRS = {"deepseek2": "kv_b_proj"}
 
@@ -421,28 +454,39 @@ TENSORS: dict[str, tuple[dict[str, np.ndarray], type[GgferryError], str]] = {
     "whole": ({f"{PREFIX}lm_head.weight": np.zeros((300, 96), F)}, UnsupportedError, "modules_to_save.*lm_head"),
     "magnitudes": ({f"{Q}.lora_magnitude_vector": np.zeros(96, F)}, UnsupportedError, "DoRA"),
     "embedding": (
-        {f"{PREFIX}model.embed_tokens.lora_embedding_A": np.zeros((4, 300), F)}, UnsupportedError, "embedding",
+        {f"{PREFIX}model.embed_tokens.lora_embedding_A": np.zeros((4, 300), F)},
+        UnsupportedError,
+        "embedding",
     ),
     "bias of B": ({f"{Q}.lora_B.bias": np.zeros(96, F)}, UnsupportedError, "biases"),
     "half": ({f"{PREFIX}model.layers.0.mlp.up_proj.lora_A.weight": np.zeros((4, 96), F)}, MissingError, "lora_B"),
     "two adapters": ({f"{Q}.lora_A.other.weight": np.zeros((4, 96), F)}, AmbiguousError, "other"),
     "no such layer": (
-        {f"{PREFIX}model.layers.0.self_attn.w_proj.lora_{s}.weight": np.zeros(shape, F)
-         for s, shape in (("A", (4, 96)), ("B", (96, 4)))}, UnexpectedTensorError, "w_proj",
+        {
+            f"{PREFIX}model.layers.0.self_attn.w_proj.lora_{s}.weight": np.zeros(shape, F)
+            for s, shape in (("A", (4, 96)), ("B", (96, 4)))
+        },
+        UnexpectedTensorError,
+        "w_proj",
     ),
     "on an embedding": (
-        {f"{PREFIX}model.embed_tokens.lora_{s}.weight": np.zeros(shape, F)
-         for s, shape in (("A", (4, 96)), ("B", (300, 4)))}, UnsupportedError, "embedding",
+        {
+            f"{PREFIX}model.embed_tokens.lora_{s}.weight": np.zeros(shape, F)
+            for s, shape in (("A", (4, 96)), ("B", (300, 4)))
+        },
+        UnsupportedError,
+        "embedding",
     ),
     "a norm": ({f"{PREFIX}model.norm.weight": np.zeros(96, F)}, UnsupportedError, "modules_to_save"),
     "ranks": ({f"{Q}.lora_B.weight": np.zeros((96, 3), F)}, ShapeError, "do not multiply|rank"),
     "a vector": ({f"{Q}.lora_B.weight": np.zeros(96, F)}, GgferryError, "q_proj"),
     "no rank": (
         {f"{Q}.lora_A.weight": np.zeros((0, 96), F), f"{Q}.lora_B.weight": np.zeros((96, 0), F)},
-        GgferryError, "q_proj",
+        GgferryError,
+        "q_proj",
     ),
     "integers": ({f"{Q}.lora_A.weight": np.zeros((4, 96), np.int8)}, UnsupportedError, "I8"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", TENSORS)

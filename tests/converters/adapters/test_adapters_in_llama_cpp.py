@@ -27,9 +27,14 @@ from helpers.builders import record
 
 TOKENS = [1, 300, 17, 402, 260, 511, 68, 333, 259, 480, 271, 290, 455, 13, 399, 2]  # the oracle's tokens16.txt
 WORDS = {
-    "attn_q": "attention.wq", "attn_k": "attention.wk", "attn_v": "attention.wv", "attn_output": "attention.wo",
-    "ffn_gate": "feed_forward.w1", "ffn_down": "feed_forward.w2", "ffn_up": "feed_forward.w3",
-}  # fmt: skip
+    "attn_q": "attention.wq",
+    "attn_k": "attention.wk",
+    "attn_v": "attention.wv",
+    "attn_output": "attention.wo",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_down": "feed_forward.w2",
+    "ffn_up": "feed_forward.w3",
+}
 
 SCRIPT = """
 import json, sys

@@ -32,14 +32,22 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 
 CTRANSLATE2 = struct.pack("<IH", 6, 16) + b"TransformerSpec\0" + bytes(64)
 ONNX = b"\x08\x07\x12\x07pytorch\x1a\x032.0:" + bytes(64)
 HEADS = {
-    "a git-LFS pointer": (POINTER, 5), "an HTML page": (b"<!DOCTYPE html><html>404", 5),
-    "an XML document": (b"<?xml version='1.0'?><Error/>", 5), "an error message in JSON": (b'{"error":"no"}', 5),
-    "an error message of a hub": (b"Entry not found", 5), "an HDF5 file": (b"\x89HDF\r\n\x1a\n" + bytes(99), 4),
-    "a TensorFlow Lite model": (b"\x1c\0\0\0TFL3" + bytes(99), 4), "a CTranslate2 model": (CTRANSLATE2, 4),
-    "an ONNX model": (ONNX, 4), "gzip-compressed": (gzip.compress(b"x"), 4), "nothing but zeros": (bytes(9999), 5),
-    "an empty file": (b"", 5), "GGUF with its first bytes reversed": (b"FUGG" + bytes(99), 4),
-    "a NumPy array": (b"\x93NUMPY\1\0", 4), "nothing that is known here": (b"\x01\x02\x03\x04" * 30, 4),
-}  # fmt: skip
+    "a git-LFS pointer": (POINTER, 5),
+    "an HTML page": (b"<!DOCTYPE html><html>404", 5),
+    "an XML document": (b"<?xml version='1.0'?><Error/>", 5),
+    "an error message in JSON": (b'{"error":"no"}', 5),
+    "an error message of a hub": (b"Entry not found", 5),
+    "an HDF5 file": (b"\x89HDF\r\n\x1a\n" + bytes(99), 4),
+    "a TensorFlow Lite model": (b"\x1c\0\0\0TFL3" + bytes(99), 4),
+    "a CTranslate2 model": (CTRANSLATE2, 4),
+    "an ONNX model": (ONNX, 4),
+    "gzip-compressed": (gzip.compress(b"x"), 4),
+    "nothing but zeros": (bytes(9999), 5),
+    "an empty file": (b"", 5),
+    "GGUF with its first bytes reversed": (b"FUGG" + bytes(99), 4),
+    "a NumPy array": (b"\x93NUMPY\1\0", 4),
+    "nothing that is known here": (b"\x01\x02\x03\x04" * 30, 4),
+}
 
 
 @pytest.mark.parametrize("what", HEADS)

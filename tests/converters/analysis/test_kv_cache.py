@@ -27,14 +27,31 @@ os._exit(0)
 """
 SIZE = re.compile(r"(llama_kv_cache|llama_memory_recurrent): size = +([\d.]+) MiB.*")
 CASES = (
-    ("llama", 20000, "f16"), ("llama head_dim", 20000, "f32"), ("gemma2", 20000, "f16"), ("gemma3", 20000, "f16"),
-    ("gpt-oss", 20000, "f16"), ("deepseek v3", 20000, "f16"), ("mamba2", 4096, "f16"), ("mamba", 4096, "f16"),
-    ("jamba", 20000, "f16"), ("falcon-h1", 20000, "f16"), ("lfm2", 20000, "f16"), ("qwen3next", 20000, "f16"),
-    ("gemma4 shared", 20000, "f16"), ("granite hybrid", 20000, "f16"),
-    ("nemotron-h", 20000, "f16"), ("kimi linear", 20000, "f16"), ("llama4 chunks", 20000, "f16"),
-    ("cohere2", 20000, "f16"), ("mistral window", 20000, "f16"), ("qwen2 window", 20000, "f16"), ("phi3", 20000, "f16"),
-    ("gpt2", 4096, "f16"), ("falcon 7b", 4096, "f16"), ("afmoe", 20000, "f16"),
-)  # fmt: skip
+    ("llama", 20000, "f16"),
+    ("llama head_dim", 20000, "f32"),
+    ("gemma2", 20000, "f16"),
+    ("gemma3", 20000, "f16"),
+    ("gpt-oss", 20000, "f16"),
+    ("deepseek v3", 20000, "f16"),
+    ("mamba2", 4096, "f16"),
+    ("mamba", 4096, "f16"),
+    ("jamba", 20000, "f16"),
+    ("falcon-h1", 20000, "f16"),
+    ("lfm2", 20000, "f16"),
+    ("qwen3next", 20000, "f16"),
+    ("gemma4 shared", 20000, "f16"),
+    ("granite hybrid", 20000, "f16"),
+    ("nemotron-h", 20000, "f16"),
+    ("kimi linear", 20000, "f16"),
+    ("llama4 chunks", 20000, "f16"),
+    ("cohere2", 20000, "f16"),
+    ("mistral window", 20000, "f16"),
+    ("qwen2 window", 20000, "f16"),
+    ("phi3", 20000, "f16"),
+    ("gpt2", 4096, "f16"),
+    ("falcon 7b", 4096, "f16"),
+    ("afmoe", 20000, "f16"),
+)
 
 
 def printed(path: Path, context: int, kind: str) -> tuple[float, float]:

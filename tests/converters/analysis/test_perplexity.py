@@ -49,8 +49,13 @@ def test_figures_are_those_of_llama_cpps_logits(models: dict[str, Path], tmp_pat
     found = ggferry.compare(models["a"], models["c"], models["text"], context=CONTEXT, chunks=3)
     tokens = ggferry.tokenize(str(models["a"]), TEXT.removesuffix("\n"))[: 3 * CONTEXT]
     assert len(found.chunks) == 3
-    right = np.array([tokens[start + n + 1] for start in range(0, len(found.chunks) * CONTEXT, CONTEXT)
-                      for n in range(CONTEXT // 2, CONTEXT - 1)])  # fmt: skip
+    right = np.array(
+        [
+            tokens[start + n + 1]
+            for start in range(0, len(found.chunks) * CONTEXT, CONTEXT)
+            for n in range(CONTEXT // 2, CONTEXT - 1)
+        ]
+    )
     p, q = (theirs(models[name], tokens, tmp_path) for name in "ac")
     at, last = np.arange(len(right)), found.chunks[-1]
     assert found.count == len(right)
@@ -83,8 +88,23 @@ def test_what_cannot_be_compared(models: dict[str, Path], tmp_path: Path) -> Non
 
 def test_the_command_and_its_page(models: dict[str, Path], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    command = [sys.executable, "-m", "ggferry", "compare", str(models["a"]), str(models["b"]), "--text",
-               str(models["text"]), "--ctx", str(CONTEXT), "--chunks", "2", "--json", "--html", str(page)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "ggferry",
+        "compare",
+        str(models["a"]),
+        str(models["b"]),
+        "--text",
+        str(models["text"]),
+        "--ctx",
+        str(CONTEXT),
+        "--chunks",
+        "2",
+        "--json",
+        "--html",
+        str(page),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(json.loads(done.stdout)["chunks"]) == 2
     text = page.read_text()

@@ -33,8 +33,12 @@ def spoil(path: Path, tensor: str, data: bytes, at: int = 0) -> None:
 
 
 def test_sound_files_are_sound(model: Path, fixtures: Path) -> None:
-    for path in (model, fixtures / "quantize" / "k256.Q4_K_M.gguf", fixtures / "hf" / "ckpt" / "llama",
-                 fixtures / "legacy-llama" / "ggjt1-20230428" / "q4_0.bin"):  # fmt: skip
+    for path in (
+        model,
+        fixtures / "quantize" / "k256.Q4_K_M.gguf",
+        fixtures / "hf" / "ckpt" / "llama",
+        fixtures / "legacy-llama" / "ggjt1-20230428" / "q4_0.bin",
+    ):
         found = ggferry.examine(path)
         assert found.sound and found.tensors and found.architecture == "llama", found
     assert [(each.name.split()[0], each.loads) for each in ggferry.examine(model).runtimes] == [("llama.cpp", True)]
@@ -105,7 +109,7 @@ VOCABULARY = [
     ({"tokenizer.ggml.merges": '["a b", "nothing at all"]:[str]'}, "merges of pieces that are no tokens"),
     ({"tokenizer.ggml.tokens[300]": "</s>"}, "1 tokens are there twice: '</s>'"),
     ({"llama.block_count": "3"}, "found 2 blocks, expected 3"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("change", "said"), VOCABULARY)
@@ -120,8 +124,14 @@ def test_vocabulary_and_model(model: Path, change: dict[str, str], said: str) ->
 def test_why_llama_cpp_refuses(tmp_path: Path, model: Path) -> None:
     nested = Value(ValueType.ARRAY, (array(ValueType.INT32, [1]),), ValueType.ARRAY)
     data = [("t", codec("F32").type, (3,), bytes(12))]
-    write_gguf(tmp_path / "a.gguf", {"general.architecture": string("nobody"), "a.b": nested}, data, version=1,
-               big_endian=True, alignment=8)  # fmt: skip
+    write_gguf(
+        tmp_path / "a.gguf",
+        {"general.architecture": string("nobody"), "a.b": nested},
+        data,
+        version=1,
+        big_endian=True,
+        alignment=8,
+    )
     why = " ".join(ggferry.examine(tmp_path / "a.gguf").runtimes[0].why_not)
     for part in ("v1", "big-endian", "alignment 8", "array of arrays", "no loader for nobody"):
         assert part in why

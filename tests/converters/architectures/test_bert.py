@@ -67,7 +67,7 @@ def test_bert_agrees_with_llama_cpp(hf: Path) -> None:
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 80,
     "max_position_embeddings": 40,
-}  # fmt: skip
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {}),
     "bert, one type": ("Bert", {"type_vocab_size": 1}),
@@ -115,7 +115,7 @@ def nomic_ai(folder: Path) -> Path:
         "vocab_size": 96, "type_vocab_size": 2, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000,
         "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_scaling_factor": 2, "prenorm": False,
         "causal": False, "auto_map": {"AutoModel": "modeling.NomicBertModel"},
-    }  # fmt: skip
+    }
     (folder / "config.json").write_text(json.dumps(own))
     return folder
 
@@ -130,7 +130,7 @@ def with_names_of_the_code(source: Path, target: Path) -> Path:
             ("emb_ln", "embeddings.LayerNorm"), ("encoder.layers.", "layers."), ("attn.out_proj", "self_attn.o_proj"),
             ("fc11", "up_proj"), ("fc12", "gate_proj"), ("fc2", "down_proj"), ("norm1", "post_attention_layernorm"),
             ("norm2", "post_mlp_layernorm"),
-        ):  # fmt: skip
+        ):
             name = name.replace(old, new)
         if "Wqkv" in name:
             parts = zip("qkv", np.split(array, 3), strict=True)
@@ -240,7 +240,7 @@ def test_without_pooling_bert_says_nothing_and_nomic_its_mean(tmp_path: Path) ->
         ("nomic", "rope_parameters", {"rope_type": "yarn", "factor": 2.0}), ("nomic", "head_dim", 8),
         ("nomic", "num_attention_heads", 48),
     ],
-)  # fmt: skip
+)
 def test_what_contradicts_or_cannot_be_said_is_refused(name: str, key: str, value: Any, tmp_path: Path) -> None:
     saved(tmp_path, name)
     with pytest.raises(GgferryError):
@@ -251,7 +251,7 @@ def test_what_contradicts_or_cannot_be_said_is_refused(name: str, key: str, valu
     ("key", "value"),
     [("activation_function", "gelu"), ("rotary_emb_fraction", 0.5), ("prenorm", True), ("moe_every_n_layers", 2),
      ("rotary_emb_interleaved", True)],
-)  # fmt: skip
+)
 def test_what_nomics_own_code_could_do_besides_is_refused(key: str, value: Any, tmp_path: Path) -> None:
     saved(tmp_path / "hf", "nomic")
     folder = nomic_ai(tmp_path / "hf")

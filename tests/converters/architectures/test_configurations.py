@@ -85,7 +85,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "biases that the class does not read": ("nemotron-h", {"attention_bias": True}),
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
-}  # fmt: skip
+}
 
 
 def changed(name: str, folder: Path, built: dict[str, Any] | None = None, /, **changes: Any) -> np.ndarray:
@@ -151,7 +151,7 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
        for name in ("gemma3n", "cohere2", "command-r", "gemma4 shared")},
     **{f"a class that ties nothing: {name}": (name, {"tie_word_embeddings": True}, {})
        for name in ("ling 3", "kimi linear", "nemotron-h", "nemotron-h moe")},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", MADE)
@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     **{f"a kind under the older name: {name}": (
         name, {"rope_parameters": GONE, "rope_scaling": {"type": "linear", "factor": 4.0}}, "under 'type'")
        for name in ("olmo3", "gemma3")},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

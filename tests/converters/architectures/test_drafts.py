@@ -40,14 +40,14 @@ def of_gemma(folder: Path) -> Path:
         "pre_feedforward_layernorm.weight": (WIDTH,), "post_feedforward_layernorm.weight": (WIDTH,),
         "layer_scalar": (1,), "markov_head.markov_w1.weight": (512, 20), "markov_head.markov_w2.weight": (512, 20),
         "lm_head.weight": (512, WIDTH),
-    }  # fmt: skip
+    }
     rope = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 9000.0}
     flash(
         folder, "Gemma4DSparkModel", further, attention_k_eq_v=True, global_head_dim=12, head_dim=8,
         num_global_key_value_heads=3, num_key_value_heads=1, layer_types=["full_attention"] * 3, hidden_act=None,
         hidden_activation="gelu_pytorch_tanh", rope_theta=None, rope_parameters={"full_attention": rope},
         dflash_config={"mask_token_id": MASK, "target_layer_ids": [0, 0]},
-    )  # fmt: skip
+    )
     from safetensors.numpy import load_file, save_file
 
     kept = {name: x for name, x in load_file(folder / "model.safetensors").items() if "v_proj" not in name}
@@ -70,7 +70,7 @@ DRAFTS: dict[str, tuple[str, int, Callable[[Path], Any]]] = {
                                                        aux_hidden_state_layer_ids=[1, 1])),
     "dspark of ling": ("DSPARK", 5, lambda folder: spark(folder, "LingDSparkModel", False, rope_is_neox_style=False)),
     "dspark of gemma": ("DSPARK", 5, of_gemma),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_muse_glimmers_assistant_is_transformers(target: Path, tmp_path: Path) -
         head_dim=12, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
         max_position_embeddings=64, sliding_window=2048, block_size=5, mask_token_id=MASK, target_layer_ids=[0, 1],
         layer_types=["sliding_attention", "full_attention", "sliding_attention"], attn_implementation="eager",
-    )  # fmt: skip
+    )
     torch.manual_seed(7)
     model = MuseGlimmerAssistantModel(config).eval()
     shake(model)
@@ -194,7 +194,7 @@ def test_muse_glimmers_assistant_is_transformers(target: Path, tmp_path: Path) -
         expected = model(
             noise_embeds=torch.from_numpy(noise)[None], context_hidden_states=torch.from_numpy(states)[None],
             attention_mask={"full_attention": None, "sliding_attention": None},
-        ).last_hidden_state[0].numpy()  # fmt: skip
+        ).last_hidden_state[0].numpy()
     given = {"states": states, "embeddings": noise}
     done = converted(tmp_path / "hf", target, tmp_path / "x.gguf")
     assert not [note for note in done.receipt["notes"] if "does not use" in note]
@@ -237,7 +237,7 @@ def without(folder: Path, name: str) -> Path:
     from safetensors.numpy import load_file, save_file
 
     save_file({key: x for key, x in load_file(folder / "model.safetensors").items() if key != name},
-              folder / "model.safetensors")  # fmt: skip
+              folder / "model.safetensors")
     return folder
 
 
@@ -255,7 +255,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "mask_token"),
     "a width that the target's embeddings lack": (
         lambda folder: edited(eagle(folder), target_hidden_size=48), "does not fit its role"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -312,7 +312,7 @@ def test_gemmas_assistant_is_transformers(kind: str, tmp_path: Path, monkeypatch
     config = getattr(transformers, f"{kind}Config")(
         text_config={**text, "model_type": "gemma4_text" if kind == "Gemma4Assistant" else "gemma4_unified_text"},
         backbone_hidden_size=56, attn_implementation="eager",
-    )  # fmt: skip
+    )
     torch.manual_seed(7)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     shake(model)
@@ -323,7 +323,7 @@ def test_gemmas_assistant_is_transformers(kind: str, tmp_path: Path, monkeypatch
         return random.standard_normal(shape, np.float32)
 
     given = {"states": some(5, 56), "embeddings": some(5, 56) * np.float32(0.2), "keys": some(9, 2, 12),
-             "values": some(9, 2, 12), "keys_swa": some(9, 2, 10), "values_swa": some(9, 2, 10)}  # fmt: skip
+             "values": some(9, 2, 12), "keys_swa": some(9, 2, 10), "values_swa": some(9, 2, 10)}
     both = np.concatenate([given["embeddings"] * np.float32(56**0.5), given["states"]], -1)
     shared = {
         name: tuple(torch.from_numpy(given[f"{part}{end}"]).transpose(0, 1)[None] for part in ("keys", "values"))
@@ -366,7 +366,7 @@ def test_llama_cpp_proposes_what_gemmas_assistant_does(tmp_path: Path, monkeypat
                      "hidden_size": 40, "num_hidden_layers": 3, "layer_types": kinds, "global_head_dim": 12,
                      "attention_k_eq_v": True, "num_global_key_value_heads": 4, "vocab_size_per_layer_input": 0},
         backbone_hidden_size=48,
-    )  # fmt: skip
+    )
     torch.manual_seed(3)
     model = transformers.Gemma4AssistantForCausalLM(config).eval()
     shake(model)
@@ -375,7 +375,7 @@ def test_llama_cpp_proposes_what_gemmas_assistant_does(tmp_path: Path, monkeypat
     files = (write(graph_of(str(tmp_path / "target")), tmp_path / "t.gguf"), write(graph, tmp_path / "x.gguf"))
     (step, *_), _ = draft_candidates(PROMPT, 4, *files, "MTP", 1)
     given = {"states": told.hidden_states[-1][0, -1:].numpy(),
-             "embeddings": target.get_input_embeddings().weight[tokens[-1:]].detach().numpy()}  # fmt: skip
+             "embeddings": target.get_input_embeddings().weight[tokens[-1:]].detach().numpy()}
     for end, number in (("", 5), ("_swa", 4)):
         layer = told.past_key_values.layers[number]
         kept = {"keys": layer.keys, "values": layer.values}

@@ -32,11 +32,11 @@ GEMMA: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 80, "max_position_embeddings": 40, "head_dim": 20, "sliding_window": 6,
     "query_pre_attn_scalar": 20, "use_bidirectional_attention": True,
-}  # fmt: skip
+}
 BERT: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 80,
     "max_position_embeddings": 40,
-}  # fmt: skip
+}
 WHOLE = (("Pooling", "1_Pooling"), ("Dense", "2_Dense"), ("Dense", "3_Dense"), ("Normalize", "4_Normalize"))
 
 
@@ -73,7 +73,7 @@ def test_embeddinggemma_with_its_matrices(pickled: bool, tmp_path: Path) -> None
     assert stated == {
         "gemma-embedding.dense_2_feat_in": 64, "gemma-embedding.dense_2_feat_out": 112,
         "gemma-embedding.dense_3_feat_in": 112, "gemma-embedding.dense_3_feat_out": 64,
-    }  # fmt: skip
+    }
     assert graph.by_name["dense_2.weight"].shape == (112, 64) and graph.by_name["dense_3.weight"].shape == (64, 112)
 
 
@@ -138,7 +138,7 @@ def test_what_gguf_has_no_key_for_is_said(tmp_path: Path) -> None:
     for words in (
         "query: 'query: ', passage: 'passage: ')", "a module LayerNorm", "no Normalize", "cuts texts at 17",
         "lower case",
-    ):  # fmt: skip
+    ):
         assert words in notes
 
 

@@ -30,13 +30,13 @@ IDS = [2, 17, 42, 9, 3, 60, 31, 8, 77, 12, 5, 90]
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 80,
     "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
-}  # fmt: skip
+}
 DISTIL = {"vocab_size": 96, "dim": 48, "n_layers": 3, "n_heads": 3, "hidden_dim": 80, "max_position_embeddings": 40}
 GROUPED = {**SIZES, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
 MODERN = {**SIZES, "global_attn_every_n_layers": 2, "local_attention": 6, "cls_token_id": 2, "sep_token_id": 3}
 GEMMA = {
     **GROUPED, "head_dim": 20, "sliding_window": 6, "query_pre_attn_scalar": 20, "use_bidirectional_attention": True,
-}  # fmt: skip
+}
 THREE = {"id2label": {0: "no", 1: "maybe", 2: "yes"}}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("RobertaModel", {**SIZES, "type_vocab_size": 1}),
@@ -101,7 +101,7 @@ def both(folder: Path) -> tuple[str, str]:
 SLOW = (
     "roberta, language", "xlm-roberta", "camembert", "bert, both heads", "distilbert, language", "modernbert, silu",
     "modernbert, language", "embeddinggemma, windows", "eurobert, language", "qwen2", "llama",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODELS])
@@ -145,7 +145,7 @@ NEO = {
     "architectures": ["NeoBERT"], "model_type": "neobert", "vocab_size": 96, "hidden_size": WIDTH, "max_length": 40,
     "num_hidden_layers": BLOCKS, "num_attention_heads": HEADS, "intermediate_size": 80, "norm_eps": 1e-4,
     "hidden_act": "SwiGLU", "rope": True, "rms_norm": True,
-}  # fmt: skip
+}
 
 
 def neo_tensors() -> dict[str, torch.Tensor]:
@@ -162,7 +162,7 @@ def neo_tensors() -> dict[str, torch.Tensor]:
                 ("attention_norm", (WIDTH,)), ("ffn_norm", (WIDTH,)), ("qkv", (3 * WIDTH, WIDTH)),
                 ("wo", (WIDTH, WIDTH)), ("ffn.w12", (2 * FF, WIDTH)), ("ffn.w3", (WIDTH, FF)),
             )
-        }  # fmt: skip
+        }
     return found
 
 
@@ -208,7 +208,7 @@ JINA = {
     "architectures": ["JinaBertForMaskedLM"], "model_type": "bert", "vocab_size": 96, "hidden_size": WIDTH,
     "max_position_embeddings": 40, "num_hidden_layers": BLOCKS, "num_attention_heads": HEADS, "intermediate_size": FF,
     "layer_norm_eps": 1e-5, "feed_forward_type": "geglu", "position_embedding_type": "alibi", "type_vocab_size": 2,
-}  # fmt: skip
+}
 
 
 def jina_tensors(words: int) -> dict[str, torch.Tensor]:
@@ -349,7 +349,7 @@ def test_transformers_and_llama_cpp_give_the_scores(name: str, tmp_path: Path, f
     }
     assert {witness: one["what"] for witness, one in heard.items() if witness != "tokenizers"} == {
         "transformers": "scores", "llama.cpp": "scores"
-    }  # fmt: skip
+    }
     assert all(one["why"] is None for one in heard.values())
 
 

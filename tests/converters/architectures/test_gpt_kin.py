@@ -172,7 +172,7 @@ def test_the_specifications_spellings_of_mpts_keys_are_read(tmp_path: Path) -> N
     found = open_checkpoint(str(write(graph, tmp_path / "x.gguf")))
     spelled = {"max_alibi_bias": "alibi_bias_max", "clamp_kqv": "clip_kqv"}
     metadata = {key.replace(key.rpartition(".")[2], spelled.get(key.rpartition(".")[2], key.rpartition(".")[2])): value
-                for key, value in found.metadata.items()}  # fmt: skip
+                for key, value in found.metadata.items()}
     other = understand(replace(found, metadata=metadata))
     assert np.array_equal(forward(other, TOKENS), forward(understand(found), TOKENS))
     assert "mpt.attention.clip_kqv" in metadata and other.sizes["clamp_kqv"] == pytest.approx(0.8)
@@ -259,7 +259,7 @@ def test_normed_queries_stop_llama_cpp(tmp_path: Path) -> None:
         {"attn_config": {"rope": True}}, {"attn_config": {"prefix_lm": True}},
         {"attn_config": {"sliding_window_size": 128}},
     ],
-)  # fmt: skip
+)
 def test_what_an_mpt_file_cannot_say_is_refused(words: dict[str, Any], tmp_path: Path) -> None:
     make("mpt", tmp_path)
     with pytest.raises(UnsupportedError, match=next(iter(words))):
@@ -352,7 +352,7 @@ def test_a_falcon_file_of_another_layout_is_refused(tmp_path: Path) -> None:
         ("gptneox unbiased", False), ("gpt2", True), ("gpt2 unscaled", False), ("mpt", True), ("mpt scale", False),
         ("starcoder2 unbiased", False), ("olmo tied", True),
     ],
-)  # fmt: skip
+)
 def test_whether_a_runtime_runs_this_very_model(name: str, runs: bool, tmp_path: Path) -> None:
     _, graph = made(name, tmp_path)
     assert graph.runtimes == (("llama.cpp",) if runs else ())
@@ -444,7 +444,7 @@ def emptied(name: str) -> Callable[[dict[str, np.ndarray]], None]:
         ("falcon 40b", regrouped(2)), ("falcon 40b", swapped("attn_norm", "attn_norm_2")), ("mpt", regrouped(6)),
         ("gptj", swapped("attn_q", "attn_k")), ("gptneo", swapped("attn_norm", "ffn_norm")),
     ],
-)  # fmt: skip
+)
 def test_the_forward_pass_shows_it(name: str, mutate: Callable[..., None], tmp_path: Path) -> None:
     expected, graph = made(name, tmp_path / "hf")
     wrong = understand(open_checkpoint(str(write(graph, tmp_path / "x.gguf", mutate))))
@@ -523,7 +523,7 @@ def test_replits_vocabulary_is_sentencepieces_unigram(fixtures: Path, tmp_path: 
         ("gpt2", "gpt-2"), ("gptj", "gpt-2"), ("gptneo", "gpt-2"), ("gptneox", "gpt-2"), ("mpt", "gpt-2"),
         ("bloom", "bloom"), ("falcon7b", "falcon"), ("falcon40b", "falcon"), ("starcoder", "starcoder"),
     ],
-)  # fmt: skip
+)
 def test_pre_tokenizers_are_derived_and_proved(name: str, pre: str, fixtures: Path) -> None:
     checkpoint = open_checkpoint(str(fixtures / "hf" / "ckpt" / name))
     tokenizer = load_tokenizer(checkpoint, 400)

@@ -18,7 +18,7 @@ from helpers.hostile import GGUF, JSON, answers
 from helpers.tiny_models import make, write
 
 QUICK = ("llama yarn", "phi3 longrope", "gemma3, old", "deepseek v3", "mamba2", "falcon mamba", "rwkv", "gpt2",
-         "falcon rw")  # fmt: skip
+         "falcon rw")
 SLOW = (
     "gemma4 shared",
     "gemma4 experts",
@@ -44,7 +44,7 @@ MORE = {
     "sliding_window": 4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "head_dim": 8, "clip_qkv": 1.0,
     "tie_word_embeddings": True, "partial_rotary_factor": 0.5, "num_experts": 2, "n_group": 2, "text_config": {},
     "original_max_position_embeddings": 4, "sliding_window_pattern": 2, "use_sliding_window": True,
-}  # fmt: skip
+}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

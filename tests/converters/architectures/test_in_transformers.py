@@ -192,7 +192,7 @@ def test_a_bias_the_configuration_denies(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(UnexpectedTensorError, match="attention_bias"):
         bound(llama, tmp_path / "y", lambda config, tensors: (
             config.pop("attention_bias"), tensors.update({name: np.ones(48, np.float32)})
-        ))  # fmt: skip
+        ))
 
 
 def test_rotary_buffers_are_dropped_with_their_reason(llama: Path, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_the_text_half_of_a_vision_model(tmp_path: Path) -> None:
     vision = {
         "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
         "patch_size": 14,
-    }  # fmt: skip
+    }
     config = transformers.Gemma3Config(text_config=GEMMA3, vision_config=vision, mm_tokens_per_image=4)
     config._attn_implementation = "eager"
     torch.manual_seed(3)

@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
     "layer_norm_eps": 1e-5, "max_position_embeddings": 42, "type_vocab_size": 1, "pad_token_id": 1,
     "position_embedding_type": "rotary", "rotary_emb_base": 2000.0, "lora_rank": RANK, "lora_alpha": 1,
     "lora_adaptations": ["a", "b", "c", "d", "e"], "use_flash_attn": True,
-}  # fmt: skip
+}
 
 
 def checkpoint(folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
@@ -114,7 +114,7 @@ def test_adapters_of_the_tasks_are_dropped_by_name(tmp_path: Path) -> None:
 SIZES = {
     "vocab_size": 96, "hidden_size": WIDTH, "num_hidden_layers": BLOCKS, "num_attention_heads": HEADS,
     "intermediate_size": FF, "max_position_embeddings": 42,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("stated", [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}}])

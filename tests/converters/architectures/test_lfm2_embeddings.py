@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 96, "block_auto_adjust_ff_dim": False, "max_position_embeddings": 40, "conv_L_cache": 3,
     "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+}
 
 
 def model(folder: Path, **changes: Any) -> Any:

@@ -25,11 +25,11 @@ META = {
     "layers.{n}.feed_forward.w1": "model.layers.{n}.mlp.gate_proj",
     "layers.{n}.feed_forward.w2": "model.layers.{n}.mlp.down_proj",
     "layers.{n}.feed_forward.w3": "model.layers.{n}.mlp.up_proj",
-}  # fmt: skip
+}
 SCALED = {
     "rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -64,7 +64,7 @@ def test_metas_names_order_and_scaled_rope(scaled: bool, tmp_path: Path) -> None
     params = {
         "dim": 48, "n_heads": 6, "n_kv_heads": 3, "n_layers": 3, "norm_eps": 1e-6, "vocab_size": -1,
         "rope_theta": 5000.0, "multiple_of": 8, "use_scaled_rope": scaled,
-    }  # fmt: skip
+    }
     (folder / "params.json").write_text(json.dumps(params))
     graph = understand(open_checkpoint(str(folder)))
     assert graph.dialect.name == "meta" and graph.sizes["n_ctx"] == (131072 if scaled else 4096)

@@ -43,7 +43,7 @@ def predicting(name: str, folder: Path, count: int = 1, **changes: Any) -> np.nd
         shapes = {
             "eh_proj": (width, 2 * width), "enorm": (width,), "hnorm": (width,), "shared_head.norm": (width,),
             "embed_tokens": (config["vocab_size"], width), "shared_head.head": (config["vocab_size"], width),
-        }  # fmt: skip
+        }
         tensors |= {f"{at}{key}.weight": rng.normal(0, 0.3, size).astype(np.float32) for key, size in shapes.items()}
     save_file(tensors, path)
     (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": count}))

@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "prenorm": False, "causal": False,
     "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "moe_every_n_layers": 2, "moe_top_k": USED,
     "num_experts": EXPERTS, "num_shared_experts": 0, "moe_normalize_expert_weights": False, "pad_token_id": 1,
-}  # fmt: skip
+}
 
 
 def checkpoint(folder: Path, *, bias: float = 0.0, **changes: Any) -> dict[str, torch.Tensor]:
@@ -116,7 +116,7 @@ def test_nomic_2_by_its_definition(tmp_path: Path) -> None:
         assert relative(expected, forward(graph_of(side), IDS)) <= 2e-6
     stated = graph_of(path).checkpoint.metadata
     wanted = {"moe_every_n_layers": 2, "expert_count": 4, "expert_used_count": 2, "context_length": 40,
-              "pooling_type": 1}  # fmt: skip
+              "pooling_type": 1}
     assert {key: stated[f"nomic-bert-moe.{key}"].data for key in wanted} == wanted
 
 
@@ -133,7 +133,7 @@ def test_what_is_added_to_the_sum_of_the_experts_is_dropped_by_name(tmp_path: Pa
     ("key", "value"),
     [("moe_every_n_layers", 1), ("moe_top_k", 5), ("num_experts", 3), ("moe_normalize_expert_weights", True),
      ("activation_function", "swiglu"), ("num_shared_experts", 1)],
-)  # fmt: skip
+)
 def test_what_contradicts_or_cannot_be_said_is_refused(key: str, value: Any, tmp_path: Path) -> None:
     checkpoint(tmp_path, **{key: value})
     with pytest.raises(GgferryError):

@@ -22,7 +22,7 @@ NAMES = (
     "llama", "llama_k256", "llama_shards_bf16", "llama_bin_shards", "llama_linear_rope", "llama3_rope_tied", "mistral",
     "mixtral", "qwen2", "qwen3", "gemma2", "phi2", "phi3", "tinyphi", "starcoder2", "stablelm", "granite", "olmo",
     "deepseek2", "gpt2_nctx", "starcoder", "gptneox", "mpt_MPTarch", "bloom", "falcon40b", "mamba", "mamba2",
-)  # fmt: skip
+)
 NOT_LOADED = ("phi2", "phi3", "deepseek2")
 """What llama.cpp does not load of its own converter's: docs/formats/todays-converter.md."""
 LIMIT = 1e-5

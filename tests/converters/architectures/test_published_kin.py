@@ -85,7 +85,7 @@ def internlm2(config: Config, tensors: Tensors) -> Tensors:
         tensors, self_attn="attention", o_proj="wo", embed_tokens="tok_embeddings", lm_head="output",
         input_layernorm="attention_norm", post_attention_layernorm="ffn_norm", mlp="feed_forward", gate_proj="w1",
         up_proj="w3", down_proj="w2",
-    )  # fmt: skip
+    )
 
 
 def as_it_is(config: Config, tensors: Tensors) -> Tensors:
@@ -116,35 +116,35 @@ def minicpm(config: Config, tensors: Tensors) -> Tensors:
 def chatglm(config: Config, tensors: Tensors) -> Tensors:
     base = config.pop("rope_parameters")["rope_theta"]
     for key in ("head_dim", "hidden_act", "num_hidden_layers", "max_position_embeddings", "rms_norm_eps",
-                "num_key_value_heads", "intermediate_size", "attention_bias"):  # fmt: skip
+                "num_key_value_heads", "intermediate_size", "attention_bias"):
         config.pop(key)
     config |= {
         "num_layers": 3, "seq_length": 64, "kv_channels": 8, "layernorm_epsilon": 1.5625e-07, "ffn_hidden_size": 88,
         "multi_query_attention": True, "multi_query_group_num": 3, "add_qkv_bias": True, "rope_ratio": base / 10000,
         "padded_vocab_size": config["vocab_size"], "add_bias_linear": False, "rmsnorm": True, "post_layer_norm": True,
         "apply_residual_connection_post_layernorm": False, "original_rope": True,
-    }  # fmt: skip
+    }
     return renamed(
         joined(tensors, QKV, "query_key_value", below), model__embed_tokens="transformer.embedding.word_embeddings",
         model__norm="transformer.encoder.final_layernorm", lm_head="transformer.output_layer",
         model__layers="transformer.encoder.layers", self_attn="self_attention", o_proj="dense",
         gate_up_proj="dense_h_to_4h", down_proj="dense_4h_to_h",
-    )  # fmt: skip
+    )
 
 
 def qwen(config: Config, tensors: Tensors) -> Tensors:
     config["rotary_emb_base"] = config.pop("rope_parameters")["rope_theta"]
     config["layer_norm_epsilon"] = config.pop("rms_norm_eps")
     for key in ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window", "hidden_act",
-                "num_key_value_heads"):  # fmt: skip
+                "num_key_value_heads"):
         config.pop(key, None)
     config |= {"intermediate_size": 2 * 88, "kv_channels": 8, "rotary_pct": 1.0, "seq_length": 64, "no_bias": True,
-               "scale_attn_weights": True, "use_dynamic_ntk": True, "use_logn_attn": True, "bf16": True}  # fmt: skip
+               "scale_attn_weights": True, "use_dynamic_ntk": True, "use_logn_attn": True, "bf16": True}
     return renamed(
         joined(tensors, QKV, "c_attn", below), model__layers="transformer.h", model__embed_tokens="transformer.wte",
         model__norm="transformer.ln_f", input_layernorm="ln_1", post_attention_layernorm="ln_2", self_attn="attn",
         o_proj="c_proj", gate_proj="w2", up_proj="w1", down_proj="c_proj",
-    )  # fmt: skip
+    )
 
 
 def codeshell(config: Config, tensors: Tensors) -> Tensors:
@@ -154,14 +154,14 @@ def codeshell(config: Config, tensors: Tensors) -> Tensors:
         "n_head": config.pop("num_attention_heads"), "num_query_groups": config.pop("num_key_value_heads"),
         "n_positions": config.pop("max_position_embeddings"), "layer_norm_epsilon": config.pop("norm_epsilon"),
         "position_embedding_type": "rope", "group_query_attention": True, "activation_function": "gelu_pytorch_tanh",
-    }  # fmt: skip
+    }
     for key in ("intermediate_size", "use_bias", "sliding_window", "hidden_act"):
         config.pop(key, None)
     return renamed(
         joined(tensors, QKV, "c_attn", below), model__layers="transformer.h", model__embed_tokens="transformer.wte",
         model__norm="transformer.ln_f", input_layernorm="ln_1", post_attention_layernorm="ln_2", self_attn="attn",
         o_proj="c_proj",
-    )  # fmt: skip
+    )
 
 
 def pangu(config: Config, tensors: Tensors) -> Tensors:
@@ -206,7 +206,7 @@ def openelm(config: Config, tensors: Tensors) -> Tensors:
         "ffn_multipliers": [88 / 48, 2.0, 88 / 48], "rope_freq_constant": 5000, "activation_fn_name": "swish",
         "ffn_with_glu": True, "normalize_qk_projections": True, "normalization_layer_name": "rms_norm",
         "share_input_output_layers": True, "rope_max_length": 128, "qkv_multipliers": [0.5, 1.0],
-    }  # fmt: skip
+    }
     config.clear()
     config |= stated
     tensors = joined(joined(tensors, QKV, "qkv_proj", below), ("gate_proj", "up_proj"), "proj_1", below)
@@ -214,7 +214,7 @@ def openelm(config: Config, tensors: Tensors) -> Tensors:
         tensors, model__embed_tokens="transformer.token_embeddings", model__norm="transformer.norm",
         model__layers="transformer.layers", self_attn="attn", o_proj="out_proj", mlp="ffn", down_proj="proj_2",
         input_layernorm="attn_norm", post_attention_layernorm="ffn_norm",
-    )  # fmt: skip
+    )
 
 
 def rugpt(config: Config, tensors: Tensors) -> Tensors:
@@ -223,7 +223,7 @@ def rugpt(config: Config, tensors: Tensors) -> Tensors:
         "vocab_size": config["vocab_size"], "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6,
         "intermediate_size": 88, "max_position_embeddings": 64, "hidden_act": "gelu_new", "layer_norm_eps": 1e-5,
         "sparse_mode": "none", "sparse_block_size": 16, "tie_word_embeddings": True, "output_dropout": 0.1,
-    }  # fmt: skip
+    }
     config.clear()
     config |= stated
     found = {}
@@ -237,7 +237,7 @@ def rugpt(config: Config, tensors: Tensors) -> Tensors:
         found, transformer__h="model.layers", transformer__wte="model.embed_tokens",
         transformer__wpe="model.embed_positions", transformer__ln_f="model.norm", ln_1="input_layernorm",
         ln_2="post_attention_layernorm", attn__c_proj="self_attn.o_proj", c_fc="up_proj", c_proj="down_proj",
-    )  # fmt: skip
+    )
 
 
 CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str, Any]]] = {
@@ -258,7 +258,7 @@ CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str,
     "pangu-embedded": ("llama biases", "PanguEmbeddedForCausalLM", pangu, {**GROUPED, "mlp_bias": False}),
     "gpt2": ("gpt2", "RuGPT3XLForCausalLM", rugpt, {}),
     "stablelm": ("stablelm", "LlavaStableLMEpochForCausalLM", seeing, {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -385,7 +385,7 @@ def llada(config: Config, tensors: Tensors) -> Tensors:
         "vocab_size": config["vocab_size"], "embedding_size": config["vocab_size"], "rope_theta": 5000.0,
         "rms_norm_eps": config["rms_norm_eps"], "weight_tying": False, "block_type": "llama", "layer_norm_type": "rms",
         "activation_type": "silu", "rope": True, "alibi": False, "include_bias": False, "mask_token_id": 327,
-    }  # fmt: skip
+    }
     config.clear()
     config |= stated
     return renamed(
@@ -393,7 +393,7 @@ def llada(config: Config, tensors: Tensors) -> Tensors:
         model__norm="model.transformer.ln_f", lm_head="model.transformer.ff_out", input_layernorm="attn_norm",
         post_attention_layernorm="ff_norm", self_attn__o_proj="attn_out", self_attn__="", mlp__gate_proj="ff_proj",
         mlp__up_proj="up_proj", mlp__down_proj="ff_out",
-    )  # fmt: skip
+    )
 
 
 def llada_moe(config: Config, tensors: Tensors) -> Tensors:
@@ -403,7 +403,7 @@ def llada_moe(config: Config, tensors: Tensors) -> Tensors:
 
 def without_windows(config: Config, tensors: Tensors) -> Tensors:
     for key in ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window", "decoder_sparse_step",
-                "mlp_only_layers", "intermediate_size"):  # fmt: skip
+                "mlp_only_layers", "intermediate_size"):
         if key != "intermediate_size" or "num_experts" in config:
             config.pop(key, None)
     return tensors
@@ -414,7 +414,7 @@ DIFFUSION: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[
     "llada": ("llama", "LLaDAModelLM", llada, GROUPED),
     "llada-moe": ("qwen3moe not normed", "LLaDAMoEModelLM", llada_moe, GROUPED),
     "rnd1": ("qwen3moe", "RND1", without_windows, GROUPED),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DIFFUSION)

@@ -58,7 +58,7 @@ def exaone(config: Config, tensors: Tensors) -> Tensors:
         "model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f", "model.layers": "transformer.h",
         "self_attn.o_proj": "self_attn.out_proj", "self_attn": "attn.attention", "input_layernorm": "ln_1",
         "post_attention_layernorm": "ln_2", "gate_proj": "c_fc_0", "up_proj": "c_fc_1", "down_proj": "c_proj",
-    }  # fmt: skip
+    }
     found = {}
     for name, tensor in tensors.items():
         for old, new in words.items():
@@ -258,7 +258,7 @@ def fused(tensors: Tensors) -> Tensors:
     words = {
         "model.embed_tokens": "model.word_embeddings", "self_attn.o_proj": "attention.dense", "self_attn": "attention",
         "mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias", **Q_NORMS,
-    }  # fmt: skip
+    }
     found = {}
     for name, tensor in tensors.items():
         if ".q_proj." in name:
@@ -298,7 +298,7 @@ def test_llama_cpp_takes_what_predicts_further_tokens_of_ling_2(tmp_path: Path) 
         shapes = {"eh_proj": (48, 96), "enorm": (48,), "hnorm": (48,), "final_layernorm": (48,)}
         random = np.random.default_rng(5)
         return found | {f"{at}{name}.weight": random.normal(0, 0.3, shape).astype(np.float32)
-                        for name, shape in shapes.items()}  # fmt: skip
+                        for name, shape in shapes.items()}
 
     logits = published("glm4moe", tmp_path, ling, attention_bias=False, num_attention_heads=4, num_key_value_heads=2)
     graph = understand(open_checkpoint(str(tmp_path)), mtp=True)
@@ -385,7 +385,7 @@ def unbiased_ernie(folder: Path) -> np.ndarray:
     published(
         "ernie4_5_moe", folder, lambda _, tensors: {n: x * ("moe_statics" not in n) for n, x in tensors.items()},
         moe_layer_start_index=0, head_dim=6,
-    )  # fmt: skip
+    )
     model = Ernie4_5_MoeForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
     with torch.no_grad():
         logits: np.ndarray = model(torch.tensor([TOKENS])).logits[0].numpy()
@@ -442,7 +442,7 @@ def arctic(config: Config, tensors: Tensors) -> Tensors:
     words = {
         "post_attention_layernorm": "residual_layernorm", "mlp.gate_proj": "residual_mlp.w1",
         "mlp.down_proj": "residual_mlp.w2", "mlp.up_proj": "residual_mlp.w3",
-    }  # fmt: skip
+    }
     found, chance = {}, np.random.default_rng(3)
     for name, tensor in tensors.items():
         for old, new in words.items():

@@ -35,7 +35,7 @@ RUNTIME = 3e-3
 BERT: dict[str, Any] = {
     "vocab_size": 250, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 80,
     "max_position_embeddings": 200,
-}  # fmt: skip
+}
 TEXTS = ["Which bird", "Käse", "a longer text: the ostrich runs, it does not fly"]
 
 
@@ -51,7 +51,7 @@ def names(path: str) -> set[str]:
     ("Qwen3ForCausalLM", False), pytest.param("Qwen3ForCausalLM", True, marks=pytest.mark.slow),
     pytest.param("Qwen3VLForConditionalGeneration", False, marks=pytest.mark.slow),
     ("Qwen3VLForConditionalGeneration", True),
-])  # fmt: skip
+])
 def test_a_reranker_scores_as_published(kind: str, tied: bool, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     expected = published_scores(*qwen_reranker(folder, kind, tie_word_embeddings=tied), QUERY, DOCUMENTS)
@@ -204,7 +204,7 @@ def test_an_xlm_roberta_scores_pairs(tmp_path: Path) -> None:
     model = classifier(
         tmp_path / "model", "XLMRobertaForSequenceClassification", tokenizer, type_vocab_size=1, bos_token_id=0,
         eos_token_id=2, vocab_size=len(tokenizer),
-    )  # fmt: skip
+    )
     expected = pair_scores(model, tokenizer)
     made = converted(tmp_path / "model")
     for path in (tmp_path / "model", made.output):
@@ -310,7 +310,7 @@ def test_scores_and_vectors_on_the_command_line(tmp_path: Path, capsys: pytest.C
         ["--embed"], ["--score", QUERY], ["--text", "a"], ["--tokens", "1"],
         ["--embed", "--text", "a", "--tokens", "1"],
         ["--embed", "--text", "a", "--score", QUERY, "--documents", texts],
-    ):  # fmt: skip
+    ):
         assert ran(capsys, tmp_path / "bert", *wrong)[0] == 2
 
 

@@ -29,7 +29,7 @@ LONG = [int(token) for token in np.random.default_rng(601).integers(3, 320, 60)]
 YARN = {
     "rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16,
     "partial_rotary_factor": 0.5,
-}  # fmt: skip
+}
 LIMIT = 1e-5
 """The most measured against float64 throughout is 7e-6, of Qwen3.5-MoE; transformers' own is 8e-6 from it."""
 

@@ -35,12 +35,12 @@ def llama_block(heads: int = 8, groups: int = 2, width: int = 12) -> Shapes:
         "self_attn.q_proj.weight": (heads * width, WIDTH), "self_attn.k_proj.weight": (groups * width, WIDTH),
         "self_attn.v_proj.weight": (groups * width, WIDTH), "self_attn.o_proj.weight": (WIDTH, heads * width),
         **mlp("gate_proj", "up_proj", "down_proj"),
-    }  # fmt: skip
+    }
 
 
 LLAMA_FRAME: Shapes = {"model.embed_tokens.weight": (VOCAB, WIDTH), "model.norm.weight": (WIDTH,)}
 WIDE = {**BASE, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 12, "rope_theta": 5000.0,
-        "rms_norm_eps": 1e-5}  # fmt: skip
+        "rms_norm_eps": 1e-5}
 
 
 def maincoder() -> tuple[Config, Shapes, Shapes]:
@@ -53,13 +53,13 @@ def plm() -> tuple[Config, Shapes, Shapes]:
         **BASE, "num_key_value_heads": 6, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
         "q_lora_rank": None, "v_head_dim": 10, "hidden_act": "relu2", "rope_theta": 5000.0, "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
-    }  # fmt: skip
+    }
     block: Shapes = {
         "input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,),
         "self_attn.q_proj.weight": (6 * 20, WIDTH), "self_attn.kv_a_proj_with_mqa.weight": (28, WIDTH),
         "self_attn.kv_a_layernorm.weight": (20,), "self_attn.kv_b_proj.weight": (6 * 22, 20),
         "self_attn.o_proj.weight": (WIDTH, 60), **mlp("up_proj", "down_proj"),
-    }  # fmt: skip
+    }
     return config, LLAMA_FRAME, block
 
 
@@ -71,7 +71,7 @@ def jais() -> tuple[Config, Shapes, Shapes]:
         **GPT, "n_inner": INNER, "activation_function": "swiglu", "position_embedding_type": "alibi",
         "layer_norm_epsilon": 1e-5, "mup_embeddings_scale": 3.0, "mup_output_alpha": 1.5, "mup_width_scale": 0.4,
         "mup_scale_qk_dot_by_d": True, "scale_attn_weights": True,
-    }  # fmt: skip
+    }
     block: Shapes = {
         f"{name}.{part}": shape if part == "weight" else (shape[-1],)
         for name, shape in {
@@ -79,7 +79,7 @@ def jais() -> tuple[Config, Shapes, Shapes]:
             "mlp.c_fc": (WIDTH, INNER), "mlp.c_fc2": (WIDTH, INNER), "mlp.c_proj": (INNER, WIDTH),
         }.items()
         for part in ("weight", "bias")
-    }  # fmt: skip
+    }
     frame: Shapes = {"transformer.wte.weight": (VOCAB, WIDTH), "transformer.ln_f.weight": (WIDTH,)}
     return config, frame | {"transformer.ln_f.bias": (WIDTH,)}, block
 
@@ -90,7 +90,7 @@ def refact() -> tuple[Config, Shapes, Shapes]:
         "ln_1.weight": (WIDTH,), "ln_2.weight": (WIDTH,), "attn.q.weight": (WIDTH, WIDTH),
         "attn.kv.weight": (16, WIDTH), "attn.c_proj.weight": (WIDTH, WIDTH),
         "mlp.gate_up_proj.weight": (2 * INNER, WIDTH), "mlp.c_proj.weight": (WIDTH, INNER),
-    }  # fmt: skip
+    }
     return config, {"transformer.wte.weight": (VOCAB, WIDTH), "ln_f.weight": (WIDTH,)}, block
 
 
@@ -99,7 +99,7 @@ def smallthinker() -> tuple[Config, Shapes, Shapes]:
         "moe_num_primary_experts": 5, "moe_num_active_primary_experts": 2, "moe_ffn_hidden_size": 40,
         "moe_primary_router_apply_softmax": False, "rope_layout": [1] * BLOCKS, "sliding_window_layout": [0] * BLOCKS,
         "sliding_window_size": 4096, "tie_word_embeddings": True, "norm_topk_prob": True,
-    }  # fmt: skip
+    }
     block = {name: shape for name, shape in llama_block().items() if "mlp" not in name}
     block |= {"block_sparse_moe.primary_router.weight": (5, WIDTH)}
     for expert in range(5):
@@ -117,7 +117,7 @@ def smallthinker_windows() -> tuple[Config, Shapes, Shapes]:
     layout = [0, 1, 1]
     return config | {
         "rope_layout": layout, "sliding_window_layout": layout, "moe_primary_router_apply_softmax": True,
-    }, frame, block  # fmt: skip
+    }, frame, block
 
 
 def nanbeige() -> tuple[Config, Shapes, Shapes]:
@@ -138,7 +138,7 @@ def spark() -> tuple[Config, Shapes, Shapes]:
             "full_attention": {"rope_type": "default", "rope_theta": 9000.0, "partial_rotary_factor": 0.5},
             "sliding_attention": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 1.0},
         },
-    }  # fmt: skip
+    }
     apart = {f"self_attn.{part}_proj.weight" for part in "qkv"}
     block = {name: shape for name, shape in llama_block().items() if name not in apart}
     block |= {"self_attn.q_k_v_proj.weight": (12 * 12, WIDTH), "self_attn.g_proj.weight": (8, WIDTH)}
@@ -150,19 +150,19 @@ def deepseek_ocr() -> tuple[Config, Shapes, Shapes]:
         **BASE, "num_attention_heads": 8, "num_key_value_heads": 8, "n_routed_experts": 5, "num_experts_per_tok": 2,
         "moe_intermediate_size": 40, "n_shared_experts": 2, "first_k_dense_replace": 0, "use_mla": False,
         "routed_scaling_factor": 1.5, "topk_method": "greedy", "hidden_act": "silu", "tie_word_embeddings": False,
-    }  # fmt: skip
+    }
     block = {name: shape for name, shape in llama_block(8, 8, 6).items() if "mlp" not in name}
     block |= {"mlp.gate.weight": (5, WIDTH)}
     for expert in (*(f"experts.{n}" for n in range(5)), "shared_experts"):
         width = 80 if expert == "shared_experts" else 40
         block |= {name.replace("mlp.", f"mlp.{expert}."): shape
-                  for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=width).items()}  # fmt: skip
+                  for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=width).items()}
     return {"language_config": inner}, LLAMA_FRAME | {"lm_head.weight": (VOCAB, WIDTH)}, block
 
 
 def cogvlm() -> tuple[Config, Shapes, Shapes]:
     config = {**BASE, "num_attention_heads": 8, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "hidden_act": "silu",
-              "tie_word_embeddings": False, "template_version": "chat", "vision_config": {"width": 3}}  # fmt: skip
+              "tie_word_embeddings": False, "template_version": "chat", "vision_config": {"width": 3}}
     del config["num_key_value_heads"]
     block: Shapes = {"input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,)}
     for kind in ("language", "vision"):
@@ -171,7 +171,7 @@ def cogvlm() -> tuple[Config, Shapes, Shapes]:
             f"self_attn.{kind}_expert_dense.weight": (WIDTH, WIDTH),
             **{name.replace("mlp.", f"mlp.{kind}_mlp."): shape
                for name, shape in mlp("gate_proj", "up_proj", "down_proj").items()},
-        }  # fmt: skip
+        }
     frame: Shapes = {"lm_head.weight": (VOCAB, WIDTH), "model.vision.boi": (1, 1, WIDTH)}
     return config, LLAMA_FRAME | frame, block
 
@@ -184,7 +184,7 @@ def talkie() -> tuple[Config, Shapes, Shapes]:
         "attn.attn_resid.weight": (WIDTH, 96), "attn.head_gain.head_g": (8,), "attn_gain.a_g": (1,),
         "mlp.mlp_gate.weight": (INNER, WIDTH), "mlp.mlp_linear.weight": (INNER, WIDTH),
         "mlp.mlp_resid.weight": (WIDTH, INNER), "mlp_gain.a_g": (1,), "embed_skip.a_g": (1,),
-    }  # fmt: skip
+    }
     return config, {"model.embed.weight": (VOCAB, WIDTH), "lm_head": (VOCAB, WIDTH), "lm_head_gain.w_g": (1,)}, block
 
 
@@ -201,16 +201,16 @@ def puzzle() -> Made:
             {"block_type": "mamba"}, {"block_type": "moe", "moe_intermediate_size": 40, "num_experts_per_tok": 2},
             {"block_type": "attention"}, {"block_type": "moe", "moe_intermediate_size": 32, "num_experts_per_tok": 3},
         ],
-    }  # fmt: skip
+    }
     space: Shapes = {
         "norm.weight": (WIDTH,), "mixer.in_proj.weight": (2 * 96 + 2 * 20 + 8, WIDTH),
         "mixer.conv1d.weight": (136, 1, 4), "mixer.conv1d.bias": (136,), "mixer.dt_bias": (8,), "mixer.A_log": (8,),
         "mixer.D": (8,), "mixer.norm.weight": (96,), "mixer.out_proj.weight": (WIDTH, 96),
-    }  # fmt: skip
+    }
     attending: Shapes = {
         "norm.weight": (WIDTH,), "mixer.q_proj.weight": (96, WIDTH), "mixer.k_proj.weight": (24, WIDTH),
         "mixer.v_proj.weight": (24, WIDTH), "mixer.o_proj.weight": (WIDTH, 96),
-    }  # fmt: skip
+    }
     frame: Shapes = {"model.embeddings.weight": (VOCAB, WIDTH), "model.norm_f.weight": (WIDTH,)}
     return config, frame | {"lm_head.weight": (VOCAB, WIDTH)}, [space, latent(40), attending, latent(32)]
 
@@ -221,7 +221,7 @@ def latent(width: int) -> Shapes:
         "norm.weight": (WIDTH,), "mixer.gate.weight": (6, WIDTH), "mixer.gate.e_score_correction.bias": (6,),
         "mixer.fc1_latent_proj.weight": (24, WIDTH), "mixer.fc2_latent_proj.weight": (WIDTH, 24),
         "mixer.shared_experts.up_proj.weight": (56, WIDTH), "mixer.shared_experts.down_proj.weight": (WIDTH, 56),
-    }  # fmt: skip
+    }
     for n in range(6):
         found |= {f"mixer.experts.{n}.up_proj.weight": (width, 24), f"mixer.experts.{n}.down_proj.weight": (24, width)}
     return found
@@ -233,7 +233,7 @@ def routed(experts: int, width: int, shared: int) -> Shapes:
     for expert in (*(f"experts.{n}" for n in range(experts)), "shared_experts"):
         own = shared if expert == "shared_experts" else width
         found |= {name.replace("mlp.", f"mlp.{expert}."): shape
-                  for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=own).items()}  # fmt: skip
+                  for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=own).items()}
     return found
 
 
@@ -247,25 +247,25 @@ def ling_that_sees() -> Made:
         "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
         "expert_swiglu_limit_list": [None, 0.6, 0.7, 0.8], "share_expert_swiglu_limit_list": [None, None, 0.5],
         "mrope_section": [2, 1, 1], "tie_word_embeddings": False, "hidden_act": "silu", "score_function": "sigmoid",
-    }  # fmt: skip
+    }
     norms: Shapes = {"input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,)}
     delta: Shapes = {
         **{f"attention.{part}_proj.weight": (60, WIDTH) for part in "qkvfg"}, "attention.b_proj.weight": (6, WIDTH),
         **{f"attention.{part}_conv1d.weight": (60, 1, 3) for part in "qkv"}, "attention.A_log": (6,),
         "attention.dt_bias": (60,), "attention.o_norm.weight": (10,), "attention.o_proj.weight": (WIDTH, 60),
-    }  # fmt: skip
+    }
     full: Shapes = {
         "attention.q_a_proj.weight": (28, WIDTH), "attention.q_a_layernorm.weight": (28,),
         "attention.q_b_proj.weight": (120, 28), "attention.kv_a_proj_with_mqa.weight": (28, WIDTH),
         "attention.kv_a_layernorm.weight": (20,), "attention.kv_b_proj.weight": (132, 20),
         "attention.g_proj.weight": (6, WIDTH), "attention.dense.weight": (WIDTH, 60),
-    }  # fmt: skip
+    }
     dense = mlp("gate_proj", "up_proj", "down_proj")
     frame: Shapes = {"model.word_embeddings.weight": (VOCAB, WIDTH), "model.norm.weight": (WIDTH,)}
     frame |= {"lm_head.weight": (VOCAB, WIDTH), "linear_proj.0.weight": (WIDTH, 24), "model.visual.x.weight": (24, 24)}
     sparse = routed(8, 40, 56)
     return {"text_config": inner}, frame, [{**norms, **delta, **dense}, {**norms, **delta, **sparse},
-                                           {**norms, **full, **sparse}]  # fmt: skip
+                                           {**norms, **full, **sparse}]
 
 
 def kimi_k3() -> Made:
@@ -279,41 +279,41 @@ def kimi_k3() -> Made:
         "moe_router_activation_func": "sigmoid", "routed_expert_hidden_size": 24, "activation_situ_beta": 0.8,
         "activation_situ_linear_beta": 1.2, "attn_res_block_size": 2, "tie_word_embeddings": False,
         "topk_group": 1,
-    }  # fmt: skip
+    }
     every: Shapes = {
         "input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,),
         **{f"{name}_res_norm.weight": (WIDTH,) for name in ("self_attention", "mlp")},
         **{f"{name}_res_proj.weight": (1, WIDTH) for name in ("self_attention", "mlp")},
-    }  # fmt: skip
+    }
     delta: Shapes = {
         **{f"self_attn.{part}_proj.weight": (60, WIDTH) for part in "qkvg"}, "self_attn.b_proj.weight": (6, WIDTH),
         **{f"self_attn.{part}_conv1d.weight": (60, 1, 3) for part in "qkv"}, "self_attn.A_log": (6,),
         "self_attn.f_a_proj.weight": (10, WIDTH), "self_attn.f_b_proj.weight": (60, 10), "self_attn.dt_bias": (60,),
         "self_attn.o_norm.weight": (10,), "self_attn.o_proj.weight": (WIDTH, 60),
-    }  # fmt: skip
+    }
     full: Shapes = {
         "self_attn.q_a_proj.weight": (28, WIDTH), "self_attn.q_a_layernorm.weight": (28,),
         "self_attn.q_b_proj.weight": (120, 28), "self_attn.kv_a_proj_with_mqa.weight": (28, WIDTH),
         "self_attn.kv_a_layernorm.weight": (20,), "self_attn.kv_b_proj.weight": (132, 20),
         "self_attn.g_proj.weight": (60, WIDTH), "self_attn.o_proj.weight": (WIDTH, 60),
-    }  # fmt: skip
+    }
     moe = "block_sparse_moe."
     sparse: Shapes = {
         f"{moe}gate.weight": (8, WIDTH), f"{moe}gate.e_score_correction_bias": (8,),
         f"{moe}routed_expert_down_proj.weight": (24, WIDTH), f"{moe}routed_expert_up_proj.weight": (WIDTH, 24),
         f"{moe}routed_expert_norm.weight": (24,),
-    }  # fmt: skip
+    }
     for n in range(8):
         sparse |= {f"{moe}experts.{n}.w{w}.weight": (24, 40) if w == 2 else (40, 24) for w in (1, 2, 3)}
     sparse |= {name.replace("mlp.", f"{moe}shared_experts."): shape
-               for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=80).items()}  # fmt: skip
+               for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=80).items()}
     frame = {f"language_model.{name}": shape for name, shape in LLAMA_FRAME.items()}
     frame |= {"language_model.lm_head.weight": (VOCAB, WIDTH), "vision_tower.x.weight": (24, 24)}
     frame |= {"language_model.model.output_attn_res_norm.weight": (WIDTH,)}
     frame |= {"language_model.model.output_attn_res_proj.weight": (1, WIDTH)}
     dense = mlp("gate_proj", "up_proj", "down_proj")
     return {"text_config": inner}, frame, [{**every, **delta, **dense}, {**every, **full, **sparse},
-                                           {**every, **delta, **sparse}]  # fmt: skip
+                                           {**every, **delta, **sparse}]
 
 
 def maple() -> tuple[Config, Shapes, Shapes]:
@@ -322,20 +322,20 @@ def maple() -> tuple[Config, Shapes, Shapes]:
         "moe_intermediate_size": 40, "norm_topk_prob": True, "num_shared_experts": 0, "sliding_window": 7,
         "nope_on_global_attention": True, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "partial_rotary_factor": 0.5,
-    }  # fmt: skip
+    }
     block = {name: shape for name, shape in llama_block().items() if "mlp" not in name} | {
         "mlp.gate.weight": (5, WIDTH)
     }
     block |= {f"self_attn.{part}_norm.weight": (12,) for part in "qk"}
     for n in range(5):
         block |= {name.replace("mlp.", f"mlp.experts.{n}."): shape
-                  for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=40).items()}  # fmt: skip
+                  for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=40).items()}
     return config, LLAMA_FRAME | {"lm_head.weight": (VOCAB, WIDTH)}, block
 
 
 def qrwkv() -> tuple[Config, Shapes, Shapes]:
     config = {**BASE, "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-              "lora_rank_tokenshift": 7, "lora_rank_decay": 10, "attention_bias": True}  # fmt: skip
+              "lora_rank_tokenshift": 7, "lora_rank_decay": 10, "attention_bias": True}
     kept = ("input_layernorm.weight", "post_attention_layernorm.weight")
     block = {name: shape for name, shape in llama_block(6, 3, 8).items() if name in kept or "mlp" in name}
     at: Shapes = {
@@ -344,7 +344,7 @@ def qrwkv() -> tuple[Config, Shapes, Shapes]:
         "time_decay_w2": (10, WIDTH), "q_proj.weight": (WIDTH, WIDTH), "k_proj.weight": (24, WIDTH),
         "v_proj.weight": (24, WIDTH), "q_proj.bias": (WIDTH,), "k_proj.bias": (24,), "v_proj.bias": (24,),
         "gate.weight": (WIDTH, WIDTH), "o_proj.weight": (WIDTH, WIDTH),
-    }  # fmt: skip
+    }
     block |= {f"self_attn.{name}": shape for name, shape in at.items()}
     return config, LLAMA_FRAME | {"lm_head.weight": (VOCAB, WIDTH)}, block
 
@@ -355,7 +355,7 @@ def arwkv(gated: bool) -> Callable[[], tuple[Config, Shapes, Shapes]]:
     def made() -> tuple[Config, Shapes, Shapes]:
         config = {**BASE, "hidden_size": 128, "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
                   "wkv_version": 7, "head_size": 64, "num_wkv_heads": 2, "wkv_has_gate": gated,
-                  "wkv_has_group_norm": gated, "head_size_divisor": 8}  # fmt: skip
+                  "wkv_has_group_norm": gated, "head_size_divisor": 8}
         kept = ("input_layernorm.weight", "post_attention_layernorm.weight")
         block = {name: shape for name, shape in llama_block().items() if name in kept or "mlp" in name}
         ranks = {"w": 9, "a": 10, "v": 7} | ({"g": 11} if gated else {})
@@ -366,7 +366,7 @@ def arwkv(gated: bool) -> Callable[[], tuple[Config, Shapes, Shapes]]:
             **{f"{part}2": (rank, WIDTH) for part, rank in ranks.items()},
             **{f"{part}.weight": (WIDTH, WIDTH) for part in ("receptance", "key", "value", "output")},
             **({"ln_x.weight": (WIDTH,), "ln_x.bias": (WIDTH,)} if gated else {}),
-        }  # fmt: skip
+        }
         block |= {f"self_attn.time_mixer.{name}": shape for name, shape in at.items()}
         frame = LLAMA_FRAME | {"lm_head.weight": (VOCAB, WIDTH)}
         frame, block = (

@@ -84,7 +84,7 @@ def fla_name(name: str) -> tuple[str, bool]:
         (".ln1.", ".attn_norm."), (".ln2.", ".ffn_norm."), (".ln_x.", ".g_norm."), (".att.", ".attn."),
         ("attn.key", "attn.k_proj"), ("attn.value", "attn.v_proj"), ("attn.receptance", "attn.r_proj"),
         ("attn.output", "attn.o_proj"),
-    ):  # fmt: skip
+    ):
         name = name.replace(old, new) if not old.startswith(("emb", "head", "ln_out")) or name.startswith(old) else name
     low = re.fullmatch(r"(.*\.attn\.[wavg])([012])", name)
     if low is None:
@@ -96,12 +96,12 @@ def fla_name(name: str) -> tuple[str, bool]:
 RWKV6 = {
     "architectures": ["Rwkv6ForCausalLM"], "hidden_size": 48, "head_size": 8, "head_size_divisor": 8,
     "intermediate_size": 88, "num_hidden_layers": 3, "layer_norm_epsilon": 1e-5, "rescale_every": 0, "vocab_size": 328,
-}  # fmt: skip
+}
 RWKV7 = {
     "architectures": ["RWKV7ForCausalLM"], "hidden_size": 128, "head_dim": 64, "decay_low_rank_dim": 5,
     "a_low_rank_dim": 6, "v_low_rank_dim": 7, "gate_low_rank_dim": 9, "intermediate_size": 88, "hidden_act": "sqrelu",
     "num_hidden_layers": 3, "norm_eps": 1e-5, "vocab_size": 328, "tie_word_embeddings": False,
-}  # fmt: skip
+}
 
 
 def goose_vectors() -> Tensors:

@@ -49,7 +49,7 @@ def test_transformers_says_nothing_of_a_chameleons_pictures(tmp_path: Path) -> N
     request = Request(
         str(tmp_path / "hf"), str(tmp_path / "x.gguf"), level="full", witness=("transformers",),
         vocab=VocabOptions(none=True),
-    )  # fmt: skip
+    )
     (check,) = convert(request)[0].receipt["testimonies"]
     assert check["witness"] == "transformers" and check.get("why") is None
 
@@ -63,7 +63,7 @@ def test_minimax_01_as_it_is_published(tmp_path: Path) -> None:
             config[f"layernorm_{kind}_{part}"] = config.pop(f"{ours}_{part}_factor")
     config["attn_type_list"] = [int(kind == "full_attention") for kind in config.pop("layer_types")]
     config |= {"architectures": ["MiniMaxText01ForCausalLM"], "postnorm": True, "shared_intermediate_size": 0,
-               "rotary_dim": 12, "rope_theta": config.pop("rope_parameters")["rope_theta"]}  # fmt: skip
+               "rotary_dim": 12, "rope_theta": config.pop("rope_parameters")["rope_theta"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     graph = graph_of(str(tmp_path))
     assert relative(expected, forward(graph, TOKENS)) <= 1e-5
@@ -80,7 +80,7 @@ def test_step_as_it_is_published(tmp_path: Path) -> None:
     for key in ("per_layer_config", "mlp_layer_types", "rope_parameters", "num_sliding_attention_heads"):
         del config[key]
     for key, new in (("n_routed_experts", "moe_num_experts"), ("num_experts_per_tok", "moe_top_k"),
-                     ("num_key_value_heads", "num_attention_groups")):  # fmt: skip
+                     ("num_key_value_heads", "num_attention_groups")):
         config[new] = config.pop(key)
     config |= {
         "architectures": ["Step3p5ForCausalLM"], "num_nextn_predict_layers": 1, "moe_layers_enum": "1,2,3,4",
@@ -89,7 +89,7 @@ def test_step_as_it_is_published(tmp_path: Path) -> None:
         "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 1.0], "swiglu_limits": [*config["swiglu_limits"], None],
         "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2, "head_dim": 16},
         "use_head_wise_attn_gate": True, "moe_router_activation": "sigmoid", "yarn_only_types": ["full_attention"],
-    }  # fmt: skip
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     tensors = {name: x for name, x in load_file(tmp_path / "model.safetensors").items() if "vi" not in name}
     tensors |= {name.replace(".1.", ".4."): x + 1 for name, x in tensors.items() if ".layers.1." in name}
@@ -128,7 +128,7 @@ def test_minimax_m3_as_it_is_published(tmp_path: Path) -> None:
         f"sparse_{new}": inner.pop(f"index_{old}")
         for old, new in (("n_heads", "num_index_heads"), ("head_dim", "index_dim"), ("block_size", "block_size"),
                          ("topk_blocks", "topk_blocks"), ("local_blocks", "local_block"))
-    }  # fmt: skip
+    }
     inner |= {"n_shared_experts": 1, "use_qk_norm": True, "hidden_act": "swigluoai"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     graph = graph_of(str(tmp_path))

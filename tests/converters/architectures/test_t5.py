@@ -85,7 +85,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": 96, "d_model": 48, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 128, "pad_token_id": 0, "eos_token_id": 1,
     "decoder_start_token_id": 0,
-}  # fmt: skip
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "relu, tied": ("T5ForConditionalGeneration", {}),
     "gated": ("T5ForConditionalGeneration", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
@@ -99,7 +99,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "umt5": ("UMT5ForConditionalGeneration", {"feed_forward_proj": "gated-gelu"}),
     "encoder": ("T5EncoderModel", {"relative_attention_max_distance": 12}),
     "encoder of umt5": ("UMT5EncoderModel", {"feed_forward_proj": "gated-gelu"}),
-}  # fmt: skip
+}
 
 
 def saved(folder: Path, name: str, **changes: Any) -> np.ndarray:
@@ -256,7 +256,7 @@ def test_a_bias_that_cross_attention_never_uses_is_carried(tmp_path: Path) -> No
         ("relative_attention_max_distance", -1), ("decoder_start_token_id", 96), ("layer_norm_epsilon", "x"),
         ("model_type", "umt5"), ("vocab_size", 97), ("dense_act_fn", "gelu_new"), ("is_gated_act", True),
     ],
-)  # fmt: skip
+)
 def test_what_contradicts_or_cannot_be_said_is_refused(key: str, value: Any, tmp_path: Path) -> None:
     saved(tmp_path, "relu, tied")
     with pytest.raises(GgferryError):

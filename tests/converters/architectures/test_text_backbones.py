@@ -64,7 +64,7 @@ def wrapped(folder: Path, name: str, cls: str, rename: Callable[[Tensors], Tenso
         ("gemma2", "MERaLiON2ForConditionalGeneration", prefixed("text_decoder."),
          ("speech_encoder.conv1.bias", "ln_speech.weight", "speech_audio_adapter.gate_proj.bias")),
     ],
-)  # fmt: skip
+)
 def test_the_half_that_reads_is_taken_and_the_other_named(
     name: str, cls: str, rename: Callable[[Tensors], Tensors], others: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -159,7 +159,7 @@ def test_what_thinks_of_a_model_that_also_speaks(tmp_path: Path) -> None:
     whole = {
         "architectures": ["Qwen2_5OmniModel"], "enable_talker": True, "talker_config": {"hidden_size": 8},
         "thinker_config": {"text_config": config, "audio_config": {"d_model": 8}, "model_type": "thinker"},
-    }  # fmt: skip
+    }
     (tmp_path / "config.json").write_text(json.dumps(whole))
     others = ("thinker.audio_tower.conv1.bias", "talker.norm.weight", "token2wav.bias")
     tensors = prefixed("thinker.")(load_file(tmp_path / "model.safetensors"))
@@ -188,7 +188,7 @@ def test_what_thinks_of_qwen3_omni_keeps_its_experts_one_by_one(tmp_path: Path) 
     config = json.loads((tmp_path / "config.json").read_text())
     config["vision_config"] = {**config.get("vision_config", {}), "deepstack_visual_indexes": [0, 2]}
     whole = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "code2wav_config": {"hidden_size": 8},
-             "thinker_config": config}  # fmt: skip
+             "thinker_config": config}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     graph = graph_of(str(tmp_path))
     assert graph.architecture.name == "qwen3vlmoe"

@@ -22,7 +22,7 @@ from helpers.unclassed import UNCLASSED, make_unclassed
 RUN = [
     name for name, make_one in UNCLASSED.items()
     if any("llama.cpp" in spec.runtimes for spec in architectures_of_classes(make_one()[0]["architectures"]).values())
-]  # fmt: skip
+]
 """Those whose tables say that llama.cpp runs them."""
 PROMPT = {"grok 1": TOKENS[:8]}
 """Of others the greedy token is half a character, which the server does not report."""

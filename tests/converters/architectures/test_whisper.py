@@ -38,7 +38,7 @@ TRANSFORMERS = {
     ".cross_attn.": ".encoder_attn.", ".query": ".q_proj", ".key": ".k_proj", ".value": ".v_proj",
     ".out.": ".out_proj.", "decoder.ln.": "decoder.layer_norm.", "token_embedding": "embed_tokens",
     "positional_embedding": "embed_positions.weight", "ln_post": "layer_norm",
-}  # fmt: skip
+}
 """OpenAI's names → transformers', as its convert_openai_to_hf.py changes them."""
 
 
@@ -151,7 +151,7 @@ def saved(folder: Path, base: bool = False, **changes: Any) -> tuple[Any, Any]:
         "encoder_attention_heads": 4, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 96,
         "max_source_positions": 20, "max_target_positions": 24, "pad_token_id": 0, "bos_token_id": 1,
         "eos_token_id": 2, "decoder_start_token_id": 3,
-    }  # fmt: skip
+    }
     torch.manual_seed(7)
     config = transformers.WhisperConfig(**{**sizes, **changes})
     kind = transformers.WhisperModel if base else transformers.WhisperForConditionalGeneration
@@ -199,7 +199,7 @@ DISTILLED = {
     "mask_feature_prob": 0.0, "mask_time_length": 10, "mask_time_min_masks": 2, "mask_time_prob": 0.05,
     "median_filter_width": 7, "use_weighted_layer_sum": False, "max_length": 448, "scale_embedding": False,
     "forced_decoder_ids": [[1, 50259], [2, 50359]], "begin_suppress_tokens": [220, 50257],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -212,7 +212,7 @@ def test_every_published_size_is_understood(name: str) -> None:
         vocab_size=tokens, num_mel_bins=channels, d_model=width, encoder_layers=blocks, decoder_layers=decoding,
         encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=4 * width,
         decoder_ffn_dim=4 * width,
-    ).to_dict()  # fmt: skip
+    ).to_dict()
     said = {**config, **DISTILLED, "architectures": ["WhisperForConditionalGeneration"]}
     graph = understand(Checkpoint("safetensors", None, (), {}, metadata=said), vocab_only=True)
     sizes = graph.sizes
@@ -261,7 +261,7 @@ def test_what_cannot_be_computed_is_said(tmp_path: Path) -> None:
         ("max_target_positions", 1 << 40), ("vocab_size", 1), ("activation_function", "relu"),
         ("encoder_ffn_dim", "64"), ("decoder_start_token_id", 1 << 40),
     ],
-)  # fmt: skip
+)
 def test_a_configuration_that_contradicts_the_weights(key: str, value: Any, tmp_path: Path) -> None:
     saved(tmp_path)
     path = tmp_path / "config.json"
@@ -295,7 +295,7 @@ PROMPTS = ("<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|tran
 SPOKEN = (
     "Hello world, it's 3 o'clock", "<|startoftranscript|><|en|><|0.24|> Grüße aus Köln<|1.00|><|endoftext|>",
     "日本語 12345  x", "", " ", "<|9.99|> no such time",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +313,7 @@ def spoken(fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.post_processor = TemplateProcessing(
         single=f"{marks[0]} {marks[1]} $A:0 {marks[2]}:0", pair=f"{marks[0]} {marks[1]} $A:0 $B:1 {marks[2]}:1",
         special_tokens=[(mark, ids[mark]) for mark in marks],
-    )  # fmt: skip
+    )
     made.save(str(folder / "tokenizer.json"))
     end = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "WhisperTokenizer", **end}))

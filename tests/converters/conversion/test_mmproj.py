@@ -26,9 +26,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, fixtures: Path) -> Path:
     import transformers
 
     vision = {
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
-        "patch_size": 8, "vision_use_head": False,
-    }  # fmt: skip
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+        "vision_use_head": False,
+    }
     text = {
         **TEXT,
         "vocab_size": 400,
@@ -46,8 +51,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, fixtures: Path) -> Path:
 
 
 def request(folder: Path, out: Path | None, outtype: str = "f16", **more: Any) -> Request:
-    return Request(str(folder), None if out is None else str(out), Options(outtype=outtype), level="fast",
-                   vocab=VocabOptions(none=True), **more)  # fmt: skip
+    return Request(
+        str(folder),
+        None if out is None else str(out),
+        Options(outtype=outtype),
+        level="fast",
+        vocab=VocabOptions(none=True),
+        **more,
+    )
 
 
 def receipt(path: Path) -> Any:
@@ -90,9 +101,13 @@ def test_what_neither_file_takes_is_said_to_be_lost(folder: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     "outtype, asked, second",
-    [("keep", None, {"F32"}), ("bf16", None, {"BF16", "F32"}), ("q8_0", None, {"F16", "F32"}),
-     ("f16", "q8_0", {"Q8_0", "F32"})],
-)  # fmt: skip
+    [
+        ("keep", None, {"F32"}),
+        ("bf16", None, {"BF16", "F32"}),
+        ("q8_0", None, {"F16", "F32"}),
+        ("f16", "q8_0", {"Q8_0", "F32"}),
+    ],
+)
 def test_the_second_file_has_a_type_of_its_own(
     outtype: str, asked: str | None, second: set[str], folder: Path, tmp_path: Path
 ) -> None:
@@ -106,9 +121,12 @@ def test_the_second_file_has_a_type_of_its_own(
 
 @pytest.mark.parametrize(
     "out, outtype, name",
-    [("m-q8_0.gguf", "q8_0", "mmproj-m-f16.gguf"), ("M-Q8_0.gguf", "q8_0", "mmproj-M-F16.gguf"),
-     ("m.gguf", "q8_0", "mmproj-m.gguf")],
-)  # fmt: skip
+    [
+        ("m-q8_0.gguf", "q8_0", "mmproj-m-f16.gguf"),
+        ("M-Q8_0.gguf", "q8_0", "mmproj-M-F16.gguf"),
+        ("m.gguf", "q8_0", "mmproj-m.gguf"),
+    ],
+)
 def test_names(out: str, outtype: str, name: str, folder: Path, tmp_path: Path) -> None:
     convert(request(folder, tmp_path / out, outtype))
     assert (tmp_path / name).is_file()
@@ -225,8 +243,10 @@ def test_a_look_at_either_half_shows_the_other(folder: Path, tmp_path: Path) -> 
     convert(request(folder, tmp_path / "a.gguf", "f32"))
     halves = [ggferry.inspect(path).other_half for path in (folder, tmp_path / "a.gguf", tmp_path / "mmproj-a.gguf")]
     assert [(half["kind"], half["architecture"], half["file"]) for half in halves if half] == [
-        ("mmproj", "gemma3", None), ("mmproj", "gemma3", "mmproj-a.gguf"), ("text", "gemma3", "a.gguf"),
-    ]  # fmt: skip
+        ("mmproj", "gemma3", None),
+        ("mmproj", "gemma3", "mmproj-a.gguf"),
+        ("text", "gemma3", "a.gguf"),
+    ]
     for name in ("a.gguf", "mmproj-a.gguf"):
         (tmp_path / f"{name}.receipt.json").unlink()
         assert ggferry.inspect(tmp_path / name).other_half, "by llama.cpp's prefix"

@@ -45,9 +45,19 @@ def test_the_oracles_matrix(fixtures: Path, peer: Peers, tmp_path: Path) -> None
     """Same model, text and 40 chunks of 64 tokens. llama.cpp computes with float16 weights and a float16 cache."""
     out = tmp_path / "imatrix.gguf"
     command = [
-        Path(sys.executable).parent / "ggferry", "imatrix", peer("quantize/k256.F16.gguf"), "--text",
-        fixtures / "tokenizers/corpus.txt", "--chunk-size", "64", "--chunks", "40", "-o", out, "--json",
-    ]  # fmt: skip
+        Path(sys.executable).parent / "ggferry",
+        "imatrix",
+        peer("quantize/k256.F16.gguf"),
+        "--text",
+        fixtures / "tokenizers/corpus.txt",
+        "--chunk-size",
+        "64",
+        "--chunks",
+        "40",
+        "-o",
+        out,
+        "--json",
+    ]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"path": str(out), "entries": 14, "chunks": 40, "chunk_size": 64}
     ours, theirs = arrays(out), arrays(fixtures / "quantize/k256.imatrix.gguf")

@@ -75,16 +75,24 @@ INPUT = torch.randn(COUNT, WIDTH)
 # --- the delta rule -----------------------------------------------------------------------------------------
 
 DELTA: dict[str, Any] = {
-    "hidden_size": WIDTH, "linear_num_value_heads": 6, "linear_num_key_heads": 2, "linear_key_head_dim": 10,
-    "linear_value_head_dim": 14, "linear_conv_kernel_dim": 3, "rms_norm_eps": 1e-5, "num_hidden_layers": 4,
+    "hidden_size": WIDTH,
+    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 14,
+    "linear_conv_kernel_dim": 3,
+    "rms_norm_eps": 1e-5,
+    "num_hidden_layers": 4,
     "layer_types": ["linear_attention"] * 4,
-}  # fmt: skip
+}
 DELTA_SIZES = {"n_group": 2, "n_heads": 6, "n_state": 10, "n_inner": 84}
 DELTA_NAMES = {
-    "ssm_conv1d__weight": "conv1d.weight", "ssm_dt__bias": "dt_bias", "ssm_a": "A_log",
+    "ssm_conv1d__weight": "conv1d.weight",
+    "ssm_dt__bias": "dt_bias",
+    "ssm_a": "A_log",
     "ssm_norm__weight": "norm.weight",
     "ssm_out__weight": "out_proj.weight",
-}  # fmt: skip
+}
 
 
 def test_a_gated_delta_net_with_projections_group_by_group() -> None:
@@ -122,10 +130,20 @@ def test_a_gated_delta_net_whose_value_heads_gguf_tiles() -> None:
 
 
 KIMI = KimiLinearConfig(
-    hidden_size=WIDTH, num_attention_heads=6, num_key_value_heads=6, linear_num_heads=6, linear_head_dim=10,
-    linear_conv_kernel_dim=3, rms_norm_eps=1e-5, kv_lora_rank=20, qk_rope_head_dim=8, qk_nope_head_dim=12,
-    v_head_dim=10, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"],
-)  # fmt: skip
+    hidden_size=WIDTH,
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    linear_num_heads=6,
+    linear_head_dim=10,
+    linear_conv_kernel_dim=3,
+    rms_norm_eps=1e-5,
+    kv_lora_rank=20,
+    qk_rope_head_dim=8,
+    qk_nope_head_dim=12,
+    v_head_dim=10,
+    num_hidden_layers=2,
+    layer_types=["linear_attention", "full_attention"],
+)
 KIMI._attn_implementation = "eager"
 
 
@@ -156,27 +174,50 @@ def test_a_short_convolution(bias: bool) -> None:
 
 
 SPACE = {
-    "hidden_size": WIDTH, "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 7,
-    "mamba_expand": 2, "mamba_d_conv": 3, "mamba_chunk_size": 5, "rms_norm_eps": 1e-5, "num_hidden_layers": 2,
-}  # fmt: skip
+    "hidden_size": WIDTH,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 7,
+    "mamba_expand": 2,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 5,
+    "rms_norm_eps": 1e-5,
+    "num_hidden_layers": 2,
+}
 SPACE_NAMES = {
-    "ssm_in__weight": "in_proj.weight", "ssm_conv1d__weight": "conv1d.weight", "ssm_conv1d__bias": "conv1d.bias",
-    "ssm_a": "A_log", "ssm_d": "D", "ssm_out__weight": "out_proj.weight",
-}  # fmt: skip
+    "ssm_in__weight": "in_proj.weight",
+    "ssm_conv1d__weight": "conv1d.weight",
+    "ssm_conv1d__bias": "conv1d.bias",
+    "ssm_a": "A_log",
+    "ssm_d": "D",
+    "ssm_out__weight": "out_proj.weight",
+}
 SPACE_SIZES = {"n_group": 2, "n_heads": 6, "n_state": 7, "n_inner": 96}
 MULTIPLIERS = (1.1, 0.8, 1.4, 0.6, 1.2)
 NEMOTRON = {
-    "hidden_size": WIDTH, "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 7,
-    "conv_kernel": 3, "chunk_size": 5, "layer_norm_epsilon": 1e-5, "time_step_min": 0.9,
-}  # fmt: skip
+    "hidden_size": WIDTH,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 7,
+    "conv_kernel": 3,
+    "chunk_size": 5,
+    "layer_norm_epsilon": 1e-5,
+    "time_step_min": 0.9,
+}
 
 
 def falcon(norm: bool) -> torch.nn.Module:
     """Its state space; the model multiplies what comes out of it."""
     config = FalconH1Config(
-        **SPACE, mamba_d_ssm=96, mamba_rms_norm=norm, mamba_norm_before_gate=False, ssm_in_multiplier=1.3,
+        **SPACE,
+        mamba_d_ssm=96,
+        mamba_rms_norm=norm,
+        mamba_norm_before_gate=False,
+        ssm_in_multiplier=1.3,
         ssm_multipliers=list(MULTIPLIERS),
-    )  # fmt: skip
+    )
     module = FalconH1Mixer(config, 0)
     module.register_buffer("mup_vector", compute_mup_vector(config))
     return module
@@ -215,21 +256,35 @@ def test_mamba_whose_selections_are_normed_with_weights() -> None:
 CAUSAL = torch.full((COUNT, COUNT), float("-inf")).triu(1)[None, None]
 RANKS = {"kv_lora_rank": 20, "q_lora_rank": 28, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10}
 LATENT: dict[str, Any] = {
-    "hidden_size": WIDTH, "num_attention_heads": 6, "num_key_value_heads": 6, **RANKS, "rms_norm_eps": 1e-3,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "max_position_embeddings": 64,
+    "hidden_size": WIDTH,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    **RANKS,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    "max_position_embeddings": 64,
     "attn_implementation": "eager",
-}  # fmt: skip
+}
 LATENT_SIZES = {
-    "n_head": 6, "kv_rank": 20, "n_rot": 8, "head_dim_mla": 20, "rope_base": 500.0, "eps": 1e-3, "latent_eps": 1e-6,
-}  # fmt: skip
+    "n_head": 6,
+    "kv_rank": 20,
+    "n_rot": 8,
+    "head_dim_mla": 20,
+    "rope_base": 500.0,
+    "eps": 1e-3,
+    "latent_eps": 1e-6,
+}
 LATENT_NAMES = {
-    "attn_kv_a_mqa__weight": "kv_a_proj_with_mqa.weight", "attn_kv_a_norm__weight": "kv_a_layernorm.weight",
-    "attn_kv_b__weight": "kv_b_proj.weight", "attn_output__weight": "o_proj.weight",
-}  # fmt: skip
+    "attn_kv_a_mqa__weight": "kv_a_proj_with_mqa.weight",
+    "attn_kv_a_norm__weight": "kv_a_layernorm.weight",
+    "attn_kv_b__weight": "kv_b_proj.weight",
+    "attn_output__weight": "o_proj.weight",
+}
 LOW_QUERIES = {
-    "attn_q_a__weight": "q_a_proj.weight", "attn_q_a_norm__weight": "q_a_layernorm.weight",
+    "attn_q_a__weight": "q_a_proj.weight",
+    "attn_q_a_norm__weight": "q_a_layernorm.weight",
     "attn_q_b__weight": "q_b_proj.weight",
-}  # fmt: skip
+}
 
 
 def split(held: Tensors) -> Tensors:
@@ -272,8 +327,13 @@ def test_attention_to_what_an_indexer_chooses(config: Any, attention: Any, rope:
     module = shaken(attention(made, 0))
     turn = rope(made)(INPUT, torch.arange(COUNT)[None])
     found = module(INPUT[None], position_embeddings=turn, attention_mask=CAUSAL)
-    pairs = {"attn_q_b__weight": "wq_b.weight", "attn_k__weight": "wk.weight", "proj__weight": "weights_proj.weight",
-             "k_norm__weight": "k_norm.weight", "k_norm__bias": "k_norm.bias"}  # fmt: skip
+    pairs = {
+        "attn_q_b__weight": "wq_b.weight",
+        "attn_k__weight": "wk.weight",
+        "proj__weight": "weights_proj.weight",
+        "k_norm__weight": "k_norm.weight",
+        "k_norm__bias": "k_norm.bias",
+    }
     names = {f"indexer__{ours}": f"indexer.{theirs}" for ours, theirs in pairs.items()}
     held = split(told(module, **LATENT_NAMES, **LOW_QUERIES, **names))
     sizes = {**LATENT_SIZES, "index_heads": 5, "index_top_k": 4}

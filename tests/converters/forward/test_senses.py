@@ -53,7 +53,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "glm4v": ("Glm4vImageProcessorPil", {**FILM, "patch_size": 6}, "grid"),
     "paddleocr": ("PaddleOCRVLImageProcessorPil", {**SMART, "patch_size": 6}, "grid"),
     "hunyuanvl": ("HunYuanVLImageProcessorPil", {**SMART, "patch_size": 6}, "grid"),
-}  # fmt: skip
+}
 """Family → its processor without torchvision, its settings, and what the model reads besides pixels."""
 
 

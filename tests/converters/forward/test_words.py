@@ -42,11 +42,11 @@ COUNT, WIDTH, HEAD = 19, 48, 12
 BASE: dict[str, Any] = {
     "hidden_size": WIDTH, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": HEAD, "intermediate_size": 56,
     "num_hidden_layers": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "vocab_size": 64, "pad_token_id": 0,
-}  # fmt: skip
+}
 SIZES: dict[str, Any] = {
     "n_embd": WIDTH, "n_head": 8, "n_head_kv": 2, "head_dim": HEAD, "n_layer": 4, "n_ctx": 64, "eps": 1e-5,
     "n_rot": HEAD, "rope_base": 10000.0,
-}  # fmt: skip
+}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 WINDOWED = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
 PROJECTIONS = {f"attn_{name}.weight": f"{name}_proj.weight" for name in "qkv"} | {"attn_output.weight": "o_proj.weight"}
@@ -167,7 +167,7 @@ def test_temperature_in_all_blocks() -> None:
     module = shaken(Ministral3Attention(config("Ministral3", rope_parameters=yarn), 0))
     expected = theirs(module, position_ids=POSITIONS)
     agree(expected, attended(ours(module, PROJECTIONS, {"temperature_scale": 0.7, "temperature_length": 4},
-                                  temperature="all")))  # fmt: skip
+                                  temperature="all")))
 
 
 @pytest.mark.parametrize("block", [0, 3])
@@ -185,7 +185,7 @@ def test_attention_in_chunks() -> None:
     made = tf.Llama4TextConfig(
         **BASE, rope_parameters=ROPE, intermediate_size_mlp=56, moe_layers=[], attention_chunk_size=6,
         no_rope_layers=[1] * 4, layer_types=["chunked_attention"] * 4,
-    )  # fmt: skip
+    )
     made._attn_implementation = "eager"
     from transformers.masking_utils import create_chunked_causal_mask
 
@@ -200,7 +200,7 @@ def test_attention_in_chunks() -> None:
 @pytest.mark.parametrize(("kind", "made"), [
     (Qwen2VLRotaryEmbedding, {"mrope_section": [1, 2, 3]}),
     (Qwen3VLTextRotaryEmbedding, {"mrope_section": [2, 2, 2], "mrope_interleaved": True}),
-])  # fmt: skip
+])
 def test_several_axes_of_position_are_one_for_text(kind: Any, made: dict[str, Any]) -> None:
     name = "Qwen2VLText" if kind is Qwen2VLRotaryEmbedding else "Qwen3VLText"
     found = config(name, rope_parameters={**ROPE, **made})
@@ -215,10 +215,10 @@ def test_several_axes_of_position_are_one_for_text(kind: Any, made: dict[str, An
 @pytest.mark.parametrize("truncate", [True, False])
 def test_yarn_rounds_its_range_or_not(truncate: bool) -> None:
     yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 3.0, "beta_slow": 0.4,
-            "original_max_position_embeddings": 32, "truncate": truncate}  # fmt: skip
+            "original_max_position_embeddings": 32, "truncate": truncate}
     cos, sin = GptOssRotaryEmbedding(config("GptOss", rope_parameters=yarn))(INPUT[None], POSITIONS)
     sizes = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_beta_fast": 3.0, "rope_beta_slow": 0.4,
-             "rope_original": 32, "rope_truncate": truncate}  # fmt: skip
+             "rope_original": 32, "rope_truncate": truncate}
     turn = rotation(held_model({}, {**SIZES, **sizes}, rope="halves"), COUNT)
     assert (
         turn is not None and torch.allclose(cos[0], turn[0], atol=2e-6) and torch.allclose(sin[0], turn[1], atol=2e-6)
@@ -239,7 +239,7 @@ def test_norms_behind_the_branches_alone(block: int) -> None:
     window = 0 if block else 5
     expected = module(INPUT[None], position_embeddings=angles(), attention_mask=mask(window))[0]
     norms = {"post_attention_norm.weight": "post_attention_layernorm.weight",
-             "post_ffw_norm.weight": "post_feedforward_layernorm.weight"}  # fmt: skip
+             "post_ffw_norm.weight": "post_feedforward_layernorm.weight"}
     names = with_prefix(PROJECTIONS | QK_NORM, "self_attn.") | GATED | norms
     model = ours(module, names, {"n_swa": window, "rope_layers": block == 0}, pre_norm=False)
     agree(expected, decoder_block(model, "blk.0.", INPUT))
@@ -252,7 +252,7 @@ def test_norms_before_and_behind_and_gate_and_up_in_one() -> None:
     expected = module(INPUT[None], position_embeddings=turns, attention_mask=mask())[0]
     norms = {"attn_norm": "input_layernorm", "post_attention_norm": "post_self_attn_layernorm",
              "ffn_norm": "post_attention_layernorm", "post_ffw_norm": "post_mlp_layernorm",
-             "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}  # fmt: skip
+             "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
     biases = {name: theirs for name, theirs in BIASES.items() if "output" not in name}
     names = with_prefix(PROJECTIONS | biases, "self_attn.") | {f"{a}.weight": f"{b}.weight" for a, b in norms.items()}
     model = ours(module, names, {"n_rot": HEAD // 2}, rope="pairs", ffn="fused")
@@ -281,13 +281,13 @@ def test_xielu() -> None:
     function = ACT2CLS["xielu"](alpha_p_init=0.4, alpha_n_init=0.9, beta=0.6, eps=-1e-3, dtype=torch.float32)
     with torch.no_grad():
         sizes = {"xielu_alpha_p": float(function.alpha_p), "xielu_beta": 0.6, "xielu_eps": -1e-3,
-                 "xielu_alpha_n": float(function.alpha_n)}  # fmt: skip
+                 "xielu_alpha_n": float(function.alpha_n)}
         agree(function(INPUT), held_model({}, sizes, activation="xielu").activate(INPUT))
 
 
 def test_sparse_activations() -> None:
     made = tf.Gemma3nTextConfig(hidden_size=WIDTH, intermediate_size=[56], activation_sparsity_pattern=[0.8],
-                                num_hidden_layers=1, layer_types=["full_attention"], vocab_size=64)  # fmt: skip
+                                num_hidden_layers=1, layer_types=["full_attention"], vocab_size=64)
     module = shaken(Gemma3nTextMLP(made, 0))
     names = {f"ffn_{name}.weight": f"{name}_proj.weight" for name in ("gate", "up", "down")}
     scale = float(torch.distributions.Normal(0, 1).icdf(torch.tensor(0.8)))
@@ -306,7 +306,7 @@ def test_clamped_experts_with_biases_chosen_by_logits() -> None:
         names |= {f"ffn_{name}_exps.{ending}": f"experts.gate_up_proj{suffix}" for name in ("gate", "up")}
         names[f"ffn_down_exps.{ending}"] = f"experts.down_proj{suffix}"
     model = ours(module, names, {"n_expert_used": 2}, routing="chosen", glu="clamped", expert_rows=False,
-                 gate_up="alternating")  # fmt: skip
+                 gate_up="alternating")
     agree(module(INPUT[None])[0][0], feed_forward(model, "blk.0.", INPUT))
 
 
@@ -317,7 +317,7 @@ def test_weights_before_the_expert_beside_a_shared_one() -> None:
     names |= {f"ffn_{name}_exps.weight": "experts.gate_up_proj" for name in ("gate", "up")}
     names |= {f"ffn_{name}_shexp.weight": f"shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")}
     model = ours(module, names, {"n_expert_used": 2}, routing="sigmoid", expert_weight="input", expert_rows=False,
-                 gate_up="halves")  # fmt: skip
+                 gate_up="halves")
     agree(module(INPUT[None])[0], feed_forward(model, "blk.0.", INPUT))
 
 
@@ -329,7 +329,7 @@ def test_a_router_that_norms_the_state_and_experts_that_are_scaled() -> None:
     held = dict(module.named_parameters()) | {f"router.{name}": x for name, x in router.named_parameters()}
     names = {"ffn_gate_inp.weight": "router.proj.weight", "ffn_gate_inp.scale": "router.scale",
              "ffn_down_exps.scale": "router.per_expert_scale", "ffn_gate_up_exps.weight": "gate_up_proj",
-             "ffn_down_exps.weight": "down_proj"}  # fmt: skip
+             "ffn_down_exps.weight": "down_proj"}
     tensors = {f"blk.0.{mine}": held[theirs] for mine, theirs in names.items()}
     model = held_model(tensors, {**SIZES, "n_expert_used": 2, "expert_norm": True}, activation="gelu_tanh")
     agree(weights, route(model, "blk.0.", INPUT)[0])
@@ -348,20 +348,20 @@ def test_sparsemixer() -> None:
 # --- streams ------------------------------------------------------------------------------------------------
 
 GEMMA3N = tf.Gemma3nTextConfig(hidden_size=WIDTH, laurel_rank=6, altup_num_inputs=3, altup_active_idx=1,
-                               num_hidden_layers=2, rms_norm_eps=1e-5, vocab_size=64)  # fmt: skip
+                               num_hidden_layers=2, rms_norm_eps=1e-5, vocab_size=64)
 
 
 def test_streams_are_predicted_and_corrected() -> None:
     module = shaken(Gemma3nTextAltUp(GEMMA3N))
     names = {"predict_coef": "prediction_coefs", "correct_coef": "correction_coefs", "router": "modality_router",
-             "router_norm": "router_norm"}  # fmt: skip
+             "router_norm": "router_norm"}
     made = {f"altup_{mine}.weight": f"{theirs}.weight" for mine, theirs in names.items()}
     model = ours(module, made, {"altup_active": 1})
     streams = torch.randn(3, COUNT, WIDTH)
     predicted = module.predict(streams[:, None])[:, 0]
     agree(predicted, altup.predicted(model, "blk.0.", streams))
     agree(module.correct(predicted[:, None], INPUT[None])[:, 0],
-          altup.corrected(model, "blk.0.", predicted, INPUT))  # fmt: skip
+          altup.corrected(model, "blk.0.", predicted, INPUT))
 
 
 def test_laurel() -> None:

@@ -142,8 +142,19 @@ def test_a_rebuilt_tokenizer_encodes_as_the_original(name: str, tmp_path: Path) 
 def test_a_killed_run_leaves_no_folder(tmp_path: Path) -> None:
     model = Llama(n_vocab=4000, n_embd=512, n_head=8, n_head_kv=4, n_layer=6, n_ff=1536, kind="F16", version=1)
     source, out = model.write(tmp_path / "model.bin"), tmp_path / "out"
-    command = [sys.executable, "-m", "ggferry", "convert", str(source), "--to", "safetensors", "-o", str(out),
-               "--verify", "fast"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "ggferry",
+        "convert",
+        str(source),
+        "--to",
+        "safetensors",
+        "-o",
+        str(out),
+        "--verify",
+        "fast",
+    ]
     started = time.monotonic()
     subprocess.run(command, check=True, capture_output=True)
     whole = time.monotonic() - started

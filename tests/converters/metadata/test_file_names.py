@@ -63,9 +63,36 @@ def test_the_specifications_second_example_lacks_its_own_version() -> None:
 
 
 word = st.sampled_from(
-    ["a", "Llama", "7B", "8x7B", "3.8B", "4k", "chat", "v1", "v1.0", "v2.3.4", "Q4_0", "F16", "LoRA", "vocab", "12",
-     "1b2", "00001", "of", "00002", " ", "a b", "", "x1y", "ctx4k", "\u00a0", "é", "_"]
-)  # fmt: skip
+    [
+        "a",
+        "Llama",
+        "7B",
+        "8x7B",
+        "3.8B",
+        "4k",
+        "chat",
+        "v1",
+        "v1.0",
+        "v2.3.4",
+        "Q4_0",
+        "F16",
+        "LoRA",
+        "vocab",
+        "12",
+        "1b2",
+        "00001",
+        "of",
+        "00002",
+        " ",
+        "a b",
+        "",
+        "x1y",
+        "ctx4k",
+        "\u00a0",
+        "é",
+        "_",
+    ]
+)
 
 
 @settings(deadline=None)
@@ -96,9 +123,14 @@ def test_hostile_names_take_no_time(unit: str) -> None:
 @settings(deadline=None)
 @given(any_text, any_text, any_text, any_text, any_text, any_text, any_text)
 def test_a_name_we_make_always_validates(
-    base: str | None, size: str | None, fine: str | None, version: str | None, encoding: str | None, kind: str | None,
+    base: str | None,
+    size: str | None,
+    fine: str | None,
+    version: str | None,
+    encoding: str | None,
+    kind: str | None,
     shard: str | None,
-) -> None:  # fmt: skip
+) -> None:
     name = file_name(NameParts(base or "", size, fine, version, encoding, kind, shard))
     assert parse_filename(name) is not None
     assert re.fullmatch(r"[A-Za-z0-9._-]+\.gguf", name, re.ASCII)
@@ -167,7 +199,12 @@ LEGACY = [
     ("vicuna-13B-1.1-GPTQ-4bit-128g.GGML.bin", 13015864320, "vicuna", "13B", None, "v1.1", "Vicuna 13B 1.1"),
     ("gpt4-x-alpaca-13b-native-4bit-128g.bin", 0, "gpt4-x-alpaca", "13B", "native", None, "Gpt4 X Alpaca 13B Native"),
     (
-        "Wizard-Vicuna-30B-Uncensored.ggmlv3.q4_K_M.bin", 32528943616, "Wizard-Vicuna", "30B", "Uncensored", None,
+        "Wizard-Vicuna-30B-Uncensored.ggmlv3.q4_K_M.bin",
+        32528943616,
+        "Wizard-Vicuna",
+        "30B",
+        "Uncensored",
+        None,
         "Wizard Vicuna 30B Uncensored",
     ),
     ("llama-2-7b-chat.ggmlv3.q2_K.bin", 6738415616, "llama-2", "7B", "chat", None, "Llama 2 7B Chat"),
@@ -196,7 +233,7 @@ LEGACY = [
     # a size word that the count contradicts is no size
     ("llama-7b.bin", 127296, "llama", None, "7b", None, "Llama 7b"),
     ("llama-30b.bin", 6738415616, "llama", None, "30b", None, "Llama 30b"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("path", "count", "base", "size", "fine", "version", "name"), LEGACY)
@@ -227,8 +264,12 @@ DIRECTORIES = [
     (f"{HUB}/{HASH}/model.safetensors", "Llama-2", "7B", "repository name"),
     (f"{HUB}/{HASH}/", "Llama-2", "7B", "repository name"),
     (f"{HUB}/{HASH}/q4_0/llama-x-7b.bin", "llama-x", "7B", "file name"),
-    ("https://huggingface.co/meta-llama/Llama-2-7b-hf/resolve/main/model.safetensors?download=true", "Llama-2", "7B",
-     "repository name"),
+    (
+        "https://huggingface.co/meta-llama/Llama-2-7b-hf/resolve/main/model.safetensors?download=true",
+        "Llama-2",
+        "7B",
+        "repository name",
+    ),
     ("hf://meta-llama/Llama-2-7b-hf/llama%2D2-7b.bin", "llama-2", "7B", "file name"),
     # nothing there names a model, and people's home directories are nobody's business
     ("/home/jane/ggml-model-q4_0.bin", "llama", None, "architecture"),
@@ -242,7 +283,7 @@ DIRECTORIES = [
     ("/mnt/data/f16.bin", "llama", None, "architecture"),
     ("", "llama", None, "architecture"),
     ("/", "llama", None, "architecture"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("path", "base", "size", "origin"), DIRECTORIES)

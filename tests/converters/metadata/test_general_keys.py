@@ -102,18 +102,35 @@ def test_the_model_card() -> None:
     assert unread == ()
     found = entries(card=card)
     assert data(found) == {
-        "architecture": "llama", "type": "model", "name": "Card Name", "author": "Meta", "version": "1.10",
-        "basename": "llama", "description": f"A model.\n{SENTENCE}", "size_label": "6.7B",
-        "license": "apache-2.0, mit", "license.name": "x", "base_model.count": 4,
-        "base_model.0.name": "Llama 2 7b Hf", "base_model.0.organization": "Meta Llama",
+        "architecture": "llama",
+        "type": "model",
+        "name": "Card Name",
+        "author": "Meta",
+        "version": "1.10",
+        "basename": "llama",
+        "description": f"A model.\n{SENTENCE}",
+        "size_label": "6.7B",
+        "license": "apache-2.0, mit",
+        "license.name": "x",
+        "base_model.count": 4,
+        "base_model.0.name": "Llama 2 7b Hf",
+        "base_model.0.organization": "Meta Llama",
         "base_model.0.repo_url": "https://huggingface.co/meta-llama/Llama-2-7b-hf",
-        "base_model.1.name": "Some Model 7b v0.2", "base_model.1.organization": "Org", "base_model.1.version": "v0.2",
+        "base_model.1.name": "Some Model 7b v0.2",
+        "base_model.1.organization": "Org",
+        "base_model.1.version": "v0.2",
         "base_model.1.repo_url": "https://huggingface.co/org/some-model-7b-v0.2",
-        "base_model.2.repo_url": "https://example.org/x", "base_model.3.name": "A Sentence Name",
-        "datasets": ("org/data-set", "c4"), "dataset.count": 2, "dataset.0.name": "Data Set",
-        "dataset.0.organization": "Org", "dataset.0.repo_url": "https://huggingface.co/datasets/org/data-set",
-        "dataset.1.name": "C4", "tags": ("llama-2", "text-generation"), "languages": ("en", "no"),
-    }  # fmt: skip
+        "base_model.2.repo_url": "https://example.org/x",
+        "base_model.3.name": "A Sentence Name",
+        "datasets": ("org/data-set", "c4"),
+        "dataset.count": 2,
+        "dataset.0.name": "Data Set",
+        "dataset.0.organization": "Org",
+        "dataset.0.repo_url": "https://huggingface.co/datasets/org/data-set",
+        "dataset.1.name": "C4",
+        "tags": ("llama-2", "text-generation"),
+        "languages": ("en", "no"),
+    }
     assert found["general.name"].origin == CARD and found["general.description"].origin == f"{CARD}; ggferry"
     assert found["general.base_model.count"].value.type is ValueType.UINT32
     assert found["general.tags"].value.items is ValueType.STRING
@@ -141,12 +158,26 @@ def test_metadata_file_wins_over_the_card_and_model_name_over_all() -> None:
     }
     found = entries(card=card, overrides=overrides, generation_config={"top_k": 1, "top_p": 0.5}, file_type=15)
     assert data(found) == {
-        "architecture": "llama", "type": "model", "sampling.top_k": 40, "sampling.temp": 1.0, "sampling.top_p": 0.5,
-        "name": "Mine", "version": "v3.1", "finetune": "Chat", "basename": "base", "description": "mine only",
-        "size_label": "7B", "license": "MIT OR Apache-2.0", "license.name": "x", "base_model.count": 1,
-        "base_model.0.name": "B", "base_model.0.url": "/local/is/mine",
-        "tags": ("a",), "languages": ("en", "no"), "file_type": 15,
-    }  # fmt: skip
+        "architecture": "llama",
+        "type": "model",
+        "sampling.top_k": 40,
+        "sampling.temp": 1.0,
+        "sampling.top_p": 0.5,
+        "name": "Mine",
+        "version": "v3.1",
+        "finetune": "Chat",
+        "basename": "base",
+        "description": "mine only",
+        "size_label": "7B",
+        "license": "MIT OR Apache-2.0",
+        "license.name": "x",
+        "base_model.count": 1,
+        "base_model.0.name": "B",
+        "base_model.0.url": "/local/is/mine",
+        "tags": ("a",),
+        "languages": ("en", "no"),
+        "file_type": 15,
+    }
     assert found["general.sampling.temp"].value.type is ValueType.FLOAT32
     assert found["general.sampling.top_k"] == Entry(Value(ValueType.INT32, 40), "--metadata")
     assert file_name(name_parts(found)) == "base-7B-Chat-v3.1-Q4_K_M.gguf"
@@ -208,9 +239,17 @@ def test_a_gguf_source_keeps_its_own_words_but_not_its_facts() -> None:
     }
     found = entries(inherited=inherited, card={"name": "card", "base_model": "a/b"}, file_type=7)
     assert data(found) == {
-        "architecture": "llama", "type": "model", "name": "Kept", "basename": "llama", "description": SENTENCE,
-        "size_label": "6.7B", "base_model.count": 1, "base_model.0.name": "B", "custom": "kept too", "file_type": 7,
-    }  # fmt: skip
+        "architecture": "llama",
+        "type": "model",
+        "name": "Kept",
+        "basename": "llama",
+        "description": SENTENCE,
+        "size_label": "6.7B",
+        "base_model.count": 1,
+        "base_model.0.name": "B",
+        "custom": "kept too",
+        "file_type": 7,
+    }
     assert [*found][-2:] == ["general.custom", "general.file_type"]
     changed = entries(inherited=inherited, overrides={"general.base_models": ["c/d"]})
     assert changed["general.base_model.0.name"] == Entry(string("D"), "--metadata")
@@ -245,9 +284,17 @@ def test_name_or_path_names_the_model_only_where_the_path_does_not() -> None:
 def test_generation_config() -> None:
     """transformers writes `temperature` and `repetition_penalty`; llama.cpp's keys are temp and penalty_repeat."""
     config = {
-        "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05, "min_p": None, "do_sample": True,
-        "penalty_last_n": 2.5, "mirostat": "x", "xtc_threshold": float("inf"), "transformers_version": "4.57.6",
-    }  # fmt: skip
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 20,
+        "repetition_penalty": 1.05,
+        "min_p": None,
+        "do_sample": True,
+        "penalty_last_n": 2.5,
+        "mirostat": "x",
+        "xtc_threshold": float("inf"),
+        "transformers_version": "4.57.6",
+    }
     found = entries(generation_config=config)
     assert {key: entry.value for key, entry in found.items() if "sampling" in key} == {
         "general.sampling.top_k": Value(ValueType.INT32, 20),
@@ -304,9 +351,25 @@ anything = st.recursive(
     max_leaves=6,
 )
 fields = st.sampled_from(
-    ["name", "license", "tags", "language", "base_model", "datasets", "description", "url", "temperature", "top_k",
-     "_name_or_path", "version", "general.name", "general.tags", "general.base_models", "general.sampling.temp"]
-)  # fmt: skip
+    [
+        "name",
+        "license",
+        "tags",
+        "language",
+        "base_model",
+        "datasets",
+        "description",
+        "url",
+        "temperature",
+        "top_k",
+        "_name_or_path",
+        "version",
+        "general.name",
+        "general.tags",
+        "general.base_models",
+        "general.sampling.temp",
+    ]
+)
 
 
 @settings(deadline=None)

@@ -138,10 +138,44 @@ def test_notes_do_not_flood() -> None:
 
 
 piece = st.sampled_from(
-    ["a", "b:", "c: d", "- ", "-", "'x'", '"y"', "[", "]", ", ", "[p, q]", "|", ">-", "|+", "#", " # c", ": ", "~",
-     "null", "text of words", "http://h/p", "it''s", "\\n", "no", "1.10", "é", "{}", "{", "&", "*", "!t", "%", "@",
-     "? ", "x:y"]
-)  # fmt: skip
+    [
+        "a",
+        "b:",
+        "c: d",
+        "- ",
+        "-",
+        "'x'",
+        '"y"',
+        "[",
+        "]",
+        ", ",
+        "[p, q]",
+        "|",
+        ">-",
+        "|+",
+        "#",
+        " # c",
+        ": ",
+        "~",
+        "null",
+        "text of words",
+        "http://h/p",
+        "it''s",
+        "\\n",
+        "no",
+        "1.10",
+        "é",
+        "{}",
+        "{",
+        "&",
+        "*",
+        "!t",
+        "%",
+        "@",
+        "? ",
+        "x:y",
+    ]
+)
 line = st.builds(
     lambda indent, key, pieces: " " * indent + key + "".join(pieces),
     st.sampled_from([0, 0, 0, 2, 2, 4, 1]),

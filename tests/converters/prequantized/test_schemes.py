@@ -196,7 +196,7 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
         (gptq_config(5, 32), "bits"),
         ([], "qweight"),
     ],
-)  # fmt: skip
+)
 def test_other_schemes_are_refused_by_name(config: Any, named: str, tmp_path: Path) -> None:
     """Before any weight is read: the data of the file is not there."""
     tensors, _ = model(gptq(4, 32, order="none"))

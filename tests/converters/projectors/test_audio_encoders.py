@@ -41,12 +41,14 @@ def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
 
 
 PROJECTORS = {
-    "granite_speech_in_whole_blocks": "granite_speech", "granite_speech_plus": "granite_speech",
-    "gemma4uv": "gemma4uv+gemma4ua", "gemma4ua": "gemma4uv+gemma4ua",
+    "granite_speech_in_whole_blocks": "granite_speech",
+    "granite_speech_plus": "granite_speech",
+    "gemma4uv": "gemma4uv+gemma4ua",
+    "gemma4ua": "gemma4uv+gemma4ua",
     **dict.fromkeys(("qwen2_5o_ear", "qwen2_5o_eye"), "qwen2.5o"),
     **dict.fromkeys(("qwen3_omni_ear", "qwen3_omni_eye"), "qwen3vl_merger+qwen3a"),
     **dict.fromkeys(("gemma4_of_an_embedder", "gemma4a", "gemma4a_unbounded", "gemma4v_of_both"), "gemma4v+gemma4a"),
-}  # fmt: skip
+}
 OTHERWISE = {"voxtral": "averages every two states", "meralion": "norms the states after", "lfm2a": "512 columns only"}
 """What llama.cpp computes otherwise, or does not compute, and what a note says of it."""
 
@@ -203,10 +205,14 @@ def exchanged(table: dict[str, Role], one: str, other: str) -> Callable[[Role], 
 
 
 MISTAKES = {
-    "voxtral": ("ln1", "ln2"), "qwen3a": ("attn_q", "attn_k"), "granite_speech": ("norm_conv", "ln1"),
-    "ultravox": ("attn_q", "attn_v"), "lfm2a": ("ffn_up", "ffn_up_1"), "gemma4a": ("conv_norm", "norm_conv"),
+    "voxtral": ("ln1", "ln2"),
+    "qwen3a": ("attn_q", "attn_k"),
+    "granite_speech": ("norm_conv", "ln1"),
+    "ultravox": ("attn_q", "attn_v"),
+    "lfm2a": ("ffn_up", "ffn_up_1"),
+    "gemma4a": ("conv_norm", "norm_conv"),
     "gemma4v_of_both": ("ln1", "ln2"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -227,7 +233,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "gemma4a": ("per_dim_scale.weight", SAME),
     "gemma4v": ("v.patch_embd.weight", Reshape(("v_n_embd", "3", "v_patch_size", "v_patch_size"))),
     "gemma4uv": ("v.patch_norm.1.weight", SAME),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -26,10 +26,13 @@ Tensors = dict[str, np.ndarray]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 _NAMES = (
-    (r"^model\.language_model\.", "language_model.model."), (r"^lm_head\.", "language_model.lm_head."),
+    (r"^model\.language_model\.", "language_model.model."),
+    (r"^lm_head\.", "language_model.lm_head."),
     (r"(model\.)?vision_tower\.encoder\.layer\.", "vision_model.encoder.layers."),
-    (r"\.layernorm_before\.", ".norm1."), (r"\.layernorm_after\.", ".norm2."),
-    (r"\.lambda_([12])$", r".ls\1"), (r"\.attention\.projection_layer\.", ".attn.proj."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.lambda_([12])$", r".ls\1"),
+    (r"\.attention\.projection_layer\.", ".attn.proj."),
     (r"\.attention\.([qk]_norm)\.", r".attn.\1."),
     (r"(model\.)?vision_tower\.embeddings\.cls_token", "vision_model.embeddings.class_embedding"),
     (r"(model\.)?vision_tower\.embeddings\.position_embeddings", "vision_model.embeddings.position_embedding"),
@@ -37,7 +40,7 @@ _NAMES = (
     (r"(model\.)?multi_modal_projector\.layer_norm\.", "mlp1.0."),
     (r"(model\.)?multi_modal_projector\.linear_1\.", "mlp1.1."),
     (r"(model\.)?multi_modal_projector\.linear_2\.", "mlp1.3."),
-)  # fmt: skip
+)
 
 
 def publishers(folder: Path) -> Path:
@@ -55,20 +58,46 @@ def publishers(folder: Path) -> Path:
     config = json.loads((folder / "config.json").read_text())
     vision, text = config["vision_config"], config["text_config"]
     same = (
-        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps",
-        "hidden_act", "norm_type",
-    )  # fmt: skip
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "layer_norm_eps",
+        "hidden_act",
+        "norm_type",
+    )
     eye = {key: vision[key] for key in same}
-    eye |= {"image_size": 48, "patch_size": 6, "qkv_bias": False, "qk_normalization": False, "drop_path_rate": 0.1,
-            "model_type": "intern_vit_6b", "architectures": ["InternVisionModel"], "use_flash_attn": True}  # fmt: skip
+    eye |= {
+        "image_size": 48,
+        "patch_size": 6,
+        "qkv_bias": False,
+        "qk_normalization": False,
+        "drop_path_rate": 0.1,
+        "model_type": "intern_vit_6b",
+        "architectures": ["InternVisionModel"],
+        "use_flash_attn": True,
+    }
     whole = {
-        "architectures": ["InternVLChatModel"], "model_type": "internvl_chat", "vision_config": eye,
-        "llm_config": {**text, "architectures": ["Qwen2ForCausalLM"]}, "downsample_ratio": 0.5, "select_layer": -1,
-        "template": "internvl2_5", "force_image_size": 48, "dynamic_image_size": True, "use_thumbnail": True,
-        "ps_version": "v2", "min_dynamic_patch": 1, "max_dynamic_patch": 12, "use_backbone_lora": 0, "use_llm_lora": 0,
-        "pad2square": False, "auto_map": {"AutoModel": "modeling_internvl_chat.InternVLChatModel"},
-        "tie_word_embeddings": False, "torch_dtype": "float32",
-    }  # fmt: skip
+        "architectures": ["InternVLChatModel"],
+        "model_type": "internvl_chat",
+        "vision_config": eye,
+        "llm_config": {**text, "architectures": ["Qwen2ForCausalLM"]},
+        "downsample_ratio": 0.5,
+        "select_layer": -1,
+        "template": "internvl2_5",
+        "force_image_size": 48,
+        "dynamic_image_size": True,
+        "use_thumbnail": True,
+        "ps_version": "v2",
+        "min_dynamic_patch": 1,
+        "max_dynamic_patch": 12,
+        "use_backbone_lora": 0,
+        "use_llm_lora": 0,
+        "pad2square": False,
+        "auto_map": {"AutoModel": "modeling_internvl_chat.InternVLChatModel"},
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
     (folder / "config.json").write_text(json.dumps(whole))
     return folder
 
@@ -84,8 +113,10 @@ def logits(model: Any) -> np.ndarray:
 def test_internvl_as_its_publisher_keeps_it(layer: int, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    eye = replace(VISION_ENCODERS["internvl"], top={**VISION_ENCODERS["internvl"].top, "vision_feature_layer": layer,
-                                         "tie_word_embeddings": False})  # fmt: skip
+    eye = replace(
+        VISION_ENCODERS["internvl"],
+        top={**VISION_ENCODERS["internvl"].top, "vision_feature_layer": layer, "tie_word_embeddings": False},
+    )
     model = eye.tiny()
     folder = publishers(eye.saved(tmp_path / "t", model))
     config = json.loads((folder / "config.json").read_text())
@@ -98,9 +129,18 @@ def test_internvl_as_its_publisher_keeps_it(layer: int, tmp_path: Path) -> None:
 
 def grouped(tensors: Tensors) -> Tensors:
     """As InternLM 2: queries, keys and values of a group together."""
-    words = {"self_attn": "attention", "o_proj": "wo", "embed_tokens": "tok_embeddings", "lm_head": "output",
-             "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "mlp": "feed_forward",
-             "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}  # fmt: skip
+    words = {
+        "self_attn": "attention",
+        "o_proj": "wo",
+        "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp": "feed_forward",
+        "gate_proj": "w1",
+        "up_proj": "w3",
+        "down_proj": "w2",
+    }
     found = {}
     for name, x in tensors.items():
         if "q_proj" in name:
@@ -116,10 +156,17 @@ def grouped(tensors: Tensors) -> Tensors:
     return found
 
 
-@pytest.mark.parametrize(("name", "kind", "edit"), [
-    ("qwen2", "qwen2", dict), ("qwen3", "qwen3", dict), ("llama", "llama", dict), ("phi3", "phi3", dict),
-    ("qwen3moe", "qwen3_moe", dict), ("llama", "internlm2", grouped),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "kind", "edit"),
+    [
+        ("qwen2", "qwen2", dict),
+        ("qwen3", "qwen3", dict),
+        ("llama", "llama", dict),
+        ("phi3", "phi3", dict),
+        ("qwen3moe", "qwen3_moe", dict),
+        ("llama", "internlm2", grouped),
+    ],
+)
 def test_the_text_half_of_an_internvl_is_any_of_these(
     name: str, kind: str, edit: Callable[[Tensors], Tensors], tmp_path: Path
 ) -> None:
@@ -127,8 +174,14 @@ def test_the_text_half_of_an_internvl_is_any_of_these(
     expected = make(name, tmp_path, **heads)
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {"model_type": kind}
-    whole = {"architectures": ["InternVLChatModel"], "llm_config": config, "select_layer": -1, "template": "x",
-             "vision_config": {"hidden_size": 8}, "tie_word_embeddings": config["tie_word_embeddings"]}  # fmt: skip
+    whole = {
+        "architectures": ["InternVLChatModel"],
+        "llm_config": config,
+        "select_layer": -1,
+        "template": "x",
+        "vision_config": {"hidden_size": 8},
+        "tie_word_embeddings": config["tie_word_embeddings"],
+    }
     (tmp_path / "config.json").write_text(json.dumps(whole))
     tensors = {f"language_model.{key}": x for key, x in edit(load_file(tmp_path / "model.safetensors")).items()}
     other = {"vision_model.embeddings.class_embedding": np.ones(3, np.float32), "mlp1.0.bias": np.ones(3, np.float32)}

@@ -102,9 +102,12 @@ def declared_by(name: str) -> set[str]:
         if isinstance(node, ast.ClassDef) and node.name == name
     )
     attributes = {
-        target.id for node in body if isinstance(node, ast.Assign) for target in node.targets
+        target.id
+        for node in body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
         if isinstance(target, ast.Name)
-    }  # fmt: skip
+    }
     makers = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     arguments = {one.arg for maker in makers for one in (*maker.args.args, *maker.args.kwonlyargs)}
     return (attributes | arguments) - {"self", "model_input_names", "valid_kwargs"}
@@ -136,11 +139,31 @@ def test_a_tables_default_is_its_classes(name: str, spec: Architecture, dialect:
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu")
 OUTSIDE = (
-    "architectures", "model_type", "dtype", "transformers_version", "_name_or_path", "id2label", "label2id",
-    "return_dict", "output_hidden_states", "output_attentions", "is_encoder_decoder", "chunk_size_feed_forward",
-    "problem_type", "initializer_range", "initializer_factor", "vq_config", "text_config", "vision_config",
-    "tie_word_embeddings", "use_cache", "num_channels", "in_channels", "in_chans", "num_mel_bins",
-)  # fmt: skip
+    "architectures",
+    "model_type",
+    "dtype",
+    "transformers_version",
+    "_name_or_path",
+    "id2label",
+    "label2id",
+    "return_dict",
+    "output_hidden_states",
+    "output_attentions",
+    "is_encoder_decoder",
+    "chunk_size_feed_forward",
+    "problem_type",
+    "initializer_range",
+    "initializer_factor",
+    "vq_config",
+    "text_config",
+    "vision_config",
+    "tie_word_embeddings",
+    "use_cache",
+    "num_channels",
+    "in_channels",
+    "in_chans",
+    "num_mel_bins",
+)
 
 
 def others(key: str, value: Any) -> list[Any]:

@@ -84,8 +84,14 @@ def test_rows_are_transformers(case: str, tmp_path: Path) -> None:
     eye = varied(name, top)
     model, side = eye.tiny(**vision), vision.get("image_size")
     size = (side, side) if side else (36, 36) if "threes" in case else eye.size
-    second = check(eye.saved(tmp_path / "t", model), tmp_path / "a.gguf", model, eye.features,
-                   {"picture": picture(*size)}, mmproj="only")  # fmt: skip
+    second = check(
+        eye.saved(tmp_path / "t", model),
+        tmp_path / "a.gguf",
+        model,
+        eye.features,
+        {"picture": picture(*size)},
+        mmproj="only",
+    )
     assert not [line for line in second.receipt["notes"] if "does not use" in line]
 
 
@@ -121,19 +127,48 @@ def test_what_gguf_cannot_say_is_refused_by_name(case: str, tmp_path: Path) -> N
 
 
 DEFAULTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "LLaVA": ("mlp", {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
-              ("vision_config.hidden_act", "vision_config.layer_norm_eps", "vision_feature_layer",
-               "vision_feature_select_strategy", "projector_hidden_act", "vision_config.num_channels")),
-    "Mistral 3": ("pixtral", {"num_hidden_layers": 24, "hidden_act": "gelu", "num_attention_heads": 16,
-                              "hidden_size": 64, "head_dim": 4},
-                  ("vision_config.num_hidden_layers", "vision_config.hidden_act", "vision_config.num_attention_heads",
-                   "vision_feature_layer", "projector_hidden_act", "spatial_merge_size")),
-    "InternVL": ("internvl", {}, ("vision_feature_layer", "downsample_ratio", "projector_hidden_act",
-                                  "vision_config.norm_type", "vision_config.hidden_act")),
-    "GLM-4V": ("glm4v", {"rms_norm_eps": 1e-5, "spatial_merge_size": 2},
-               ("vision_config.rms_norm_eps", "vision_config.spatial_merge_size", "vision_config.hidden_act")),
+    "LLaVA": (
+        "mlp",
+        {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
+        (
+            "vision_config.hidden_act",
+            "vision_config.layer_norm_eps",
+            "vision_feature_layer",
+            "vision_feature_select_strategy",
+            "projector_hidden_act",
+            "vision_config.num_channels",
+        ),
+    ),
+    "Mistral 3": (
+        "pixtral",
+        {"num_hidden_layers": 24, "hidden_act": "gelu", "num_attention_heads": 16, "hidden_size": 64, "head_dim": 4},
+        (
+            "vision_config.num_hidden_layers",
+            "vision_config.hidden_act",
+            "vision_config.num_attention_heads",
+            "vision_feature_layer",
+            "projector_hidden_act",
+            "spatial_merge_size",
+        ),
+    ),
+    "InternVL": (
+        "internvl",
+        {},
+        (
+            "vision_feature_layer",
+            "downsample_ratio",
+            "projector_hidden_act",
+            "vision_config.norm_type",
+            "vision_config.hidden_act",
+        ),
+    ),
+    "GLM-4V": (
+        "glm4v",
+        {"rms_norm_eps": 1e-5, "spatial_merge_size": 2},
+        ("vision_config.rms_norm_eps", "vision_config.spatial_merge_size", "vision_config.hidden_act"),
+    ),
     "Qwen2-VL": ("qwen2vl_merger", {"depth": 32}, ("vision_config.depth", "vision_config.hidden_act")),
-}  # fmt: skip
+}
 """Family → what its tower has, and the keys whose defaults these are, which its configuration leaves out."""
 
 

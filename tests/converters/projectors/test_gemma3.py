@@ -13,9 +13,14 @@ from helpers import multimodal
 from helpers.multimodal import TEXT, check, picture, save, written
 
 VISION = {
-    "hidden_size": 36, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 48,
-    "patch_size": 6, "vision_use_head": False,
-}  # fmt: skip
+    "hidden_size": 36,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "image_size": 48,
+    "patch_size": 6,
+    "vision_use_head": False,
+}
 PREPROCESSOR = {"size": {"height": 48, "width": 48}, "image_seq_length": 16, "rescale_factor": 1 / 255}
 
 
@@ -24,9 +29,13 @@ def tiny(**vision: Any) -> Any:
 
     text = {**TEXT, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}
     config = transformers.Gemma3Config(
-        text_config=text, vision_config={**VISION, **vision}, mm_tokens_per_image=16, image_token_index=298,
-        boi_token_index=297, eoi_token_index=296,
-    )  # fmt: skip
+        text_config=text,
+        vision_config={**VISION, **vision},
+        mm_tokens_per_image=16,
+        image_token_index=298,
+        boi_token_index=297,
+        eoi_token_index=296,
+    )
     return transformers.Gemma3ForConditionalGeneration(config)
 
 

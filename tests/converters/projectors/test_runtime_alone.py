@@ -17,14 +17,26 @@ from helpers.tiny_models import relative
 
 WIDTH, INNER, LAYERS, PATCH, TEXT = 32, 56, 3, 6, 40
 DOTS = {
-    "architectures": ["DotsOCRForCausalLM"], "model_type": "dots_ocr", "hidden_size": TEXT,
+    "architectures": ["DotsOCRForCausalLM"],
+    "model_type": "dots_ocr",
+    "hidden_size": TEXT,
     "vision_config": {
-        "model_type": "dots_vit", "embed_dim": WIDTH, "hidden_size": TEXT, "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_channels": 3, "patch_size": PATCH,
-        "post_norm": True, "rms_norm_eps": 1e-5, "spatial_merge_size": 2, "temporal_patch_size": 1, "use_bias": False,
+        "model_type": "dots_vit",
+        "embed_dim": WIDTH,
+        "hidden_size": TEXT,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "num_channels": 3,
+        "patch_size": PATCH,
+        "post_norm": True,
+        "rms_norm_eps": 1e-5,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 1,
+        "use_bias": False,
         "is_causal": False,
     },
-}  # fmt: skip
+}
 
 
 def dots(folder: Path) -> Path:
@@ -32,12 +44,17 @@ def dots(folder: Path) -> Path:
     torch.manual_seed(3)
     square = 4 * WIDTH
     shapes: dict[str, tuple[int, ...]] = {
-        "patch_embed.patchifier.proj.weight": (WIDTH, 3, PATCH, PATCH), "patch_embed.patchifier.proj.bias": (WIDTH,),
-        "patch_embed.patchifier.norm.weight": (WIDTH,), "post_trunk_norm.weight": (WIDTH,),
-        "merger.ln_q.weight": (WIDTH,), "merger.ln_q.bias": (WIDTH,),
-        "merger.mlp.0.weight": (square, square), "merger.mlp.0.bias": (square,),
-        "merger.mlp.2.weight": (TEXT, square), "merger.mlp.2.bias": (TEXT,),
-    }  # fmt: skip
+        "patch_embed.patchifier.proj.weight": (WIDTH, 3, PATCH, PATCH),
+        "patch_embed.patchifier.proj.bias": (WIDTH,),
+        "patch_embed.patchifier.norm.weight": (WIDTH,),
+        "post_trunk_norm.weight": (WIDTH,),
+        "merger.ln_q.weight": (WIDTH,),
+        "merger.ln_q.bias": (WIDTH,),
+        "merger.mlp.0.weight": (square, square),
+        "merger.mlp.0.bias": (square,),
+        "merger.mlp.2.weight": (TEXT, square),
+        "merger.mlp.2.bias": (TEXT,),
+    }
     for n in range(LAYERS):
         shapes |= {f"blocks.{n}.norm{i}.weight": (WIDTH,) for i in (1, 2)}
         shapes |= {f"blocks.{n}.attn.qkv.weight": (3 * WIDTH, WIDTH), f"blocks.{n}.attn.proj.weight": (WIDTH, WIDTH)}

@@ -50,10 +50,13 @@ def test_llama_cpp_hands_llama_4_on_column_by_column(tmp_path: Path) -> None:
     assert relative(ours, theirs.reshape(ours.shape)) <= IN_LLAMA_CPP
 
 
-@pytest.mark.parametrize(("name", "table", "behind"), [
-    ("internvl", "model.vision_tower.embeddings.position_embeddings", 0),
-    ("mlp", "model.vision_tower.embeddings.position_embedding.weight", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "table", "behind"),
+    [
+        ("internvl", "model.vision_tower.embeddings.position_embeddings", 0),
+        ("mlp", "model.vision_tower.embeddings.position_embedding.weight", 1),
+    ],
+)
 def test_llama_cpp_shifts_positions_behind_a_class_token(name: str, table: str, behind: int, tmp_path: Path) -> None:
     """It puts the class token behind the patches, and its position, the first, to the first patch. With the position
     of the class token behind the others it computes what transformers does; LLaVA's rows then still are one off."""

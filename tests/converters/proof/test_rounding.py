@@ -31,11 +31,17 @@ WILD: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
     "large residuals": ("granite", {"residual_multiplier": 4.0, "num_hidden_layers": 8}, SCORES),
     "multipliers and norms": (
         "falcon-h1 normed, tied",
-        {"embedding_multiplier": 4.1, "attention_in_multiplier": 2.1, "key_multiplier": 6.4, "num_hidden_layers": 6,
-         "ssm_multipliers": [0.44, 1.05, 6.1, 0.44, 0.55], "mlp_multipliers": [0.23, 0.7]},
+        {
+            "embedding_multiplier": 4.1,
+            "attention_in_multiplier": 2.1,
+            "key_multiplier": 6.4,
+            "num_hidden_layers": 6,
+            "ssm_multipliers": [0.44, 1.05, 6.1, 0.44, 0.55],
+            "mlp_multipliers": [0.23, 0.7],
+        },
         {"layernorm": 3.0},
     ),
-}  # fmt: skip
+}
 
 
 def scaled(name: str, folder: Path, factors: dict[str, float], **changes: Any) -> ModelGraph:
@@ -113,9 +119,13 @@ def test_ordinary_models_are_not_computed_twice(tmp_path: Path) -> None:
 
 FAR = 131072
 LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 1.3, "rope_theta": 500000.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 1.3,
+    "rope_theta": 500000.0,
     "original_max_position_embeddings": 8192,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -126,10 +136,12 @@ LLAMA3 = {
         ("phi3 longrope", {**LONG, **ROPE, "long_factor": [1.08, 1.1000000238418579, 1.1300000000000001, 64.12435]}),
         ("llama linear", {"rope_type": "linear", "factor": 1.7, "rope_theta": 12345.678}),
         ("qwen2", {"rope_type": "default", "rope_theta": 12345.678}),
-        ("llama yarn", {"rope_type": "yarn", "factor": 3.3, "rope_theta": 12345.678,
-                        "original_max_position_embeddings": 4096}),
+        (
+            "llama yarn",
+            {"rope_type": "yarn", "factor": 3.3, "rope_theta": 12345.678, "original_max_position_embeddings": 4096},
+        ),
     ],
-)  # fmt: skip
+)
 def test_numbers_that_float32_has_not(name: str, rope: dict[str, Any], tmp_path: Path) -> None:
     """Both sides compute with what GGUF holds: at 131,072 a rounded divisor turns a head visibly further."""
     changes = {"original_max_position_embeddings": 8} if name.startswith("phi3") else {}

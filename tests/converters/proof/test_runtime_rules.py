@@ -76,9 +76,7 @@ def said(path: Path) -> str:
 
 
 @pytest.mark.parametrize(("name", "changes", "wanted"), QUICK)
-def test_what_is_said_is_what_llama_cpp_does(
-    name: str, changes: dict[str, Any], wanted: str, tmp_path: Path
-) -> None:  # fmt: skip
+def test_what_is_said_is_what_llama_cpp_does(name: str, changes: dict[str, Any], wanted: str, tmp_path: Path) -> None:
     make(name, tmp_path / "hf", **changes)
     path = write(understand(open_checkpoint(str(tmp_path / "hf"))), tmp_path / "x.gguf")
     assert (said(path), alike(path, list(TOKENS))) == (wanted, wanted)
@@ -114,19 +112,32 @@ BLOCKS = {f"blk.{n}.attn_norm.weight" for n in range(6)}
 @pytest.mark.parametrize(
     ("experts", "used", "groups", "groups_used", "wanted"),
     [
-        (8, 2, 0, 0, []), (8, 9, 0, 0, ["aborts"]), (8, 0, 0, 0, ["aborts"]), (0, 2, 0, 0, ["aborts"]),
-        (0, 0, 0, 0, []), (8, 2, 1, 1, []), (8, 2, 4, 3, []), (8, 2, 4, 4, ["aborts"]), (8, 2, 8, 2, ["aborts"]),
-        (8, 2, 3, 2, ["aborts"]), (8, 8, 2, 1, []),
+        (8, 2, 0, 0, []),
+        (8, 9, 0, 0, ["aborts"]),
+        (8, 0, 0, 0, ["aborts"]),
+        (0, 2, 0, 0, ["aborts"]),
+        (0, 0, 0, 0, []),
+        (8, 2, 1, 1, []),
+        (8, 2, 4, 3, []),
+        (8, 2, 4, 4, ["aborts"]),
+        (8, 2, 8, 2, ["aborts"]),
+        (8, 2, 3, 2, ["aborts"]),
+        (8, 8, 2, 1, []),
     ],
-)  # fmt: skip
+)
 def test_counts_of_experts_that_it_asserts(
     experts: int, used: int, groups: int, groups_used: int, wanted: list[str]
-) -> None:  # fmt: skip
+) -> None:
     found = rules(
-        "glm4moe", BLOCKS, block_count=u32(6), expert_count=u32(experts), expert_used_count=u32(used),
-        expert_group_count=u32(groups), expert_group_used_count=u32(groups_used),
+        "glm4moe",
+        BLOCKS,
+        block_count=u32(6),
+        expert_count=u32(experts),
+        expert_used_count=u32(used),
+        expert_group_count=u32(groups),
+        expert_group_used_count=u32(groups_used),
         leading_dense_block_count=u32(0 if experts else 6),
-    )  # fmt: skip
+    )
     assert found == wanted
 
 
@@ -143,8 +154,11 @@ def test_counts_of_experts_that_it_asserts(
         ("granitehybrid", {"ssm.inner_size": 128, "embedding_length": 64}, ""),
         ("mamba", {"ssm.inner_size": 64, "embedding_length": 64}, "twice that only"),
         ("mamba2", {"ssm.inner_size": 64, "embedding_length": 64}, ""),
-        ("mistral4", {"attention.key_length_mla": 16, "rope.dimension_count": 16, "expert_count": 2,
-                      "expert_used_count": 1}, "16 of 16 columns"),
+        (
+            "mistral4",
+            {"attention.key_length_mla": 16, "rope.dimension_count": 16, "expert_count": 2, "expert_used_count": 1},
+            "16 of 16 columns",
+        ),
         ("gemma4", {"attention.key_length_swa": 16, "attention.value_length_swa": 8}, "keys 16 wide and values 8"),
         ("gemma4", {"attention.key_length": 16, "attention.value_length": 8}, "keys 16 wide and values 8"),
         ("lfm2", {"attention.key_length": 16, "attention.value_length": 8}, "keys 16 wide and values 8"),
@@ -153,14 +167,32 @@ def test_counts_of_experts_that_it_asserts(
         ("pangu-embedded", {"attention.key_length": 16, "rope.dimension_count": 8}, "8 of 16 columns"),
         ("gemma-embedding", {"dense_2_feat_in": 32, "embedding_length": 64}, "asserts that they are equal"),
         ("gemma-embedding", {"dense_2_feat_in": 64, "dense_3_feat_out": 64, "embedding_length": 64}, ""),
-        ("hy_v4", {"attention.indexer.top_k": 4, "attention.indexer.key_length": 8, "rope.dimension_count": 8,
-                   "attention.key_length_mla": 16, "leading_dense_block_count": 6}, "8 of 8 columns of an indexer"),
-        ("hy_v4", {"attention.indexer.top_k": 4, "attention.indexer.key_length": 16, "rope.dimension_count": 8,
-                   "attention.key_length_mla": 16, "leading_dense_block_count": 6}, ""),
+        (
+            "hy_v4",
+            {
+                "attention.indexer.top_k": 4,
+                "attention.indexer.key_length": 8,
+                "rope.dimension_count": 8,
+                "attention.key_length_mla": 16,
+                "leading_dense_block_count": 6,
+            },
+            "8 of 8 columns of an indexer",
+        ),
+        (
+            "hy_v4",
+            {
+                "attention.indexer.top_k": 4,
+                "attention.indexer.key_length": 16,
+                "rope.dimension_count": 8,
+                "attention.key_length_mla": 16,
+                "leading_dense_block_count": 6,
+            },
+            "",
+        ),
         ("nanbeige", {"num_loops": 100}, "6 blocks in 100 loops"),
         ("nanbeige", {"num_loops": 2}, ""),
     ],
-)  # fmt: skip
+)
 def test_values_that_its_loaders_and_graphs_assert(architecture: str, keys: dict[str, int], wanted: str) -> None:
     metadata = {f"{architecture}.{key}": u32(value) for key, value in {"block_count": 6, **keys}.items()}
     found = [text for kind, text in broken(architecture, metadata, BLOCKS) if kind == "aborts"]
@@ -237,9 +269,11 @@ def test_the_multiplier_of_other_families_is_no_factor_of_scores() -> None:
     """Mistral 3 reads yarn's multiplier as it stands, for the turned columns alone."""
     log = 0.1 * math.log(4.0) + 1
     stretched = {
-        "block_count": u32(6), "rope__scaling__type": string("yarn"), "rope__scaling__factor": f32(4.0),
+        "block_count": u32(6),
+        "rope__scaling__type": string("yarn"),
+        "rope__scaling__factor": f32(4.0),
         "rope__scaling__yarn_log_multiplier": f32(1.0),
-    }  # fmt: skip
+    }
     assert rules("mistral3", BLOCKS, **stretched) == []
     assert rules("mistral3", BLOCKS, **stretched, rope__scaling__attn_factor=f32(log)) == []
     assert rules("mistral3", BLOCKS, **stretched | {"rope__scaling__yarn_log_multiplier": f32(0.5)}) == ["otherwise"]

@@ -106,10 +106,22 @@ def test_what_the_user_says_is_not_held_against_the_configuration(tmp_path: Path
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",
-    ["gptneox", "granite hybrid dense", "granite hybrid of attention", "lfm2 adjusted", "dots3 note", "hy_v4",
-     "falcon-h1 normed, tied", "glm 5.3 flash", "hunyuan dense alpha", "cohere2moe sigmoid", "biogpt", "minimax-m3",
-     "granite_swa listed"],
-)  # fmt: skip
+    [
+        "gptneox",
+        "granite hybrid dense",
+        "granite hybrid of attention",
+        "lfm2 adjusted",
+        "dots3 note",
+        "hy_v4",
+        "falcon-h1 normed, tied",
+        "glm 5.3 flash",
+        "hunyuan dense alpha",
+        "cohere2moe sigmoid",
+        "biogpt",
+        "minimax-m3",
+        "granite_swa listed",
+    ],
+)
 def test_keys_that_mean_something_else_are_no_contradiction(name: str, tmp_path: Path) -> None:
     make(name, tmp_path / "hf")
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True), mmproj="none")

@@ -191,12 +191,15 @@ def in_turn(*steps: dict[str, Any]) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": list(steps)}
 
 
-@pytest.mark.parametrize(("steps", "named"), [
-    (in_turn({"type": "Digits", "individual_digits": True}, META), "Digits"),
-    (in_turn(META, {"type": "Punctuation", "behavior": "Isolated"}), "Punctuation"),
-    ({"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": False}, "Split"),
-    ({**META, "replacement": "_"}, "Metaspace"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("steps", "named"),
+    [
+        (in_turn({"type": "Digits", "individual_digits": True}, META), "Digits"),
+        (in_turn(META, {"type": "Punctuation", "behavior": "Isolated"}), "Punctuation"),
+        ({"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": False}, "Split"),
+        ({**META, "replacement": "_"}, "Metaspace"),
+    ],
+)
 def test_a_unigram_that_cuts_otherwise_is_refused_by_name(steps: Any, named: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="unigram pre-tokenizer") as caught:
         load(unigram(tmp_path / "model", steps))
@@ -244,12 +247,13 @@ JSON_MISTAKES: dict[str, tuple[Change, str]] = {
     "two merges exchanged": (lambda made: replace(made, merges=swapped(made.merges, 3, 99)), "tokenize|merge 3"),
     "two texts exchanged": (lambda made: replace(made, tokens=swapped(made.tokens, 300, 301)), "tokenize|token 30"),
     "special tokens made normal": (
-        lambda made: replace(made, types=(TokenType.NORMAL,) * len(made.tokens)), "tokenize|type of token",
+        lambda made: replace(made, types=(TokenType.NORMAL,) * len(made.tokens)),
+        "tokenize|type of token",
     ),
     "another pre-tokenizer": (lambda made: replace(made, pre="gpt-2"), "tokenize differently"),
     "eos moved": (lambda made: with_ids(made, "eos", made.ids["eos"] + 1), "eos token"),
     "a template": (lambda made: replace(made, templates={"": "{{ evil }}"}), "chat template"),
-}  # fmt: skip
+}
 SPM_MISTAKES: dict[str, tuple[Change, str]] = {
     "scores negated": (lambda made: replace(made, scores=tuple(-s for s in made.scores or ())), "tokenize|score"),
     "scores of 40 pieces": (
@@ -257,10 +261,11 @@ SPM_MISTAKES: dict[str, tuple[Change, str]] = {
         "tokenize|score of token",
     ),
     "control tokens made normal": (
-        lambda made: replace(made, types=tuple(min(kind, 2) for kind in made.types or ())), "tokenize|type of token 1",
+        lambda made: replace(made, types=tuple(min(kind, 2) for kind in made.types or ())),
+        "tokenize|type of token 1",
     ),
     "no space in front": (lambda made: replace(made, flags={**made.flags, "add_space_prefix": False}), "tokenize"),
-}  # fmt: skip
+}
 
 
 def converted_with(model: str, change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,9 +327,10 @@ def test_the_last_file_that_states_a_template_is_the_one(tmp_path: Path) -> None
     shutil.copy(TOKENIZERS / "bpe_gpt2" / "tokenizer.json", tmp_path / "tokenizer.json")
     made, expected = load(str(tmp_path)), []
     for name, text in (
-        ("tokenizer_config.json", '{"chat_template": "one"}'), ("chat_template.json", '{"chat_template": "two"}'),
+        ("tokenizer_config.json", '{"chat_template": "one"}'),
+        ("chat_template.json", '{"chat_template": "two"}'),
         ("chat_template.jinja", "three"),
-    ):  # fmt: skip
+    ):
         (tmp_path / name).write_text(text)
         made, (witness, files) = load(str(tmp_path)), find.reference(str(tmp_path))
         expected.append(made.templates[""])
@@ -358,9 +364,11 @@ def test_a_forced_pre_tokenizer_is_told_and_not_refused(tmp_path: Path) -> None:
 
 
 LEGACY = {
-    "legacy-llama/ggjt3-20230821/G256-q4_0.bin": "scores", "legacy-other/mpt/mpt-s64-f16.bin": "",
-    "legacy-other/gpt2/gpt2-s64-g1-q5_1.bin": "", "legacy-other/replit/replit-s64-f16.bin": "scores",
-}  # fmt: skip
+    "legacy-llama/ggjt3-20230821/G256-q4_0.bin": "scores",
+    "legacy-other/mpt/mpt-s64-f16.bin": "",
+    "legacy-other/gpt2/gpt2-s64-g1-q5_1.bin": "",
+    "legacy-other/replit/replit-s64-f16.bin": "scores",
+}
 
 
 @pytest.mark.parametrize("name", LEGACY)

@@ -60,12 +60,29 @@ def model(tmp_path: Path, fixtures: Path) -> Path:
 
 
 VALUES = {
-    "200:u8": 200, "-100:i8": -100, "60000:u16": 60000, "-30000:i16": -30000, "4000000000:u32": 4000000000,
-    "-5:i32": -5, "18446744073709551615:u64": 2**64 - 1, "-9223372036854775808:i64": -(2**63), "0.5:f32": 0.5,
-    "0.1:f64": 0.1, "true:bool": True, "plain text": "plain text", "https://a.b/c:d": "https://a.b/c:d", "5:str": "5",
-    "[1, 2]:[i32]": [1, 2], '["a", "ü:b"]:[str]': ["a", "ü:b"], "[]:[f32]": [], "[true, false]:[bool]": [True, False],
-    "x:STRING": "x", "7:UINT32": 7, ":str": "", "[1.5, 2]:[f64]": [1.5, 2.0],
-}  # fmt: skip
+    "200:u8": 200,
+    "-100:i8": -100,
+    "60000:u16": 60000,
+    "-30000:i16": -30000,
+    "4000000000:u32": 4000000000,
+    "-5:i32": -5,
+    "18446744073709551615:u64": 2**64 - 1,
+    "-9223372036854775808:i64": -(2**63),
+    "0.5:f32": 0.5,
+    "0.1:f64": 0.1,
+    "true:bool": True,
+    "plain text": "plain text",
+    "https://a.b/c:d": "https://a.b/c:d",
+    "5:str": "5",
+    "[1, 2]:[i32]": [1, 2],
+    '["a", "ü:b"]:[str]': ["a", "ü:b"],
+    "[]:[f32]": [],
+    "[true, false]:[bool]": [True, False],
+    "x:STRING": "x",
+    "7:UINT32": 7,
+    ":str": "",
+    "[1.5, 2]:[f64]": [1.5, 2.0],
+}
 
 
 @pytest.mark.parametrize(("big", "alignment"), [(False, 32), (True, 64), (False, 256)])
@@ -125,8 +142,13 @@ def test_what_has_no_room_is_written_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("big", [False, True])
 def test_old_versions(tmp_path: Path, version: int, big: bool) -> None:
-    keys = {"general.architecture": string("x"), "a.nested": NESTED, "a.empty": array(ValueType.STRING, []),
-            "a.text": string("some text of a length"), "a.raw": string("\udcff")}  # fmt: skip
+    keys = {
+        "general.architecture": string("x"),
+        "a.nested": NESTED,
+        "a.empty": array(ValueType.STRING, []),
+        "a.text": string("some text of a length"),
+        "a.raw": string("\udcff"),
+    }
     data = [("t", codec("F32").type, (3,), np.arange(3, dtype="<f4").tobytes())]
     write_gguf(tmp_path / "a.gguf", keys, data, version=version, big_endian=big)
     done = typed("edit", tmp_path / "a.gguf", "--set", "a.text=short", "--set", "a.number=5:u32", "--in-place")
@@ -139,23 +161,51 @@ def test_old_versions(tmp_path: Path, version: int, big: bool) -> None:
 
 
 REFUSED = [
-    ("--set general.alignment=64", 7), ("--set split.count=2", 7), ("--remove general.architecture", 7),
-    ("--set GGUF.tensor_count=5", 7), ("--set ggferry.filler=1:u8", 7), ("--set llama.block_count=7", 7),
-    ("--rename-tensor output.weight=gone.weight", 7), ("--remove tokenizer.ggml.model", 7),
-    ("--set tokenizer.ggml.seperator_token_idd=3", 2), ("--set general.nmae=x", 2), ("--set llama.contxt_length=5", 2),
-    ("--set general.name=5:u32", 2), ("--set llama.context_length=text", 2), ("--set llama.context_length=4096:str", 2),
-    ("--set llama.context_length=4294967296", 2), ("--set llama.context_length=-1", 2), ("--set my.own=5", 2),
-    ("--set my.own=true", 2), ("--set my.own=[1]", 2), ("--set my.own=1e99:f32", 2), ("--set my.own=nan:f32", 2),
-    ("--set my.own=300:u8", 2), ("--set my.own=[1,300]:[u8]", 2), ('--set my.own=[1,"a"]:[u8]', 2),
-    ("--set my.own=[1,true]:[u8]", 2), ("--set my.own=[[1],2]:[[u8]]", 2), ("--set my.own=yes:bool", 2),
-    ("--set mÿ.own=x", 2), ("--set general.name", 2), ("--set =x", 2), ("--remove general.nmae", 2),
-    ("--set tokenizer.ggml.tokens[512]=x", 2), ("--set general.name[0]=x", 2),
-    ("--set tokenizer.ggml.tokens[0]=5:u32", 2), ("--set-file general.name=/nowhere", 3),
-    ("--rename-tensor output.weight=output_norm.weight", 2), ("--rename-tensor nothing=else", 2),
-    ("--rename-tensor output.weight=" + "x" * 64, 2), ("--special-token eos=512", 2),
-    ("--special-token eos=nothing", 2), ("--special-token end=1", 2), ("--set general.name=a --remove general.name", 2),
-    ("--chat-template /nowhere", 3), ("", 2),
-]  # fmt: skip
+    ("--set general.alignment=64", 7),
+    ("--set split.count=2", 7),
+    ("--remove general.architecture", 7),
+    ("--set GGUF.tensor_count=5", 7),
+    ("--set ggferry.filler=1:u8", 7),
+    ("--set llama.block_count=7", 7),
+    ("--rename-tensor output.weight=gone.weight", 7),
+    ("--remove tokenizer.ggml.model", 7),
+    ("--set tokenizer.ggml.seperator_token_idd=3", 2),
+    ("--set general.nmae=x", 2),
+    ("--set llama.contxt_length=5", 2),
+    ("--set general.name=5:u32", 2),
+    ("--set llama.context_length=text", 2),
+    ("--set llama.context_length=4096:str", 2),
+    ("--set llama.context_length=4294967296", 2),
+    ("--set llama.context_length=-1", 2),
+    ("--set my.own=5", 2),
+    ("--set my.own=true", 2),
+    ("--set my.own=[1]", 2),
+    ("--set my.own=1e99:f32", 2),
+    ("--set my.own=nan:f32", 2),
+    ("--set my.own=300:u8", 2),
+    ("--set my.own=[1,300]:[u8]", 2),
+    ('--set my.own=[1,"a"]:[u8]', 2),
+    ("--set my.own=[1,true]:[u8]", 2),
+    ("--set my.own=[[1],2]:[[u8]]", 2),
+    ("--set my.own=yes:bool", 2),
+    ("--set mÿ.own=x", 2),
+    ("--set general.name", 2),
+    ("--set =x", 2),
+    ("--remove general.nmae", 2),
+    ("--set tokenizer.ggml.tokens[512]=x", 2),
+    ("--set general.name[0]=x", 2),
+    ("--set tokenizer.ggml.tokens[0]=5:u32", 2),
+    ("--set-file general.name=/nowhere", 3),
+    ("--rename-tensor output.weight=output_norm.weight", 2),
+    ("--rename-tensor nothing=else", 2),
+    ("--rename-tensor output.weight=" + "x" * 64, 2),
+    ("--special-token eos=512", 2),
+    ("--special-token eos=nothing", 2),
+    ("--special-token end=1", 2),
+    ("--set general.name=a --remove general.name", 2),
+    ("--chat-template /nowhere", 3),
+    ("", 2),
+]
 
 
 @pytest.mark.parametrize(("arguments", "code"), REFUSED)
@@ -180,8 +230,18 @@ def test_special_tokens_and_templates(model: Path, tmp_path: Path) -> None:
     entries = [{"name": "default", "template": "{{ a }}"}, {"name": "tool_use", "template": "{{ b }}"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries}))
     out = tmp_path / "out.gguf"
-    done = typed("edit", model, "--special-token", "eos=<s>", "--special-token", "sep=7", "--chat-template",
-                 tmp_path / "tokenizer_config.json", "-o", out)  # fmt: skip
+    done = typed(
+        "edit",
+        model,
+        "--special-token",
+        "eos=<s>",
+        "--special-token",
+        "sep=7",
+        "--chat-template",
+        tmp_path / "tokenizer_config.json",
+        "-o",
+        out,
+    )
     assert done.code == 0, done.err
     found = contents(out)
     assert found["tokenizer.ggml.eos_token_id"] == 1
@@ -213,8 +273,9 @@ def test_a_diff_shows_where_values_part(model: Path, tmp_path: Path) -> None:
     done = typed("edit", out, "--set", f"tokenizer.chat_template={text}b{text}", "--dry-run")
     assert done.out.count("…{{ long }}a") == done.out.count("…{{ long }}b") == 1, done.out
     scores = json.dumps([float(n) for n in range(512)])
-    done = typed("edit", out, "--set", f"tokenizer.ggml.scores={scores}", "--set", "tokenizer.ggml.tokens[400]=x",
-                 "--dry-run")  # fmt: skip
+    done = typed(
+        "edit", out, "--set", f"tokenizer.ggml.scores={scores}", "--set", "tokenizer.ggml.tokens[400]=x", "--dry-run"
+    )
     assert "items differ, the first is" in done.out and "+ tokenizer.ggml.tokens[400] = x" in done.out
 
 

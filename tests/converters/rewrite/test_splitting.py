@@ -70,9 +70,12 @@ def test_the_round_trip_gives_the_bytes(tmp_path: Path, alignment: int, big: boo
 def test_old_versions_and_odd_keys_come_back(tmp_path: Path, version: int) -> None:
     nested = Value(ValueType.ARRAY, (array(ValueType.INT32, [1, 2]), array(ValueType.INT32, [])), ValueType.ARRAY)
     keys = {
-        "general.architecture": string("llama"), "a.empty": array(ValueType.STRING, []), "a.nested": nested,
-        "a.bytes": string("\udcff\udc80"), "a.number": u32(5),
-    }  # fmt: skip
+        "general.architecture": string("llama"),
+        "a.empty": array(ValueType.STRING, []),
+        "a.nested": nested,
+        "a.bytes": string("\udcff\udc80"),
+        "a.number": u32(5),
+    }
     tensors = [(f"t{n}", F32, (n + 1,), np.arange(n + 1, dtype="<f4").tobytes()) for n in range(6)]
     write_gguf(tmp_path / "old.gguf", keys, tensors, version=version)
     done = typed("split", tmp_path / "old.gguf", "--split-max-tensors", "4")
@@ -162,10 +165,15 @@ def test_the_receipt_goes_on(tmp_path: Path, fixtures: Path) -> None:
     assert again.receipt_path is None and "not written for these bytes" in again.notes[-1]
 
 
-@pytest.mark.parametrize("names", [("m.gguf.part1of3", "m.gguf.part2of3", "m.gguf.part3of3"),
-                                   ("m.gguf-split-a", "m.gguf-split-b", "m.gguf-split-c"),
-                                   ("m.gguf.000", "m.gguf.001", "m.gguf.002"),
-                                   ("m.gguf.part-aa", "m.gguf.part-ab", "m.gguf.part-ac")])  # fmt: skip
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("m.gguf.part1of3", "m.gguf.part2of3", "m.gguf.part3of3"),
+        ("m.gguf-split-a", "m.gguf-split-b", "m.gguf-split-c"),
+        ("m.gguf.000", "m.gguf.001", "m.gguf.002"),
+        ("m.gguf.part-aa", "m.gguf.part-ab", "m.gguf.part-ac"),
+    ],
+)
 def test_pieces_cut_at_any_byte(tmp_path: Path, names: tuple[str, ...]) -> None:
     whole = made_by_gguf(tmp_path / "whole.gguf")
     raw = whole.read_bytes()

@@ -29,10 +29,16 @@ def in_the_library(kind: str, vocab: Any, added: list[Added]) -> dict[str, int |
     if kind == "WordPiece":
         model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
     document = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": None,
-        "post_processor": None, "decoder": None, "added_tokens": [as_entry(one) for one in added],
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        "added_tokens": [as_entry(one) for one in added],
         "model": {"type": kind, "vocab": vocab, **model},
-    }  # fmt: skip
+    }
     made = tokenizers.Tokenizer.from_str(json.dumps(document))
     return {one.content: made.token_to_id(one.content) for one in added}
 

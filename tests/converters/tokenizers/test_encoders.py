@@ -121,15 +121,23 @@ STEPS: dict[str, tuple[dict[str, object], Callable[[], object]]] = {
     "digits": ({"type": "Digits", "individual_digits": False}, lambda: tokenizers.pre_tokenizers.Digits(False)),
     "each digit": ({"type": "Digits", "individual_digits": True}, lambda: tokenizers.pre_tokenizers.Digits(True)),
     "punctuation": ({"type": "Punctuation"}, lambda: tokenizers.pre_tokenizers.Punctuation("isolated")),
-    "punctuation in runs": ({"type": "Punctuation", "behavior": "Contiguous"},
-                            lambda: tokenizers.pre_tokenizers.Punctuation("contiguous")),
-    "split": ({"type": "Split", "pattern": {"Regex": "[ae]+"}, "behavior": "Isolated"},
-              lambda: tokenizers.pre_tokenizers.Split(tokenizers.Regex("[ae]+"), "isolated")),
-    "split at a text": ({"type": "Split", "pattern": {"String": "."}, "behavior": "Isolated"},
-                        lambda: tokenizers.pre_tokenizers.Split(".", "isolated")),
-    "split in runs": ({"type": "Split", "pattern": {"Regex": "[ae]"}, "behavior": "Contiguous"},
-                      lambda: tokenizers.pre_tokenizers.Split(tokenizers.Regex("[ae]"), "contiguous")),
-}  # fmt: skip
+    "punctuation in runs": (
+        {"type": "Punctuation", "behavior": "Contiguous"},
+        lambda: tokenizers.pre_tokenizers.Punctuation("contiguous"),
+    ),
+    "split": (
+        {"type": "Split", "pattern": {"Regex": "[ae]+"}, "behavior": "Isolated"},
+        lambda: tokenizers.pre_tokenizers.Split(tokenizers.Regex("[ae]+"), "isolated"),
+    ),
+    "split at a text": (
+        {"type": "Split", "pattern": {"String": "."}, "behavior": "Isolated"},
+        lambda: tokenizers.pre_tokenizers.Split(".", "isolated"),
+    ),
+    "split in runs": (
+        {"type": "Split", "pattern": {"Regex": "[ae]"}, "behavior": "Contiguous"},
+        lambda: tokenizers.pre_tokenizers.Split(tokenizers.Regex("[ae]"), "contiguous"),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -50,7 +50,8 @@ def write(folder: Path, **files: Any) -> str:
     """`tokenizer_json={…}` becomes tokenizer.json in `folder`; strings and bytes are written as they are."""
     for name, content in files.items():
         path = folder / name.replace("__", "/").replace("_json", ".json").replace("_txt", ".txt").replace(
-            "_model", ".model").replace("_jinja", ".jinja")  # fmt: skip
+            "_model", ".model"
+        ).replace("_jinja", ".jinja")
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
             path.write_bytes(content)
@@ -77,13 +78,21 @@ def type_at(tokenizer: Tokenizer, token: int) -> int:
 # Where ours differs from convert_hf_to_gguf.py on purpose: roles it takes from a config whose ids point at ordinary
 # pieces or contradict the tokenizer, and roles and flags it leaves to the loader's defaults.
 STATED_MORE = {
-    "unknown_token_id", "cls_token_id", "separator_token_id", "add_space_prefix", "add_bos_token", "add_eos_token",
+    "unknown_token_id",
+    "cls_token_id",
+    "separator_token_id",
+    "add_space_prefix",
+    "add_bos_token",
+    "add_eos_token",
     "rwkv.world",
-}  # fmt: skip
+}
 KNOWN = {
-    "deepseek2": {"bos_token_id"}, "olmo": {"padding_token_id"}, "granite": {"padding_token_id"},
-    "gemma2": {"bos_token_id", "eos_token_id"}, "rwkv6": {"chat_template"},
-}  # fmt: skip
+    "deepseek2": {"bos_token_id"},
+    "olmo": {"padding_token_id"},
+    "granite": {"padding_token_id"},
+    "gemma2": {"bos_token_id", "eos_token_id"},
+    "rwkv6": {"chat_template"},
+}
 
 
 @pytest.mark.parametrize("name", cases(hf_models(), "hf/out/{0}/{0}.f32.gguf"))
@@ -114,9 +123,14 @@ def test_every_checkpoint_tokenizes_as_its_source_did(fixtures: Path) -> None:
 def test_pre_is_derived_and_says_how() -> None:
     found = {name: load(str(FIXTURES / name)) for name in sorted(os.listdir(FIXTURES)) if name.startswith("bpe_")}
     assert {name: one.pre for name, one in found.items()} == {
-        "bpe_bloom": "bloom", "bpe_commandr": "starcoder", "bpe_falcon": "falcon", "bpe_gpt2": "gpt-2",
-        "bpe_llama3": "llama-bpe", "bpe_qwen2": "qwen2", "bpe_starcoder": "starcoder",
-    }  # fmt: skip
+        "bpe_bloom": "bloom",
+        "bpe_commandr": "starcoder",
+        "bpe_falcon": "falcon",
+        "bpe_gpt2": "gpt-2",
+        "bpe_llama3": "llama-bpe",
+        "bpe_qwen2": "qwen2",
+        "bpe_starcoder": "starcoder",
+    }
     assert all("proved" in one.origins["pre"] for one in found.values())
     assert any("NFC" in note for note in found["bpe_qwen2"].notes)
 
@@ -132,10 +146,17 @@ CL100K_OLD = (
     [
         ("bpe_llama3", CL100K_OLD, True, "llama-bpe"),
         ("bpe_llama3", CL100K_OLD, False, "smaug-bpe"),
-        ("bpe_qwen2", r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}]+[" "\r\n" r"]*|"
-         r"\s*[\r\n]+|\s+(?!\S)|\s+", False, "qwen2"),
+        (
+            "bpe_qwen2",
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}]+["
+            "\r\n"
+            r"]*|"
+            r"\s*[\r\n]+|\s+(?!\S)|\s+",
+            False,
+            "qwen2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_spellings_of_a_pattern_are_the_same(
     tmp_path: Path, name: str, pattern: str, ignore_merges: bool, pre: str
 ) -> None:
@@ -211,10 +232,12 @@ MUTATIONS: dict[str, tuple[Callable[[dict[str, Any]], object], type[GgferryError
     "step a string": (lambda d: d.update(pre_tokenizer="ByteLevel"), CorruptError),
     "sequence without steps": (lambda d: d.update(pre_tokenizer={"type": "Sequence"}), CorruptError),
     "pattern that does not compile": (
-        lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}), UnsupportedError),
+        lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}),
+        UnsupportedError,
+    ),
     "pattern a number": (lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": 3}), CorruptError),
     "unknown normalizer": (lambda d: d.update(normalizer={"type": "Nmt"}), UnsupportedError),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -228,11 +251,18 @@ def test_malformed_tokenizer_json(tmp_path: Path, name: str) -> None:
 
 TREE = st.recursive(
     st.none() | st.booleans() | st.integers(-1, 500) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
-        ["type", "model", "vocab", "merges", "added_tokens", "pre_tokenizer", "pretokenizers", "pattern", "id"]),
-        inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "model", "vocab", "merges", "added_tokens", "pre_tokenizer", "pretokenizers", "pattern", "id"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=30, deadline=None)
@@ -284,14 +314,21 @@ def test_roles_come_from_names_before_numbers(tmp_path: Path) -> None:
 
 def test_flags_come_from_the_post_processor_then_the_config(tmp_path: Path) -> None:
     changed = document("bpe_llama3")
-    config = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "add_bos_token": False,
-              "add_eos_token": True}  # fmt: skip
+    config = {
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|end_of_text|>",
+        "add_bos_token": False,
+        "add_eos_token": True,
+    }
     assert load(write(tmp_path, tokenizer_json=changed, tokenizer_config_json=config)).flags["add_bos"] is True
     changed["post_processor"] = None
     stated = load(write(tmp_path, tokenizer_json=changed)).flags
     assert (stated["add_bos"], stated["add_eos"]) == (False, True)
-    changed["post_processor"] = {"type": "RobertaProcessing", "cls": ["<|begin_of_text|>", 397],
-                                 "sep": ["<|eot_id|>", 399]}  # fmt: skip
+    changed["post_processor"] = {
+        "type": "RobertaProcessing",
+        "cls": ["<|begin_of_text|>", 397],
+        "sep": ["<|eot_id|>", 399],
+    }
     assert load(write(tmp_path, tokenizer_json=changed)).flags["add_sep"] is True
     # add_bos without a bos token: llama.cpp refuses to load such a file
     bare = load(write(tmp_path, tokenizer_json=document("bpe_gpt2"), tokenizer_config_json={"add_bos_token": True}))
@@ -301,9 +338,11 @@ def test_flags_come_from_the_post_processor_then_the_config(tmp_path: Path) -> N
 def test_every_chat_template_is_carried_as_text(tmp_path: Path) -> None:
     config = {"chat_template": [{"name": "default", "template": "{{ a }}"}, {"name": "tool use", "template": "t"}]}
     folder = write(
-        tmp_path, tokenizer_json=document("bpe_gpt2"), tokenizer_config_json=config,
+        tmp_path,
+        tokenizer_json=document("bpe_gpt2"),
+        tokenizer_config_json=config,
         additional_chat_templates__rag_jinja="{% raise %}",
-    )  # fmt: skip
+    )
     assert load(folder).templates == {"": "{{ a }}", "tool_use": "t", "rag": "{% raise %}"}
     assert load(write(tmp_path, chat_template_json={"chat_template": "json"})).templates[""] == "json"
     last = load(write(tmp_path, chat_template_jinja="jinja\n"))
@@ -349,8 +388,12 @@ def test_vocab_json_and_merges_txt(tmp_path: Path) -> None:
     vocabulary = {text: token for text, token in whole["model"]["vocab"].items() if token < 399}
     merges = "#version: 0.2\n" + "\n".join(" ".join(merge) for merge in whole["model"]["merges"]) + "\n"
     decoder = {"399": {"content": "<|endoftext|>", "special": True}}
-    config = {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": decoder, "bos_token": "<|endoftext|>",
-              "eos_token": "<|endoftext|>"}  # fmt: skip
+    config = {
+        "tokenizer_class": "GPT2Tokenizer",
+        "added_tokens_decoder": decoder,
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|endoftext|>",
+    }
     folder = write(tmp_path, vocab_json=vocabulary, merges_txt=merges, tokenizer_config_json=config)
     assert load(folder).to_kv() == load(str(FIXTURES / "bpe_gpt2")).to_kv()
     write(tmp_path, tokenizer_config_json={**config, "tokenizer_class": "Mystery"})
@@ -420,8 +463,11 @@ def test_tiktoken_of_llama3_gets_its_merges_back(tmp_path: Path) -> None:
     assert ours.merges == tuple(" ".join(merge) for merge in source["model"]["merges"])
     assert ours.pre == "llama-bpe" and len(ours.tokens) == 397 + 256
     assert [ours.tokens[ours.ids[role]] for role in ("bos", "eos", "eot", "eom")] == [
-        "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>",
-    ]  # fmt: skip
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+    ]
     library = tokenizers.Tokenizer.from_file(str(FIXTURES / "bpe_llama3" / "tokenizer.json"))
     for text in texts.TEXTS:
         if "<|" not in text:
@@ -457,12 +503,16 @@ def test_unigram_from_tokenizer_json(tmp_path: Path) -> None:
     model = spm_file.read_model(str(FIXTURES / "spm_unigram" / "spiece.model"))
     whole = {
         "model": {"type": "Unigram", "unk_id": 2, "vocab": [[piece.text, piece.score] for piece in model.pieces]},
-        "normalizer": {"type": "Sequence", "normalizers": [
-            {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode()},
-            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]},
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode()},
+                {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+            ],
+        },
         "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
         "added_tokens": [entry(0, "<pad>", special=True), entry(1, "</s>", special=True)],
-    }  # fmt: skip
+    }
     names = {"tokenizer_class": "T5Tokenizer", "eos_token": "</s>", "pad_token": "<pad>"}
     ours = load(write(tmp_path / "json", tokenizer_json=whole, tokenizer_config_json=names))
     spiece = (FIXTURES / "spm_unigram" / "spiece.model").read_bytes()

@@ -39,8 +39,10 @@ def in_llama_cpp(tokenizer: Tokenizer, path: Path, wanted: list[str]) -> list[li
     write_gguf(path, keys, [])
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "helpers" / "llama_vocabulary.py"), str(path)],
-        input=json.dumps(wanted).encode(), capture_output=True, check=True,
-    )  # fmt: skip
+        input=json.dumps(wanted).encode(),
+        capture_output=True,
+        check=True,
+    )
     found: list[list[int]] = json.loads(done.stdout)
     return [ids[1:-1] for ids in found] if tokenizer.model == "bert" else found
 
@@ -49,9 +51,10 @@ def assert_foretold(tokenizer: Tokenizer, path: Path) -> None:
     theirs, own = runtime(tokenizer), encoder(tokenizer)
     found = in_llama_cpp(tokenizer, path, texts())
     apart = [
-        text for text, ids in zip(texts(), found, strict=True)
+        text
+        for text, ids in zip(texts(), found, strict=True)
         if ids != (own.encode(text, bos=False) if theirs is None else theirs.encode(text))
-    ]  # fmt: skip
+    ]
     assert len(texts()) > 2500 and apart == []
 
 

@@ -81,11 +81,19 @@ def test_a_folder_with_such_a_file_converts(layout: str, tmp_path: Path) -> None
     if layout != "transformers":
         tensors = load_file(source / "model.safetensors")
         names = {
-            "model.embed_tokens": "tok_embeddings", "model.norm": "norm", "self_attn.q_proj": "attention.wq",
-            "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv", "self_attn.o_proj": "attention.wo",
-            "mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2", "mlp.up_proj": "feed_forward.w3",
-            "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "model.layers": "layers",
-        }  # fmt: skip
+            "model.embed_tokens": "tok_embeddings",
+            "model.norm": "norm",
+            "self_attn.q_proj": "attention.wq",
+            "self_attn.k_proj": "attention.wk",
+            "self_attn.v_proj": "attention.wv",
+            "self_attn.o_proj": "attention.wo",
+            "mlp.gate_proj": "feed_forward.w1",
+            "mlp.down_proj": "feed_forward.w2",
+            "mlp.up_proj": "feed_forward.w3",
+            "input_layernorm": "attention_norm",
+            "post_attention_layernorm": "ffn_norm",
+            "model.layers": "layers",
+        }
         renamed = {}
         for name, tensor in tensors.items():
             for theirs, own in names.items():
@@ -95,8 +103,16 @@ def test_a_folder_with_such_a_file_converts(layout: str, tmp_path: Path) -> None
         folder = tmp_path / "Meta"
         folder.mkdir()
         torch.save(renamed, folder / "consolidated.00.pth")
-        params = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": len(ranked) + 256,
-                  "multiple_of": 32, "norm_eps": 1e-5, "rope_theta": 500000.0}  # fmt: skip
+        params = {
+            "dim": 64,
+            "n_layers": 2,
+            "n_heads": 4,
+            "n_kv_heads": 2,
+            "vocab_size": len(ranked) + 256,
+            "multiple_of": 32,
+            "norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+        }
         (folder / "params.json").write_text(json.dumps(params))
     (folder / "tokenizer.model").write_bytes(lines(ranked))
     said = convert(Request(str(folder), out=str(tmp_path / "x.gguf")))[0].receipt["tokenizer"]
@@ -121,8 +137,11 @@ def test_the_first_qwens_file_is_read(tmp_path: Path) -> None:
     made = Tokenizer.from_kv(again.metadata)
     again.close()
     assert made.pre == "qwen2" and made.tokens[len(ranked) :][:4] == (
-        "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|extra_0|>",
-    )  # fmt: skip
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|extra_0|>",
+    )
     assert made.tokens[len(ranked) + 207] == "<|extra_204|>"
     assert (made.ids["eos"], made.ids["eot"]) == (len(ranked), len(ranked) + 2)
     own = encoder(made)

@@ -42,11 +42,18 @@ def trained(model_type: str, prefix: bool = True, **options: Any) -> bytes:
     """A model file with user-defined pieces, trained by SentencePiece."""
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS.splitlines()), model_writer=made, vocab_size=600, model_type=model_type,
-        byte_fallback=True, character_coverage=0.98, add_dummy_prefix=prefix, user_defined_symbols=PLACED,
-        minloglevel=2, hard_vocab_limit=False,
+        sentence_iterator=iter(CORPUS.splitlines()),
+        model_writer=made,
+        vocab_size=600,
+        model_type=model_type,
+        byte_fallback=True,
+        character_coverage=0.98,
+        add_dummy_prefix=prefix,
+        user_defined_symbols=PLACED,
+        minloglevel=2,
+        hard_vocab_limit=False,
         **{"normalization_rule_name": "identity", "remove_extra_whitespaces": False, **options},
-    )  # fmt: skip
+    )
     return made.getvalue()
 
 
@@ -62,10 +69,13 @@ def heard(folder: Path, made: Tokenizer | None = None) -> tuple[Tokenizer, Agree
     return made, found
 
 
-@pytest.mark.parametrize(("path", "beside"), [
-    pytest.param(V3, True, id="v3, tokenizer.json beside"),
-    pytest.param(V7, False, id="v7", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "beside"),
+    [
+        pytest.param(V3, True, id="v3, tokenizer.json beside"),
+        pytest.param(V7, False, id="v7", marks=pytest.mark.slow),
+    ],
+)
 def test_mistrals_model_files_with_user_defined_pieces_convert(path: Path, beside: bool, tmp_path: Path) -> None:
     """The default proof, no option; whatever differs is cut by the rule."""
     library = sentencepiece.SentencePieceProcessor(str(path))
@@ -81,10 +91,16 @@ def test_mistrals_model_files_with_user_defined_pieces_convert(path: Path, besid
 
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 @pytest.mark.parametrize("prefix", [True, False])
-@pytest.mark.parametrize("options", [
-    {}, {"normalization_rule_name": "nmt_nfkc"}, {"remove_extra_whitespaces": True},
-    {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True},
-], ids=["plain", "nfkc", "tidy", "nfkc and tidy"])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalization_rule_name": "nmt_nfkc"},
+        {"remove_extra_whitespaces": True},
+        {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True},
+    ],
+    ids=["plain", "nfkc", "tidy", "nfkc and tidy"],
+)
 def test_user_defined_pieces_are_cut_by_rule(
     model_type: str, prefix: bool, options: dict[str, Any], tmp_path: Path
 ) -> None:

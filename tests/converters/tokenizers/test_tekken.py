@@ -40,8 +40,11 @@ def test_tekken_encodes_as_mistral_common_does(path: Path) -> None:
             assert encode(text, bos=True) == theirs.encode(text, bos=True, eos=False), text
     assert len(ours.tokens) == theirs.n_words == 131072
     assert (ours.ids["bos"], ours.ids["eos"], ours.ids["unk"], ours.ids["pad"]) == (
-        theirs.bos_id, theirs.eos_id, theirs.unk_id, theirs.pad_id,
-    )  # fmt: skip
+        theirs.bos_id,
+        theirs.eos_id,
+        theirs.unk_id,
+        theirs.pad_id,
+    )
     for token in (*range(25), 999):
         assert ours.tokens[token] == theirs.id_to_piece(token) and ours.type_of(token) == TokenType.CONTROL
     assert encoder(ours).encode("[INST]x", bos=False, special=True)[0] == theirs.get_special_token("[INST]")
@@ -79,7 +82,7 @@ def small(**changes: Any) -> dict[str, Any]:
         "config": {"pattern": pattern, "default_vocab_size": 262, "default_num_special_tokens": 5},
         "vocab": vocab,
         "special_tokens": [{"rank": n, "token_str": name, "is_control": True} for n, name in enumerate(names)],
-    }  # fmt: skip
+    }
     document["config"] |= {key: value for key, value in changes.items() if key in document["config"]}
     return document | {key: value for key, value in changes.items() if key in document}
 

@@ -50,13 +50,26 @@ SMALL = Tokenizer(
 def test_keys_stand_in_one_order_and_come_back() -> None:
     kv = SMALL.to_kv()
     assert list(kv) == [
-        "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.scores",
-        "tokenizer.ggml.token_type", "tokenizer.ggml.token_type_count", "tokenizer.ggml.bos_token_id",
-        "tokenizer.ggml.eos_token_id", "tokenizer.ggml.unknown_token_id", "tokenizer.ggml.separator_token_id",
-        "tokenizer.ggml.seperator_token_id", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix",
-        "tokenizer.ggml.precompiled_charsmap", "tokenizer.chat_template", "tokenizer.chat_templates",
-        "tokenizer.chat_template.tool_use", "tokenizer.huggingface.json", "tokenizer.ggml.suppress_tokens",
-    ]  # fmt: skip
+        "tokenizer.ggml.model",
+        "tokenizer.ggml.pre",
+        "tokenizer.ggml.tokens",
+        "tokenizer.ggml.scores",
+        "tokenizer.ggml.token_type",
+        "tokenizer.ggml.token_type_count",
+        "tokenizer.ggml.bos_token_id",
+        "tokenizer.ggml.eos_token_id",
+        "tokenizer.ggml.unknown_token_id",
+        "tokenizer.ggml.separator_token_id",
+        "tokenizer.ggml.seperator_token_id",
+        "tokenizer.ggml.add_bos_token",
+        "tokenizer.ggml.add_space_prefix",
+        "tokenizer.ggml.precompiled_charsmap",
+        "tokenizer.chat_template",
+        "tokenizer.chat_templates",
+        "tokenizer.chat_template.tool_use",
+        "tokenizer.huggingface.json",
+        "tokenizer.ggml.suppress_tokens",
+    ]
     assert replace(Tokenizer.from_kv(kv), notes=SMALL.notes) == SMALL
     assert Tokenizer.from_kv(dict(reversed(kv.items()))).to_kv() == kv
     assert {kv[key].type for key in kv if key.endswith("_id")} == {ValueType.UINT32}

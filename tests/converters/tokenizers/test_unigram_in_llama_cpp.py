@@ -30,16 +30,29 @@ CORPUS = (FIXTURES / "tokenizers" / "corpus.txt").read_text(encoding="utf-8", er
 def trained(fallback: bool, tidy: bool, prefix: bool, rule: str) -> bytes:
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS.splitlines()), model_writer=made, vocab_size=600, model_type="unigram",
-        byte_fallback=fallback, character_coverage=0.98, add_dummy_prefix=prefix, remove_extra_whitespaces=tidy,
-        normalization_rule_name=rule, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(CORPUS.splitlines()),
+        model_writer=made,
+        vocab_size=600,
+        model_type="unigram",
+        byte_fallback=fallback,
+        character_coverage=0.98,
+        add_dummy_prefix=prefix,
+        remove_extra_whitespaces=tidy,
+        normalization_rule_name=rule,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     return made.getvalue()
 
 
-@pytest.mark.parametrize(("fallback", "tidy", "prefix", "rule"), [
-    (True, False, True, "identity"), (True, True, False, "nmt_nfkc"), (False, False, False, "identity"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fallback", "tidy", "prefix", "rule"),
+    [
+        (True, False, True, "identity"),
+        (True, True, False, "nmt_nfkc"),
+        (False, False, False, "identity"),
+    ],
+)
 def test_it_is_llama_cpps(fallback: bool, tidy: bool, prefix: bool, rule: str, tmp_path: Path) -> None:
     data = trained(fallback, tidy, prefix, rule)
     hf_llama(tmp_path / "hf", vocab_size=sentencepiece.SentencePieceProcessor(model_proto=data).vocab_size())
@@ -68,10 +81,14 @@ def test_ordinary_tokens_that_llama_cpp_takes_for_ends_are_named() -> None:
     assert "ordinary tokens for special ones by their text: '</s>'" in differences(tokenizer)[0]
 
 
-@pytest.mark.parametrize(("kind", "inside", "outside"), [
-    ("mark", "\u0301\u0939\u093c"[2:], "\u07fda"), ("punctuation", "!\u00a7\u2014", "a\u2e52\u061d"),
-    ("control", "\x01\u200b\ue000", "a\u0890"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "inside", "outside"),
+    [
+        ("mark", "\u0301\u0939\u093c"[2:], "\u07fda"),
+        ("punctuation", "!\u00a7\u2014", "a\u2e52\u061d"),
+        ("control", "\x01\u200b\ue000", "a\u0890"),
+    ],
+)
 def test_the_tables_of_berts_signs(kind: str, inside: str, outside: str) -> None:
     """U+07FD came to Unicode after the tables of tokenizers: a vocabulary with that piece was refused (exit 6)."""
     assert all(pattern_of(kind).match(sign) for sign in inside)

@@ -39,17 +39,27 @@ CASES: dict[str, list[str]] = {
     "hf/ckpt/llama_k256 --outtype q8_0 --verify fast": ["bf16", "encode_q8_0", "q8_0", "apart"],
     "hf/ckpt/llama_k256 --outtype q4_k_m --verify none": ["bf16", "encode_q6_k", "encode_q4_k"],
     "hf/ckpt/llama_k256 --outtype q4_k_m --verify fast": [
-        "bf16", "encode_q6_k", "encode_q4_k", "apart", "alike", "q4_k", "q6_k",
+        "bf16",
+        "encode_q6_k",
+        "encode_q4_k",
+        "apart",
+        "alike",
+        "q4_k",
+        "q6_k",
     ],
     f"hf/ckpt/llama_k256 --outtype q4_k_m --verify none --imatrix {MATRIX}": [
-        "bf16", "encode_q6_k", "encode_q4_k", "encode_q4_k weighted", "encode_q6_k weighted",
+        "bf16",
+        "encode_q6_k",
+        "encode_q4_k",
+        "encode_q4_k weighted",
+        "encode_q6_k weighted",
     ],
     "hf/ckpt/llama_k256 --outtype f16 --verify none": ["bf16", "narrow_f16"],
     "hf/ckpt/llama_k256 --outtype f16 --verify fast": ["bf16", "narrow_f16", "f16", "apart"],
     "hf/ckpt/llama_k256 --outtype keep --verify none": [],
     "legacy-llama/ggjt1-20230428/q4_0.bin --verify none": [],
     "legacy-llama/ggjt1-20230428/q4_0.bin --verify fast": ["q4_0_v1", "q4_0", "apart"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -58,8 +68,11 @@ CASES: dict[str, list[str]] = {
 def test_only_what_occurs_is_asked_for(command: str, fixtures: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *command.split(), "-o", str(tmp_path / "out.gguf")],
-        cwd=fixtures, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=fixtures,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     code, asked, called = json.loads(done.stderr.splitlines()[-1])
     assert code == 0 and sorted(asked) == sorted(CASES[command]), asked

@@ -54,9 +54,12 @@ def test_interrupt_cleans_up(tmp_path: Path) -> None:
     source = model.write(tmp_path / "model.bin")
     target = tmp_path / "out.gguf"
     process = subprocess.Popen(
-        convert(source, target), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        convert(source, target),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )  # fmt: skip
+    )
     while not list(tmp_path.glob(".out.gguf.ggferry-*")) and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)

@@ -37,10 +37,19 @@ from helpers.llama_cpp import continuations
 NO_VOCAB = VocabOptions(none=True)
 WIDTH, FF, HEADS, KV_HEADS, LAYERS, VOCAB = 64, 96, 4, 2, 3, 72
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": FF,
-    "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "num_hidden_layers": LAYERS, "vocab_size": VOCAB,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 128, "tie_word_embeddings": False,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": WIDTH,
+    "intermediate_size": FF,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "num_hidden_layers": LAYERS,
+    "vocab_size": VOCAB,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
 Q, OUT, UP = (f"model.layers.1.{name}.weight" for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj"))
 NORM = "model.layers.1.input_layernorm.weight"
 
@@ -49,17 +58,25 @@ def weights(dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
     rng = np.random.default_rng(2)
     kv = WIDTH // HEADS * KV_HEADS
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens": (VOCAB, WIDTH), "lm_head": (VOCAB, WIDTH), "model.norm": (WIDTH,),
-    }  # fmt: skip
+        "model.embed_tokens": (VOCAB, WIDTH),
+        "lm_head": (VOCAB, WIDTH),
+        "model.norm": (WIDTH,),
+    }
     for n in range(LAYERS):
         shapes |= {
             f"model.layers.{n}.{name}": shape
             for name, shape in {
-                "input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,), "self_attn.q_proj": (WIDTH, WIDTH),
-                "self_attn.k_proj": (kv, WIDTH), "self_attn.v_proj": (kv, WIDTH), "self_attn.o_proj": (WIDTH, WIDTH),
-                "mlp.gate_proj": (FF, WIDTH), "mlp.up_proj": (FF, WIDTH), "mlp.down_proj": (WIDTH, FF),
+                "input_layernorm": (WIDTH,),
+                "post_attention_layernorm": (WIDTH,),
+                "self_attn.q_proj": (WIDTH, WIDTH),
+                "self_attn.k_proj": (kv, WIDTH),
+                "self_attn.v_proj": (kv, WIDTH),
+                "self_attn.o_proj": (WIDTH, WIDTH),
+                "mlp.gate_proj": (FF, WIDTH),
+                "mlp.up_proj": (FF, WIDTH),
+                "mlp.down_proj": (WIDTH, FF),
             }.items()
-        }  # fmt: skip
+        }
     return {f"{name}.weight": torch.tensor(rng.normal(0, 0.1, shape)).to(dtype) for name, shape in shapes.items()}
 
 
@@ -248,15 +265,26 @@ def test_meta_parts_and_params_that_disagree(tmp_path: Path) -> None:
     tensors = {"tok_embeddings.weight": (VOCAB, WIDTH), "norm.weight": (WIDTH,), "output.weight": (VOCAB, WIDTH)}
     for n in range(2):
         tensors |= {
-            f"layers.{n}.attention.wq.weight": (WIDTH, WIDTH), f"layers.{n}.attention.wk.weight": (kv, WIDTH),
-            f"layers.{n}.attention.wv.weight": (kv, WIDTH), f"layers.{n}.attention.wo.weight": (WIDTH, WIDTH),
-            f"layers.{n}.feed_forward.w1.weight": (FF, WIDTH), f"layers.{n}.feed_forward.w2.weight": (WIDTH, FF),
-            f"layers.{n}.feed_forward.w3.weight": (FF, WIDTH), f"layers.{n}.attention_norm.weight": (WIDTH,),
+            f"layers.{n}.attention.wq.weight": (WIDTH, WIDTH),
+            f"layers.{n}.attention.wk.weight": (kv, WIDTH),
+            f"layers.{n}.attention.wv.weight": (kv, WIDTH),
+            f"layers.{n}.attention.wo.weight": (WIDTH, WIDTH),
+            f"layers.{n}.feed_forward.w1.weight": (FF, WIDTH),
+            f"layers.{n}.feed_forward.w2.weight": (WIDTH, FF),
+            f"layers.{n}.feed_forward.w3.weight": (FF, WIDTH),
+            f"layers.{n}.attention_norm.weight": (WIDTH,),
             f"layers.{n}.ffn_norm.weight": (WIDTH,),
-        }  # fmt: skip
+        }
     made = {name: torch.randn(shape).half() for name, shape in tensors.items()}
-    params = {"dim": WIDTH, "n_heads": HEADS, "n_kv_heads": KV_HEADS, "n_layers": 2, "norm_eps": 1e-5, "vocab_size": -1,
-              "multiple_of": 32}  # fmt: skip
+    params = {
+        "dim": WIDTH,
+        "n_heads": HEADS,
+        "n_kv_heads": KV_HEADS,
+        "n_layers": 2,
+        "norm_eps": 1e-5,
+        "vocab_size": -1,
+        "multiple_of": 32,
+    }
 
     def folder(name: str, part: str = "consolidated.00.pth", **changed: int) -> Path:
         (tmp_path / name).mkdir()

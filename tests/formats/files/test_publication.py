@@ -232,10 +232,16 @@ def test_the_files_a_record_names_are_not_swept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"partial": "../secret"}, {"aside": "/etc/passwd"}, {"partial": "notes.txt"}, {"target": "../m.gguf"},
-        {"partial": ".other.gguf.ggferry-0123456789abcdef.partial"}, {"new": [1]}, {"target": ".."}, {"old": 3},
+        {"partial": "../secret"},
+        {"aside": "/etc/passwd"},
+        {"partial": "notes.txt"},
+        {"target": "../m.gguf"},
+        {"partial": ".other.gguf.ggferry-0123456789abcdef.partial"},
+        {"new": [1]},
+        {"target": ".."},
+        {"old": 3},
     ],
-)  # fmt: skip
+)
 def test_a_planted_record_reaches_no_other_file(change: dict[str, object], tmp_path: Path) -> None:
     """What somebody put there names only what a run of ours would have written for that very target."""
     folder = tmp_path / "f"

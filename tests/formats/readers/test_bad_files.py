@@ -76,7 +76,10 @@ def filters(rows: int, columns: int) -> bytes:
 # name → the file, the family by --arch, the error, words of it
 N_LIST: dict[str, tuple[Callable[[], bytes], str | None, type[e.GgferryError], str]] = {
     "N01 a vocabulary that three families may have": (
-        lambda: vocabulary(7), None, e.MissingError, r"found (?=.*falcon)(?=.*gptneox-2023-04)(?=.*llama).*--arch NAME",
+        lambda: vocabulary(7),
+        None,
+        e.MissingError,
+        r"found (?=.*falcon)(?=.*gptneox-2023-04)(?=.*llama).*--arch NAME",
     ),
     "N01 six fields that fit no family": (lambda: vocabulary(6)[:60], None, e.CorruptError, "--arch NAME"),
     "N01 the magic alone": (lambda: b"lmgg", None, e.TruncatedError, "ends inside"),
@@ -91,13 +94,21 @@ N_LIST: dict[str, tuple[Callable[[], bytes], str | None, type[e.GgferryError], s
     "N03 of no family that is named": (lambda: field(GPT2, 28, 513), None, e.CorruptError, "read as .*--arch NAME"),
     "N04 shape and data one less": (
         lambda: resized(lambda shape, data: ((shape[0] - 1,), data[:-4])),
-        None, e.ShapeError, r"c_attn/b.*found \(191,\), expected .*=192",
+        None,
+        e.ShapeError,
+        r"c_attn/b.*found \(191,\), expected .*=192",
     ),
     "N04 shape one more than the data": (
-        lambda: resized(lambda shape, data: ((shape[0] + 1,), data)), None, e.CorruptError, "found .*expected",
+        lambda: resized(lambda shape, data: ((shape[0] + 1,), data)),
+        None,
+        e.CorruptError,
+        "found .*expected",
     ),
     "N04 data one more than the shape": (
-        lambda: resized(lambda shape, data: (shape, data + bytes(4))), None, e.CorruptError, "found .*expected",
+        lambda: resized(lambda shape, data: (shape, data + bytes(4))),
+        None,
+        e.CorruptError,
+        "found .*expected",
     ),
     "N05 neither true nor false": (lambda: field(NEOX, 28, 2), "gptneox", e.OutOfRangeError, "found"),
     "N06 alibi is NaN": (lambda: field(MPT, 24, float("nan")), "mpt", e.OutOfRangeError, "found"),
@@ -108,7 +119,10 @@ N_LIST: dict[str, tuple[Callable[[], bytes], str | None, type[e.GgferryError], s
     "N06 clip is infinite": (lambda: field(MPT, 28, float("inf")), "mpt", e.OutOfRangeError, "clip_qkv: found inf"),
     "N07 RWKV under LLaMA's version": (lambda: field(RWKV, 4, 1), None, e.CorruptError, "found"),
     "N07 LLaMA under RWKV's version": (
-        lambda: SMALL.bytes()[:4] + struct.pack("<i", 100) + SMALL.bytes()[8:], None, e.CorruptError, "found",
+        lambda: SMALL.bytes()[:4] + struct.pack("<i", 100) + SMALL.bytes()[8:],
+        None,
+        e.CorruptError,
+        "found",
     ),
     "N07 version 102": (lambda: field(RWKV, 4, 102), None, e.OutOfRangeError, "found 102, expected 1 or 100 or 101"),
     "N08 a row more than there are": (lambda: field(WHISPER, 48, 81), None, e.CorruptError, "found"),
@@ -120,7 +134,7 @@ N_LIST: dict[str, tuple[Callable[[], bytes], str | None, type[e.GgferryError], s
     "N09 version 11": (lambda: field(FALCON, 4, 11), None, e.OutOfRangeError, "ggcc version.*found 11, expected 10"),
     "N09 one merge too many": (lambda: field(FALCON, 36, 256), None, e.InconsistentError, "found 255, expected 256"),
     "N09 under the older magic": (lambda: b"lmgg" + legacy(FALCON)[8:], None, e.CorruptError, "found"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", N_LIST)
@@ -240,14 +254,20 @@ P_LIST: dict[str, tuple[Callable[[], bytes], type[e.GgferryError], str]] = {
     "P01 empty": (lambda: b"", e.TruncatedError, "found 0 bytes"),
     "P01 a web page": (lambda: b"<!DOCTYPE html><html></html>", e.UnknownFormatError, "HTML"),
     "P01 a pointer of git-LFS": (
-        lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", e.UnknownFormatError, "git-LFS",
+        lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+        e.UnknownFormatError,
+        "git-LFS",
     ),
     "P01 a 7-Zip archive": (lambda: b"7z\xbc\xaf\x27\x1c" + bytes(99), e.UnknownFormatError, "7-Zip"),
     "P15 arguments of a training": (
-        lambda: saved({**GOOD, "args": argparse.Namespace(x=1)}), e.UnsafePickleError, r"argparse\.Namespace",
+        lambda: saved({**GOOD, "args": argparse.Namespace(x=1)}),
+        e.UnsafePickleError,
+        r"argparse\.Namespace",
     ),
     "P15 a scalar of numpy": (
-        lambda: saved({**GOOD, "loss": np.float64(3)}), e.UnsafePickleError, r"numpy.*scalar",
+        lambda: saved({**GOOD, "loss": np.float64(3)}),
+        e.UnsafePickleError,
+        r"numpy.*scalar",
     ),
     "P15 a function": (lambda: saved({**GOOD, "f": print}), e.UnsafePickleError, r"print.*nothing was run"),
     "P15 a path": (lambda: saved({**GOOD, "p": Path("x")}), e.UnsafePickleError, r"pathlib.*nothing was run"),
@@ -257,10 +277,13 @@ P_LIST: dict[str, tuple[Callable[[], bytes], type[e.GgferryError], str]] = {
     "P19 sound": (stream, e.UnsupportedError, NEWER),
     "P19 another magic number": (
         lambda: stream(lambda data: data.replace(b"\x6c\xfc\x9c\x46", b"\x6c\xfc\x9c\x47", 1)),
-        e.UnsafePickleError, "bare pickle",
+        e.UnsafePickleError,
+        "bare pickle",
     ),
     "P19 another protocol": (
-        lambda: stream(lambda data: data.replace(b"M\xe9\x03", b"M\xea\x03", 1)), e.UnsupportedError, NEWER,
+        lambda: stream(lambda data: data.replace(b"M\xe9\x03", b"M\xea\x03", 1)),
+        e.UnsupportedError,
+        NEWER,
     ),
     "P19 storage cut": (lambda: stream(lambda data: data[:-3]), e.UnsupportedError, NEWER),
     "P19 pickle cut": (lambda: stream(lambda data: data[:30]), e.UnsupportedError, NEWER),
@@ -269,7 +292,7 @@ P_LIST: dict[str, tuple[Callable[[], bytes], type[e.GgferryError], str]] = {
     "P23 a list": (lambda: saved([MATRIX]), e.UnsupportedError, "found a list"),
     "P23 one tensor": (lambda: saved(MATRIX), e.UnsupportedError, "found one tensor"),
     "P23 numbers": (lambda: saved({"a": 1}), e.UnsupportedError, "has no tensors"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", P_LIST)
@@ -288,8 +311,13 @@ def test_checkpoints_of_pytorch_are_refused(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["P21 turned", "P21 a part", "P21 tied", "P21 every other column", "P21 expanded"])
 def test_views_of_one_storage_are_read(case: str, tmp_path: Path) -> None:
     """Not contiguous, or of one storage: the values are torch's, and names of the same bytes are told."""
-    views = {"P21 turned": MATRIX.t(), "P21 a part": MATRIX[1:, 1:3], "P21 tied": MATRIX,
-             "P21 every other column": MATRIX[:, ::2], "P21 expanded": MATRIX[:1].expand(5, 4)}  # fmt: skip
+    views = {
+        "P21 turned": MATRIX.t(),
+        "P21 a part": MATRIX[1:, 1:3],
+        "P21 tied": MATRIX,
+        "P21 every other column": MATRIX[:, ::2],
+        "P21 expanded": MATRIX[:1].expand(5, 4),
+    }
     path = tmp_path / "good.pth"
     path.write_bytes(saved({"plain": MATRIX, "view": views[case]}))
     reader, _ = find_reader(os.fspath(path))

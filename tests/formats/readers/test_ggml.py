@@ -113,9 +113,16 @@ PLANES = [(k, w) for k in ("Q4_0_PLANAR", "Q4_0_V1", "Q4_1_PLANAR", "Q4_1_V1") f
 @pytest.mark.parametrize(("kind", "width"), PLANES)
 def test_planes_and_blocks_are_told_apart(tmp_path: Path, kind: str, width: int) -> None:
     model = Llama(
-        n_vocab=262, n_embd=min(width, 512), n_head=4, n_head_kv=4, n_layer=1, n_ff=width, kind=kind,
-        container="ggml", version=None,
-    )  # fmt: skip
+        n_vocab=262,
+        n_embd=min(width, 512),
+        n_head=4,
+        n_head_kv=4,
+        n_layer=1,
+        n_ff=width,
+        kind=kind,
+        container="ggml",
+        version=None,
+    )
     checkpoint = open_checkpoint(str(model.write(tmp_path / "m.bin")))
     assert {ref.type.name for ref in checkpoint.tensors.values() if len(ref.shape) > 1} == {kind}
 

@@ -476,7 +476,7 @@ PICKLES: dict[str, tuple[bytes, type[errors.GgferryError], str]] = {
         errors.CorruptError,
         "untyped",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", PICKLES)

@@ -27,7 +27,7 @@ FORWARD = (
         ("scale of experts not applied", "deepseek v2 groups", "transformers",
          'weights * float(sizes.get("expert_scale") or 1.0)', "weights"),
     ),
-)  # fmt: skip
+)
 
 CODECS = (
     *among("quant.codecs.simple",
@@ -43,7 +43,7 @@ CODECS = (
            ("nibbles of April's Q4_0 exchanged", "llama q4_0 of April", "recorded",
             "even = (first & low) | (second << np.uint64(4) & high)",
             "even = (first >> np.uint64(4) & low) | (second & high)")),
-)  # fmt: skip
+)
 
 RECEIPTS = (
     *among("formats.files.digesting",
@@ -56,11 +56,11 @@ RECEIPTS = (
            ("a key left out of the receipt", "llama", "receipt",
             '{**{key: entry.origin for key, entry in plan.metadata.items()}, **_of_shards(plan)}',
             '{key: entry.origin for key, entry in plan.metadata.items() if "eos" not in key}')),
-)  # fmt: skip
+)
 
 ADAPTERS = (
     *among("converters.adapters.plan",
            ("alpha doubled", "adapter", "adapter", "f32(adapter.alpha)", "f32(2 * adapter.alpha)")),
-)  # fmt: skip
+)
 
 ENGINE: tuple[Planted, ...] = (*FORWARD, *CODECS, *RECEIPTS, *ADAPTERS)

@@ -46,7 +46,7 @@ STAGES = {
     "_complete": "second reader",
     "check_tensor": "tensors", "check_all_logits": "logits", "check_tokenizer": "vocabulary", "examine": "witness",
     "plan_conversion": "reading", "understand": "reading", "prove_adapter": "adapter",
-}  # fmt: skip
+}
 """Functions, and what an error that they raise shows; the innermost counts."""
 RECORDED = 2e-6
 """Relative RMS to logits that the programs of 2023 computed, as tests/converters/legacy/test_llama.py has it."""

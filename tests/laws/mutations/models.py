@@ -71,4 +71,4 @@ MODELS = {
         "ct nvfp4",
         "mlx mxfp8", "mxfp4 of mlx",
     )},
-}  # fmt: skip
+}

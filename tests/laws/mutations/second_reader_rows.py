@@ -24,7 +24,7 @@ READERS = (
             "records[view.storage.key].offset"),
            ("views without their strides", "llama of torch", BY, "None if _is_contiguous(view) else view.strides",
             "None")),
-)  # fmt: skip
+)
 
 DEQUANTIZERS = (
     *among("converters.prequantized.dequantized_rows",
@@ -65,7 +65,7 @@ DEQUANTIZERS = (
            ("MXFP4: neighbors exchanged", "mxfp4 of mlx", BY, "np.stack((packed & 15, packed >> 4), -1)",
             "np.stack((packed >> 4, packed & 15), -1)"),
            ("MXFP8: exponents one off", "mlx mxfp8", BY, "np.arange(256) - 127", "np.arange(256) - 126")),
-)  # fmt: skip
+)
 
 TABLES = (
     *among("converters.model_graph.class_defaults.text_models",
@@ -79,6 +79,6 @@ TABLES = (
             "for e in sorted(range(1 + max(e for e, _ in places)), key=str)")),
     *among("converters.architectures._gemma",
            ("Gemma's scale of scores without its root", "gemma3", BY, "float(scalar**-0.5)", "float(scalar**-1.0)")),
-)  # fmt: skip
+)
 
 SECOND_READER: tuple[Planted, ...] = (*READERS, *DEQUANTIZERS, *TABLES)

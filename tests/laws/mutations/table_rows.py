@@ -47,7 +47,7 @@ KEYS = (
         ("cap of logits' key misspelt", "gemma2", "loader", '"final_softcap", "final_logit_softcapping"',
          '"final_softcap", "final_softcapping"'),
     ),
-)  # fmt: skip
+)
 
 VALUES = (
     *among(
@@ -131,7 +131,7 @@ VALUES = (
     *among(A + "_gemma3", ("one rotary base for all blocks", "gemma3", "transformers",
                         "rope_parameters.sliding_attention.rope_theta|rope_local_base_freq",
                         "rope_parameters.full_attention.rope_theta")),
-)  # fmt: skip
+)
 
 TENSORS = (
     *among(
@@ -192,7 +192,7 @@ TENSORS = (
     *among(A + "_latent", ("keys not turned", "deepseek v2", "reading", ", Transpose())",
                           ", Pick(1, 0, 'n_head * kv_rank'))")),
     *among(A + "_mamba", ("rate as its logarithm", "mamba", "logits", '"decay": "rate"', '"decay": "log"')),
-)  # fmt: skip
+)
 
 SEVERAL = (
     several("experts scored by softmax", "deepseek v3", "transformers",
@@ -206,6 +206,6 @@ SEVERAL = (
         (A + "gemma2", "    common.LAYER_WINDOWS,\n", "    gemma.WINDOW_PERIOD,\n"),
         (A + "gemma2", 'implied="each n % 2 == 0"', 'implied="each n % 2 == 1"'),
     ),
-)  # fmt: skip
+)
 
 TABLES: tuple[Planted, ...] = (*KEYS, *VALUES, *TENSORS, *SEVERAL)

@@ -54,7 +54,7 @@ ADAPTERS: dict[str, Damage] = {
         Q.format(0, "b"), lambda x: x.reshape(-1, 2, 2, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
     ),
     "one value": changed(Q.format(1, "a"), lambda x: x + (np.arange(x.size).reshape(x.shape) == 7) * 0.01),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ RECEIPTS: dict[str, tuple[Callable[[Receipt], object], type[GgferryError], str]]
     ),
     "options of another kind": (lambda receipt: receipt["options"].update(hparams=5), CorruptError, "not of type dict"),
     "no options": (lambda receipt: receipt.pop("options"), CorruptError, "receipt"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def swapped(a: str, b: str) -> Callable[[Tensors, Keys], None]:
     def mutate(tensors: Tensors, keys: Keys) -> None:
         tensors[f"blk.1.{a}.weight"], tensors[f"blk.1.{b}.weight"] = (
             tensors[f"blk.1.{b}.weight"], tensors[f"blk.1.{a}.weight"],
-        )  # fmt: skip
+        )
 
     return mutate
 

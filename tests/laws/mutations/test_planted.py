@@ -29,7 +29,7 @@ EARLIER = "second reader"
 SAMPLE = (
     "rows of queries stay halves", "experts in reverse order", "control tokens made normal",
     "nibbles of April's Q4_0 exchanged", "every tensor one row early", "FP8: scales of blocks from right to left",
-)  # fmt: skip
+)
 ROOT = Path(ggferry.__file__).parent
 
 
@@ -42,7 +42,7 @@ class Workshop:
         self.process = subprocess.Popen(
             [sys.executable, program.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=environment, cwd=folder,
-        )  # fmt: skip
+        )
 
     def ask(self, task: str, *arguments: str, planted: Any = ()) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -115,7 +115,7 @@ def test_nobody_notices_anything_where_there_is_nothing(model: str, workshop: Wo
 @pytest.mark.parametrize(
     "row", [row if row.name in SAMPLE else pytest.param(row, marks=pytest.mark.slow) for row in PLANTED],
     ids=lambda row: row.name,
-)  # fmt: skip
+)
 def test_a_planted_mistake_is_noticed(row: Planted, workshop: Workshop) -> None:
     found = workshop.proof(row.model, planted=row.changes)
     noticed = ("loader" if found["told"] else None, found["by"])

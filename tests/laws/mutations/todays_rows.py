@@ -47,7 +47,7 @@ NORMS = (
     exchanged("jamba", "jamba", INPUT, ("ffn_norm", "pre_ff_layernorm")),
     exchanged("muse glimmer", "muse_glimmer", INPUT, ("ffn_norm", "pre_feedforward_layernorm")),
     exchanged("apertus", "apertus", ("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm")),
-)  # fmt: skip
+)
 
 PARTS = (
     *(
@@ -150,6 +150,6 @@ PARTS = (
         ("MiMo's window one short", "mimo2 of a window", "transformers", 'int(values["window_before"]) + 1',
          'int(values["window_before"])'),
     ),
-)  # fmt: skip
+)
 
 TODAYS = (*NORMS, *PARTS)

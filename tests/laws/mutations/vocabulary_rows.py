@@ -56,4 +56,4 @@ VOCABULARIES: tuple[Planted, ...] = (
         ("texts of a file of 2023 in lower case", "llama q4_0", "vocabulary", 'text.replace(" ", SPACE) for text',
          'text.replace(" ", SPACE).lower() for text'),
     ),
-)  # fmt: skip
+)

@@ -27,7 +27,7 @@ SECONDS = 180
 CLASSES = (
     "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Gemma", "Gemma2", "Gemma3", "StableLm",
     "Granite", "Cohere", "DeepseekV2", "DeepseekV3", "Mamba", "GPTNeoX", "Bloom", "Mpt",
-)  # fmt: skip
+)
 TESTS = Path(__file__).resolve().parents[2]
 
 

@@ -181,9 +181,12 @@ def test_where_neither_home_nor_the_program_s_folder_can_be_written_to(fixtures:
         trap.touch()
     (tmp_path / "temporary").mkdir()
     variables = {
-        "HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home" / "cache"), "NUMBA_CACHE_DIR": "",
-        "TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": str(library),
-    }  # fmt: skip
+        "HOME": str(tmp_path / "home"),
+        "XDG_CACHE_HOME": str(tmp_path / "home" / "cache"),
+        "NUMBA_CACHE_DIR": "",
+        "TMPDIR": str(tmp_path / "temporary"),
+        "PYTHONPATH": str(library),
+    }
 
     def run() -> list[str]:
         return _said(_start(fixtures, tmp_path / "out.gguf", variables, tmp_path))  # no other copy is found from there

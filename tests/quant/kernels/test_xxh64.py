@@ -7,9 +7,13 @@ import pytest
 from ggferry.quant.kernels.xxh64 import XXH64
 
 KNOWN = {
-    0: "ef46db3751d8e999", 1: "a96c7f0ce858bbb7", 33: "62c9fd21ed857664", 100: "efa0ad2d3e70c151",
-    1000: "99594f4828043d35", 100003: "c333c0bff6f9efdb",
-}  # fmt: skip
+    0: "ef46db3751d8e999",
+    1: "a96c7f0ce858bbb7",
+    33: "62c9fd21ed857664",
+    100: "efa0ad2d3e70c151",
+    1000: "99594f4828043d35",
+    100003: "c333c0bff6f9efdb",
+}
 """Length → what xxhash 3 says of bytes (31 i + 7) mod 256."""
 
 

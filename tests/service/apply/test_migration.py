@@ -49,10 +49,15 @@ def test_every_file_ends_as_it_should(archive: tuple[Path, dict[str, str]], migr
     assert not (root.parent / "canary").exists(), "the hostile pickle was run"
     reasons = {os.path.relpath(source, root): row["error"] for source, row in found.items() if row["error"]}
     for name, kind in {
-        "odd/cut.bin": "TruncatedError", "odd/half.bin": "TruncatedError", "odd/page.pth": "UnknownFormatError",
-        "odd/empty.gguf": "TruncatedError", "odd/pointer.safetensors": "UnknownFormatError",
-        "odd/hostile.pth": "UnsafePickleError", "odd/lost.bin.1": "NotFoundError", "missing/big.bin": "NotFoundError",
-    }.items():  # fmt: skip
+        "odd/cut.bin": "TruncatedError",
+        "odd/half.bin": "TruncatedError",
+        "odd/page.pth": "UnknownFormatError",
+        "odd/empty.gguf": "TruncatedError",
+        "odd/pointer.safetensors": "UnknownFormatError",
+        "odd/hostile.pth": "UnsafePickleError",
+        "odd/lost.bin.1": "NotFoundError",
+        "missing/big.bin": "NotFoundError",
+    }.items():
         assert reasons[name]["class"] == kind, (name, reasons[name])
     for source in found:  # every file of the tree is spoken for
         assert source.startswith(str(root))
@@ -65,8 +70,10 @@ def test_outputs_stand_at_the_same_place_and_are_proved(migrated: tuple[Path, Pa
     outputs = {str(path.relative_to(dest)) for path in dest.rglob("*.gguf")}
     assert outputs == {"a.gguf", "parts/q4_0.gguf", "new/c.gguf"}
     assert {str(p.relative_to(dest)) for p in dest.rglob("*")} - outputs == {
-        "parts", "new", *(f"{name}.receipt.json" for name in outputs),
-    }  # fmt: skip
+        "parts",
+        "new",
+        *(f"{name}.receipt.json" for name in outputs),
+    }
     for name in outputs:
         assert json.loads((dest / f"{name}.receipt.json").read_text())["verified"] == "full"
         command("inspect", dest / name)
@@ -143,9 +150,12 @@ def test_a_stopped_run_says_so_and_continues(number: int, heeded: int, tmp_path:
     path = tmp_path / "plan.jsonl"
     plan(tmp_path / "in", path, "--dest", tmp_path / "out", "-j", "1")
     run = subprocess.Popen(
-        [*GGFERRY, "apply", path, "-j", "1", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*GGFERRY, "apply", path, "-j", "1", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, heeded),
-    )  # fmt: skip
+    )
     assert run.stdout is not None
     for line in run.stdout:
         if json.loads(line).get("state") == "running":

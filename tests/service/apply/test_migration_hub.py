@@ -25,8 +25,9 @@ def check(root: Path, env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "plan.jsonl"
     entries = plan(f"hf://{REPO}", path, "--dest", tmp_path / "out", "--verify", "fast", "-j", "1", **env)
     assert {entry["source"].rpartition("/")[2]: entry["verdict"] for entry in entries} == {
-        "README.md": "other", "old.bin": "convert",
-    }  # fmt: skip
+        "README.md": "other",
+        "old.bin": "convert",
+    }
     command("apply", path, "-j", "1", **env)
     local = tmp_path / "local.jsonl"
     plan(root, local, "--dest", tmp_path / "same", "--verify", "fast", "-j", "1")

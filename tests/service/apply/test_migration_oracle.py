@@ -36,8 +36,11 @@ def test_everything_migrates(source: Path, tmp_path: Path) -> None:
     found = {os.path.relpath(source, root): row for source, row in rows(f"{path}.ledger").items()}
     assert {name: found[name]["state"] for name in states} == states
     assert not (tmp_path / "canary").exists()
-    wrong = {name: row["error"] for name, row in found.items()
-             if planned[name]["verdict"] == "convert" and row["state"] not in ("done", "skipped")}  # fmt: skip
+    wrong = {
+        name: row["error"]
+        for name, row in found.items()
+        if planned[name]["verdict"] == "convert" and row["state"] not in ("done", "skipped")
+    }
     assert not wrong, f"planned to convert, and did not: {json.dumps(wrong, indent=1)}"
     assert Counter(row["state"] for row in found.values()).keys() <= {"done", "skipped", "quarantined"}
     for _, entry in legacy_llama():

@@ -24,9 +24,22 @@ from helpers.third_party_fixtures import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
 FUNCTIONS = (
-    "convert", "plan", "quantize", "verify", "inspect", "open_model", "forward", "tokenize", "split", "merge",
-    "check_shards", "edit", "hashes", "diff", "examine",
-)  # fmt: skip
+    "convert",
+    "plan",
+    "quantize",
+    "verify",
+    "inspect",
+    "open_model",
+    "forward",
+    "tokenize",
+    "split",
+    "merge",
+    "check_shards",
+    "edit",
+    "hashes",
+    "diff",
+    "examine",
+)
 
 
 @pytest.fixture
@@ -121,10 +134,17 @@ def test_keywords_are_those_of_the_table(name: str) -> None:
         assert parameters[option.name].default == option.default
         said = str(KEYWORDS[name].__annotations__[option.name])
         words = {
-            Kind.FLAG: "bool", Kind.NUMBER: "int", Kind.SIZE: "int | str", Kind.FILE: "StrPath",
-            Kind.TEXT_FILE: "StrPath", Kind.TYPES_FILE: "StrPath", Kind.TEXTS: "Sequence[str]",
-            Kind.PAIRS: "Mapping[str, str]", Kind.TYPES: "Mapping[str, str]", Kind.JSON_FILE: "Mapping[str, Any]",
-        }  # fmt: skip
+            Kind.FLAG: "bool",
+            Kind.NUMBER: "int",
+            Kind.SIZE: "int | str",
+            Kind.FILE: "StrPath",
+            Kind.TEXT_FILE: "StrPath",
+            Kind.TYPES_FILE: "StrPath",
+            Kind.TEXTS: "Sequence[str]",
+            Kind.PAIRS: "Mapping[str, str]",
+            Kind.TYPES: "Mapping[str, str]",
+            Kind.JSON_FILE: "Mapping[str, Any]",
+        }
         assert words.get(option.kind, "str" if "Literal" not in said else "Literal") in said, option.name
         if "Literal" in said:
             assert set(re.findall(r'"(\w+)"|\'(\w+)\'', said)) and isinstance(option.choices, tuple)

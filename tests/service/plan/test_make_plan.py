@@ -60,10 +60,14 @@ class Worker:
 @pytest.mark.parametrize(
     ("errors", "runs", "failed"),
     [
-        ((), 1, False), ((OUT_OF_MEMORY,), 2, False), ((OUT_OF_MEMORY,) * 2, 2, True), (("CorruptError",), 1, True),
-        (("UnreachableError",), 2, False), (("TransportError",) * 3, 3, True),
+        ((), 1, False),
+        ((OUT_OF_MEMORY,), 2, False),
+        ((OUT_OF_MEMORY,) * 2, 2, True),
+        (("CorruptError",), 1, True),
+        (("UnreachableError",), 2, False),
+        (("TransportError",) * 3, 3, True),
     ],
-)  # fmt: skip
+)
 def test_want_of_memory_and_what_passes_are_tried_again(
     errors: tuple[str, ...], runs: int, failed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

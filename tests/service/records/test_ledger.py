@@ -38,9 +38,14 @@ def ledger(ledger_place: str) -> Iterator[Ledger]:
 def jobs(count: int, state: str = QUEUED) -> list[dict[str, Any]]:
     entry = {"verdict": "convert", "bytes_in": 1, "bytes_out": 1}
     return [
-        {"id": f"{n * 0x1234567 % 2**32:08x}{n:024x}", "source": f"/in/{n}", "entry": {**entry, "output": f"/out/{n}"},
-         "state": state} for n in range(count)
-    ]  # fmt: skip
+        {
+            "id": f"{n * 0x1234567 % 2**32:08x}{n:024x}",
+            "source": f"/in/{n}",
+            "entry": {**entry, "output": f"/out/{n}"},
+            "state": state,
+        }
+        for n in range(count)
+    ]
 
 
 def test_no_job_is_held_twice(ledger: Ledger) -> None:
@@ -71,9 +76,12 @@ def test_a_lease_that_runs_out_frees_the_job_and_its_old_holder_can_change_nothi
     second = ledger.claim(owner_name(), "plan", 60)
     assert second and second.id == first.id and ledger.reclaim() == []
     for change in (
-        lambda: ledger.finish(first, DONE), lambda: ledger.confirm(first), lambda: ledger.verifying(first),
-        lambda: ledger.bind(first, "key"), lambda: ledger.put_back(first, 0),
-    ):  # fmt: skip
+        lambda: ledger.finish(first, DONE),
+        lambda: ledger.confirm(first),
+        lambda: ledger.verifying(first),
+        lambda: ledger.bind(first, "key"),
+        lambda: ledger.put_back(first, 0),
+    ):
         with pytest.raises(LeaseLost):
             change()
     ledger.verifying(second)

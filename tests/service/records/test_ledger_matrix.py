@@ -27,9 +27,12 @@ from helpers.hf_llama import hf_llama
 STAGES = {"claim": "claim", "bind": "bind", "confirm": "confirm", "finish": "finish", "renewal": "beat"}
 FAULTS = ("cut", "slow", "403", "404", "429", "500", "wrong", "vanished", "changed", "killed")
 SAID = {
-    "403": "attempt to write a readonly database", "404": "no such table: ggferry_jobs", "429": "database is locked",
-    "500": "disk I/O error", "cut": "the connection ended",
-}  # fmt: skip
+    "403": "attempt to write a readonly database",
+    "404": "no such table: ggferry_jobs",
+    "429": "database is locked",
+    "500": "disk I/O error",
+    "cut": "the connection ended",
+}
 TABLE = Path(__file__).with_name("ledger_matrix.txt")
 DAMAGED = "database disk image is malformed"
 
@@ -120,8 +123,12 @@ class Trouble:
     def _take(self, ledger: Ledger) -> None:
         """The job's row is gone, or somebody else's."""
         jobs = ledger.jobs
-        theirs = {"owner": "elsewhere/1:1:1", "claims": jobs.c.claims + 1, "state": "running",
-                  "lease_until": time.time() + 3}  # fmt: skip
+        theirs = {
+            "owner": "elsewhere/1:1:1",
+            "claims": jobs.c.claims + 1,
+            "state": "running",
+            "lease_until": time.time() + 3,
+        }
         with self.whole(ledger) as connection:
             connection.execute(jobs.delete() if self.fault == "vanished" else sa.update(jobs).values(**theirs))
 

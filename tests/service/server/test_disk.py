@@ -21,9 +21,14 @@ from ggferry.service.server.store.probe import Probe
 from ggferry.service.server.work.uploads import Uploads
 
 
-@pytest.mark.parametrize(("number", "status", "code"), [
-    (errno.ENOSPC, 507, "disk_full"), (errno.EDQUOT, 507, "disk_full"), (errno.EIO, 500, "disk_error"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "status", "code"),
+    [
+        (errno.ENOSPC, 507, "disk_full"),
+        (errno.EDQUOT, 507, "disk_full"),
+        (errno.EIO, 500, "disk_error"),
+    ],
+)
 def test_an_error_of_the_disk_has_an_answer_of_its_own(number: int, status: int, code: str) -> None:
     error = problems.of_disk(OSError(number, os.strerror(number), "/var/lib/ggferry/secret"))
     assert (error.status, error.code) == (status, code)

@@ -16,8 +16,17 @@ def entered(server: Server, path: str, **headers: str) -> httpx.Response:
     return httpx.get(f"{server.url}{path}?token={server.token}", headers=headers)
 
 
-@pytest.mark.parametrize("path", ["//evil.example/", "///evil.example/", "/%2Fevil.example/", "/%5Cevil.example/",
-                                  "/%09/evil.example/", "/\\evil.example/"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//evil.example/",
+        "///evil.example/",
+        "/%2Fevil.example/",
+        "/%5Cevil.example/",
+        "/%09/evil.example/",
+        "/\\evil.example/",
+    ],
+)
 def test_a_sign_in_link_leads_to_this_server_only(server: Server, path: str) -> None:
     answer = entered(server, path)
     assert answer.status_code == 303
@@ -66,8 +75,9 @@ def test_a_form_without_its_secret_changes_nothing(server: Server, method: str, 
     for body in (b"", b"ab"):
         answer = httpx.request(method, server.url + path.format(id="0" * 32), headers=headers, content=body or None)
         assert (answer.status_code, answer.json()["code"] if "json" in answer.headers["content-type"] else "csrf") == (
-            403, "csrf",
-        )  # fmt: skip
+            403,
+            "csrf",
+        )
     assert httpx.get(server.url, headers=headers).status_code == 200, "the session goes on"
 
 

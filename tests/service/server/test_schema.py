@@ -19,8 +19,9 @@ from helpers.server import Server, ended, submitted
 
 CHECKS = (not_a_server_error, content_type_conformance, response_schema_conformance)
 OPERATIONS = {
-    "GET /api/v1/events": None, "GET /api/v1/jobs/{job}/events": None,  # these answers do not end
-}  # fmt: skip
+    "GET /api/v1/events": None,
+    "GET /api/v1/jobs/{job}/events": None,  # these answers do not end
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,13 @@ def checked(server: Server, operation: Any, mode: GenerationMode, examples: int,
     headers = {"Authorization": f"Bearer {server.token}"}
 
     @settings(
-        max_examples=examples, deadline=None, database=None, derandomize=True, phases=(Phase.explicit, Phase.generate),
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=(Phase.explicit, Phase.generate),
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(case=operation.as_strategy(generation_mode=mode))
     def run(case: Any) -> None:
         if case.path_parameters and "job" in case.path_parameters and len(statuses) % 2:

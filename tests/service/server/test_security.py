@@ -120,10 +120,16 @@ def test_two_hosts_or_none(server: Server) -> None:
         assert raw(server, head % hosts).split()[1] in (b"400", b"421")
 
 
-@pytest.mark.parametrize("headers", [
-    {"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"},
-    {"Origin": "null"}, {},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "null"},
+        {},
+    ],
+)
 def test_a_post_from_another_site(server: Server, browser: httpx.Client, root: Path, headers: dict[str, str]) -> None:
     """The cookie comes along, what the page was given does not."""
     body = {"source": str(root / "old.bin")}
@@ -165,13 +171,33 @@ def test_every_answer_has_the_headers(server: Server, client: httpx.Client) -> N
 # --- what may be read ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", [
-    "{outside}", "{root}/../outside/secret.bin", "{root}/link", "{root}/folder/secret.bin", "/etc/passwd",
-    "/proc/self/environ", "file://{outside}", "local://{outside}", "{root}x", "{root}/./../outside/secret.bin", "~/x",
-    "outside/secret.bin", "memory://a", "ftp://127.0.0.1/a", "s3://bucket/a", "hf://a/b",
-    "github://a/b", "upload:../../outside",
-    "upload:", "{root}/\x00", "zip://a::{outside}", "simplecache::file://{outside}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "way",
+    [
+        "{outside}",
+        "{root}/../outside/secret.bin",
+        "{root}/link",
+        "{root}/folder/secret.bin",
+        "/etc/passwd",
+        "/proc/self/environ",
+        "file://{outside}",
+        "local://{outside}",
+        "{root}x",
+        "{root}/./../outside/secret.bin",
+        "~/x",
+        "outside/secret.bin",
+        "memory://a",
+        "ftp://127.0.0.1/a",
+        "s3://bucket/a",
+        "hf://a/b",
+        "github://a/b",
+        "upload:../../outside",
+        "upload:",
+        "{root}/\x00",
+        "zip://a::{outside}",
+        "simplecache::file://{outside}",
+    ],
+)
 def test_paths_outside_of_the_roots(client: httpx.Client, root: Path, outside: Path, way: str) -> None:
     for link, target in ((root / "link", outside), (root / "folder", outside.parent)):
         if not link.is_symlink():
@@ -199,10 +225,26 @@ def test_a_root_is_planned_without_what_its_links_lead_to(client: httpx.Client, 
     assert 'secret.bin"' not in text.replace(str(outside), "")
 
 
-@pytest.mark.parametrize("name", [
-    "../a", "/a", "a/../b", "a//b", "", ".", "..", "a/", ".hidden", "a\x00b", "a\nb", "a\\b", "x" * 300,
-    "a/b/c/d/e/f/g/h/i", "\ud800",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../a",
+        "/a",
+        "a/../b",
+        "a//b",
+        "",
+        ".",
+        "..",
+        "a/",
+        ".hidden",
+        "a\x00b",
+        "a\nb",
+        "a\\b",
+        "x" * 300,
+        "a/b/c/d/e/f/g/h/i",
+        "\ud800",
+    ],
+)
 def test_names_of_uploads(client: httpx.Client, name: str) -> None:
     body = json.dumps({"files": [{"name": name, "bytes": 1}]})
     answer = client.post("/uploads", content=body, headers={"Content-Type": "application/json"})

@@ -32,9 +32,7 @@ class Sent:
 
 async def served(app: Sent, silence: float, client: Any) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app, http=_protocol(silence), lifespan="off", log_config=None, timeout_graceful_shutdown=1
-    )  # fmt: skip
+    config = uvicorn.Config(app, http=_protocol(silence), lifespan="off", log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     running = asyncio.ensure_future(server._serve([listener]))
     try:

@@ -75,9 +75,14 @@ def text_of(template: Any, job: dict[str, Any], given: dict[str, Any]) -> dict[s
     """Return the text of a conversation, or why the template has none for it."""
     try:
         found = template.render(
-            messages=given["messages"], tools=given.get("tools"), documents=None, add_generation_prompt=True,
-            bos_token=job["bos"], eos_token=job["eos"], **given.get("more", {}),
-        )  # fmt: skip
+            messages=given["messages"],
+            tools=given.get("tools"),
+            documents=None,
+            add_generation_prompt=True,
+            bos_token=job["bos"],
+            eos_token=job["eos"],
+            **given.get("more", {}),
+        )
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
     return {"text": found} if len(found) <= LONGEST else {"error": "a text without end"}

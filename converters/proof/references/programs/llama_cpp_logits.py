@@ -48,10 +48,15 @@ def server(job: dict[str, Any], context: int) -> Any:
 
 def probabilities(model: Any, job: dict[str, Any], tokens: list[int]) -> list[float]:
     """Return the log-probabilities of all tokens after `tokens`, by id."""
-    said = model.handle_completions({
-        "prompt": tokens, "max_tokens": 1, "temperature": 0, "n_probs": job["n_vocab"],
-        "logit_bias": [[job["letter"], 1e3]],
-    })  # fmt: skip
+    said = model.handle_completions(
+        {
+            "prompt": tokens,
+            "max_tokens": 1,
+            "temperature": 0,
+            "n_probs": job["n_vocab"],
+            "logit_bias": [[job["letter"], 1e3]],
+        }
+    )
     if "choices" not in said:
         raise CannotRun(f"it does not continue a text: {str(said)[:200]}")
     content = (said["choices"][0].get("logprobs") or {}).get("content") or [{}]

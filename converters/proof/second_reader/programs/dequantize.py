@@ -290,6 +290,14 @@ def _flat(read: Named, name: str, at: Array) -> Array:
 
 
 SCHEMES = {
-    "fp8": fp8, "fbgemm_fp8": fp8, "modelopt": modelopt, "gptq": gptq, "awq": awq, "mlx": mlx, "mxfp4": mxfp4,
-    "bitnet": bitnet, "bitsandbytes": bitsandbytes, "compressed-tensors": compressed_tensors,
-}  # fmt: skip
+    "fp8": fp8,
+    "fbgemm_fp8": fp8,
+    "modelopt": modelopt,
+    "gptq": gptq,
+    "awq": awq,
+    "mlx": mlx,
+    "mxfp4": mxfp4,
+    "bitnet": bitnet,
+    "bitsandbytes": bitsandbytes,
+    "compressed-tensors": compressed_tensors,
+}

@@ -82,10 +82,20 @@ class Torch(File):
     """What torch.save wrote, as torch loads it where it may run nothing."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int8": "I8", "uint8": "U8",
-        "int16": "I16", "int32": "I32", "int64": "I64", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3",
-        "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
-    }  # fmt: skip
+        "float32": "F32",
+        "float16": "F16",
+        "bfloat16": "BF16",
+        "float64": "F64",
+        "int8": "I8",
+        "uint8": "U8",
+        "int16": "I16",
+        "int32": "I32",
+        "int64": "I64",
+        "bool": "BOOL",
+        "float8_e4m3fn": "F8_E4M3",
+        "float8_e5m2": "F8_E5M2",
+        "float8_e8m0fnu": "F8_E8M0",
+    }
 
     def __init__(self, path: str) -> None:
         import torch

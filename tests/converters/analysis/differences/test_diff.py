@@ -30,8 +30,10 @@ def test_errors_are_what_gguf_py_gives(pair: tuple[Path, Path]) -> None:
     errors = [tensor.relative_rms or 0 for tensor in found.tensors]
     assert len(errors) == 16 and errors == sorted(errors, reverse=True)
     for each in found.tensors:
-        a, b = (gguf.quants.dequantize(side[each.name].data, side[each.name].tensor_type).astype(np.float64)
-                for side in (first, second))  # fmt: skip
+        a, b = (
+            gguf.quants.dequantize(side[each.name].data, side[each.name].tensor_type).astype(np.float64)
+            for side in (first, second)
+        )
         assert each.relative_rms == pytest.approx(np.sqrt(np.mean((a - b) ** 2) / np.mean(a**2)), rel=1e-6)
         assert each.largest == pytest.approx(np.abs(a - b).max(), rel=1e-5)
 
@@ -47,7 +49,9 @@ def test_exit_codes_and_texts(pair: tuple[Path, Path], tmp_path: Path) -> None:
     ggferry.edit(changed, set={"tokenizer.ggml.tokens[300]": "x"}, remove=["general.name"])
     found = ggferry.diff(pair[0], changed)
     assert [(key.key, key.items, key.place) for key in found.keys] == [
-        ("general.name", None, None), ("tokenizer.ggml.tokens", 1, 300)]  # fmt: skip
+        ("general.name", None, None),
+        ("tokenizer.ggml.tokens", 1, 300),
+    ]
     assert not found.tensors and "- tokenizer.ggml.tokens[300] = " in typed("diff", pair[0], changed).out
     shards = ggferry.split(pair[0], tmp_path / "cut", split_max_tensors=9)
     assert not ggferry.diff(pair[0], shards.output).differs
@@ -59,14 +63,22 @@ def test_shapes_values_and_what_is_not_finite(tmp_path: Path) -> None:
     bad = rows.copy()
     bad[5] = np.nan
     keys = {"general.architecture": string("x")}
-    first = [("long", f32, (301_000,), rows.tobytes()), ("gone", f32, (2,), bytes(8)),
-             ("shape", f32, (2, 3), bytes(24)), ("nan", f32, (301_000,), rows.tobytes()),
-             ("same", f32, (8,), rows[:8].tobytes())]  # fmt: skip
+    first = [
+        ("long", f32, (301_000,), rows.tobytes()),
+        ("gone", f32, (2,), bytes(8)),
+        ("shape", f32, (2, 3), bytes(24)),
+        ("nan", f32, (301_000,), rows.tobytes()),
+        ("same", f32, (8,), rows[:8].tobytes()),
+    ]
     moved = rows.copy()
     moved[300_500] += 2
-    second = [("long", f32, (301_000,), moved.tobytes()), ("new", f32, (2,), bytes(8)),
-              ("shape", f32, (3, 2), bytes(24)), ("nan", f32, (301_000,), bad.tobytes()),
-              ("same", f16, (8,), rows[:8].astype("<f2").tobytes())]  # fmt: skip
+    second = [
+        ("long", f32, (301_000,), moved.tobytes()),
+        ("new", f32, (2,), bytes(8)),
+        ("shape", f32, (3, 2), bytes(24)),
+        ("nan", f32, (301_000,), bad.tobytes()),
+        ("same", f16, (8,), rows[:8].astype("<f2").tobytes()),
+    ]
     write_gguf(tmp_path / "a.gguf", keys, first)
     write_gguf(tmp_path / "b.gguf", keys, second)
     found = {each.name: each for each in ggferry.diff(tmp_path / "a.gguf", tmp_path / "b.gguf").tensors}

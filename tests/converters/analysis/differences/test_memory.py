@@ -27,11 +27,13 @@ def sparse(path: Path, elements: int) -> Path:
 
 
 COMMANDS = {
-    "hash": ["hash", "{}"], "diff": ["diff", "{}", "{}"], "verify": ["verify", "{}"],
+    "hash": ["hash", "{}"],
+    "diff": ["diff", "{}", "{}"],
+    "verify": ["verify", "{}"],
     "split": ["split", "{}", "--split-max-tensors", "1", "--force"],
     "edit": ["edit", "{}", "--set", "general.name=x", "-o", "{}.out", "--force"],
     "edit in place": ["edit", "{}", "--set", "general.name=x", "--in-place"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

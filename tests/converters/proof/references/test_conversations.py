@@ -41,9 +41,14 @@ def test_jinja_renders_as_transformers(path: Path, tmp_path: Path) -> None:
     for name, given in CONVERSATIONS.items():
         try:
             texts, _ = render_jinja_template(
-                [given["messages"]], tools=given.get("tools"), chat_template=path.read_text(),
-                add_generation_prompt=True, bos_token="<s>", eos_token="</s>", **given.get("more", {}),
-            )  # fmt: skip
+                [given["messages"]],
+                tools=given.get("tools"),
+                chat_template=path.read_text(),
+                add_generation_prompt=True,
+                bos_token="<s>",
+                eos_token="</s>",
+                **given.get("more", {}),
+            )
         except Exception:
             assert "error" in answer.facts["rendered"][name], name
         else:

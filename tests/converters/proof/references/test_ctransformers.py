@@ -15,13 +15,18 @@ from ggferry.formats.errors import VerificationError
 from helpers.third_party_fixtures import cases, witness
 
 FILES = (
-    "legacy-llama/ggjt1-0.1.25/f16.bin", "legacy-llama/ggjt3-20230821/q5_1.bin",
+    "legacy-llama/ggjt1-0.1.25/f16.bin",
+    "legacy-llama/ggjt3-20230821/q5_1.bin",
     "legacy-llama/ggjt3-0.1.77/M256-q3_K_M.bin",
-    "legacy-other/gpt2/gpt2-s64-g2-q5_0.bin", "legacy-other/gptj/gptj-s64-g2-q8_0.bin",
-    "legacy-other/gptneox/gptneox-seq-s64-f16.bin", "legacy-other/dolly-v2/dolly-s64-g2-q4_0.bin",
-    "legacy-other/mpt/mpt-clip-s64-g2-q4_0.bin", "legacy-other/replit/replit-s64-f16.bin",
-    "legacy-other/starcoder/starcoder-s64-f16.bin", "legacy-other/falcon/falcon40b-s64-ggcc-q5_0.bin",
-)  # fmt: skip
+    "legacy-other/gpt2/gpt2-s64-g2-q5_0.bin",
+    "legacy-other/gptj/gptj-s64-g2-q8_0.bin",
+    "legacy-other/gptneox/gptneox-seq-s64-f16.bin",
+    "legacy-other/dolly-v2/dolly-s64-g2-q4_0.bin",
+    "legacy-other/mpt/mpt-clip-s64-g2-q4_0.bin",
+    "legacy-other/replit/replit-s64-f16.bin",
+    "legacy-other/starcoder/starcoder-s64-f16.bin",
+    "legacy-other/falcon/falcon40b-s64-ggcc-q5_0.bin",
+)
 REFUSED = {
     "legacy-llama/ggjt2-20230519/q4_0.bin": "blocks of Q4_0_V2",
     "legacy-llama/ggjt3-qkk64/q6_K.bin": "blocks of Q6_K_64",
@@ -29,7 +34,7 @@ REFUSED = {
     "legacy-other/bloom/bloom-s64-llmrs-f16.bin": "does not read such a file",
     "legacy-other/falcon/falcon7b-s64-jploski-f16.bin": "does not read such a file",
     "legacy-other/stablelm/stablelm-nopar-s64-f16.bin": "does not read such a file",
-}  # fmt: skip
+}
 """The last asks for all memory there is: its header is another than ctransformers takes it for."""
 
 

@@ -172,10 +172,12 @@ FAULTS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "a window nobody reads": ("mistral window", {"sliding_window": 30}, lambda graph: without(graph, "n_swa")),
     "a window off by one": ("mistral window", {"sliding_window": 30}, lambda graph: with_value(graph, "n_swa", 31)),
     "factors of long texts taken for short ones": (
-        "llama longrope short", {}, lambda graph: with_value(graph, "rope_long", graph.sizes["rope_short"]),
+        "llama longrope short",
+        {},
+        lambda graph: with_value(graph, "rope_long", graph.sizes["rope_short"]),
     ),
     "weights of experts not scaled": ("mixtral", {}, lambda graph: with_value(graph, "n_expert_used", 1)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

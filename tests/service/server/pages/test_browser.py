@@ -386,18 +386,34 @@ def line(number: int) -> dict[str, Any]:
     kind = (("ggjt", 1, "llama"), ("ggml", None, "gpt2"), ("gguf", 3, "qwen2"), ("safetensors", None, "mistral"))
     container, version, architecture = kind[number % 4]
     entry = {
-        "source": source, "verdict": "convert", "container": container, "version": version,
-        "architecture": architecture, "era": "30 March – 12 May 2023 (llama.cpp 78ca9838e..b9fd7eee5)",
-        "types": "Q4_0 ×225, F32 ×65", "bytes_in": (number + 1) * 7_654_321, "bytes_out": (number + 1) * 6_543_210,
-        "output": f"/out/{number}.gguf", "recipe": {},
-    }  # fmt: skip
+        "source": source,
+        "verdict": "convert",
+        "container": container,
+        "version": version,
+        "architecture": architecture,
+        "era": "30 March – 12 May 2023 (llama.cpp 78ca9838e..b9fd7eee5)",
+        "types": "Q4_0 ×225, F32 ×65",
+        "bytes_in": (number + 1) * 7_654_321,
+        "bytes_out": (number + 1) * 6_543_210,
+        "output": f"/out/{number}.gguf",
+        "recipe": {},
+    }
     state = states[number % 4]
-    error = {"class": "TruncatedError", "code": "truncated_error", "message": "ends before its last tensor does",
-             "offset": 4096, "hint": "fetch it again", "fault": "file"}  # fmt: skip
+    error = {
+        "class": "TruncatedError",
+        "code": "truncated_error",
+        "message": "ends before its last tensor does",
+        "offset": 4096,
+        "hint": "fetch it again",
+        "fault": "file",
+    }
     return {
-        "id": f"{number:032x}", "source": source, "entry": entry, "state": state,
+        "id": f"{number:032x}",
+        "source": source,
+        "entry": entry,
+        "state": state,
         "error": error if state in ("failed", "quarantined") else None,
-    }  # fmt: skip
+    }
 
 
 def test_two_thousand_models(browser: Browser, many: Server, tmp_path: Path) -> None:
@@ -451,10 +467,13 @@ def test_pages_without_anything_and_with_errors(browser: Browser, tmp_path: Path
     with serving(tmp_path / "data") as server:
         for page in signed_in(browser, server):
             for address, name, words in (
-                ("/", "archive-empty", "No models yet"), ("/activity", "activity-empty", "Nothing at work"),
-                ("/add", "add", "Drop files here"), ("/models/" + "0" * 32, "no-such-model", "no such model"),
-                ("/plans/" + "0" * 16, "no-such-plan", "no such plan"), ("/nowhere", "no-such-page", "Error 404"),
-            ):  # fmt: skip
+                ("/", "archive-empty", "No models yet"),
+                ("/activity", "activity-empty", "Nothing at work"),
+                ("/add", "add", "Drop files here"),
+                ("/models/" + "0" * 32, "no-such-model", "no such model"),
+                ("/plans/" + "0" * 16, "no-such-plan", "no such plan"),
+                ("/nowhere", "no-such-page", "Error 404"),
+            ):
                 page.goto(server.url + address)
                 expect(page.get_by_text(words).first).to_be_visible()
                 check_access(page)

@@ -14,11 +14,24 @@ from ggferry.service.workers.questions import answer
 from helpers.page_samples import SHELL
 
 JOB: dict[str, Any] = {
-    "id": "a" * 32, "source": "/archive/llama/old.bin", "state": "done", "container": "ggjt", "version": 1,
-    "era": None, "architecture": "llama", "types": "Q4_0_V1 ×16, F32 ×5", "bytes_in": 357024, "bytes_out": 328960,
-    "error": None, "reason": "", "updated": 1.79e9, "progress": None, "output": "/out/old.gguf", "entry": {},
+    "id": "a" * 32,
+    "source": "/archive/llama/old.bin",
+    "state": "done",
+    "container": "ggjt",
+    "version": 1,
+    "era": None,
+    "architecture": "llama",
+    "types": "Q4_0_V1 ×16, F32 ×5",
+    "bytes_in": 357024,
+    "bytes_out": 328960,
+    "error": None,
+    "reason": "",
+    "updated": 1.79e9,
+    "progress": None,
+    "output": "/out/old.gguf",
+    "entry": {},
     "tried": [{"attempt": 1, "outcome": "done", "error": None, "started": 1.0, "ended": 7.0}],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +67,18 @@ def test_a_done_model_is_what_its_receipt_says(receipt: dict[str, Any]) -> None:
 
 def test_nothing_is_called_proved_of_which_nothing_was_compared(receipt: dict[str, Any]) -> None:
     """A rendered chat template says nothing of weights, and a level is no comparison."""
-    rendered = {"witness": "jinja2 3.1.6", "version": "", "what": "conversations", "side": "output", "count": 12,
-                "worst": None, "limit": None, "place": None, "why": None, "missed": []}  # fmt: skip
+    rendered = {
+        "witness": "jinja2 3.1.6",
+        "version": "",
+        "what": "conversations",
+        "side": "output",
+        "count": 12,
+        "worst": None,
+        "limit": None,
+        "place": None,
+        "why": None,
+        "missed": [],
+    }
     page = model_view.with_receipt(model_view.page_of(JOB), {**receipt, "testimonies": [rendered]}, "/files")
     assert page.is_proved and page.proof is not None and page.proof.alone
     nothing = {**receipt, "tensors": [], "tokenizer": {}, "logits": None, "testimonies": []}
@@ -65,11 +88,31 @@ def test_nothing_is_called_proved_of_which_nothing_was_compared(receipt: dict[st
 
 def test_a_witness_that_testified_and_one_that_did_not(receipt: dict[str, Any]) -> None:
     said = [
-        {"witness": "llama.cpp", "version": "b1", "what": "logits", "side": "output", "count": 16, "worst": 3e-3,
-         "limit": 0.1, "place": "prompt start, row 3", "why": None, "missed": []},
-        {"witness": "transformers", "version": "", "what": "logits", "side": "source", "count": 0, "worst": None,
-         "limit": None, "place": None, "why": "it is not installed", "missed": []},
-    ]  # fmt: skip
+        {
+            "witness": "llama.cpp",
+            "version": "b1",
+            "what": "logits",
+            "side": "output",
+            "count": 16,
+            "worst": 3e-3,
+            "limit": 0.1,
+            "place": "prompt start, row 3",
+            "why": None,
+            "missed": [],
+        },
+        {
+            "witness": "transformers",
+            "version": "",
+            "what": "logits",
+            "side": "source",
+            "count": 0,
+            "worst": None,
+            "limit": None,
+            "place": None,
+            "why": "it is not installed",
+            "missed": [],
+        },
+    ]
     page = model_view.with_receipt(model_view.page_of(JOB), {**receipt, "testimonies": said}, "/files")
     text = render.page("model", SHELL, model=model_view.with_tensors(page, "", 1))
     assert "llama.cpp b1" in text and "furthest apart at prompt start, row 3" in text
@@ -121,10 +164,18 @@ def test_an_error_is_told_with_its_place_and_a_way_out() -> None:
 
 def test_a_line_of_several_types_shows_every_output() -> None:
     line = {
-        "id": "1", "source": "/a.bin", "verdict": "convert", "container": "ggjt", "version": 1, "types": "Q4_0 ×1",
-        "architecture": "llama", "bytes_in": 9, "bytes_out": 12, "output": "/a-Q4_0.gguf",
+        "id": "1",
+        "source": "/a.bin",
+        "verdict": "convert",
+        "container": "ggjt",
+        "version": 1,
+        "types": "Q4_0 ×1",
+        "architecture": "llama",
+        "bytes_in": 9,
+        "bytes_out": 12,
+        "output": "/a-Q4_0.gguf",
         "further": [{"outtype": "q8_0", "output": "/a-Q8_0.gguf", "bytes_out": 5}],
-    }  # fmt: skip
+    }
     found = {"id": "p", "state": "ready", "source": "/", "options": {"outtype": "q4_0,q8_0"}, "error": None}
     page = plan_view.page_of({**found, "summary": {"verdicts": {"convert": 1}}}, [line], "", 1)
     (model,) = page.models
@@ -152,11 +203,22 @@ def test_the_form_keeps_what_was_typed_in() -> None:
 @pytest.mark.parametrize("verdict", ["", "convert", "corrupt"])
 def test_a_plan_shows_what_is_and_what_would_be(verdict: str) -> None:
     lines = [
-        {"id": "1", "source": "/a.bin", "verdict": "convert", "container": "ggjt", "version": 1, "types": "Q4_0 ×1",
-         "architecture": "llama", "bytes_in": 9, "bytes_out": 7, "output": "/a.gguf", "grades": {"repacked": 1}},
+        {
+            "id": "1",
+            "source": "/a.bin",
+            "verdict": "convert",
+            "container": "ggjt",
+            "version": 1,
+            "types": "Q4_0 ×1",
+            "architecture": "llama",
+            "bytes_in": 9,
+            "bytes_out": 7,
+            "output": "/a.gguf",
+            "grades": {"repacked": 1},
+        },
         {"id": "2", "source": "/b.bin", "verdict": "corrupt", "error": {"code": "x", "message": "broken", "offset": 3}},
         {"id": "3", "source": "/c.txt", "verdict": "other"},
-    ]  # fmt: skip
+    ]
     summary = {"verdicts": {"convert": 1, "corrupt": 1, "other": 1}, "bytes_in": 9}
     found = {"id": "p", "state": "ready", "source": "/", "options": {"outtype": "q8_0"}, "submitted": None}
     found |= {"summary": summary, "error": None}
@@ -182,7 +244,7 @@ def test_a_plan_shows_what_is_and_what_would_be(verdict: str) -> None:
         ({"page": "²"}, ArchiveAddress()),
         ({"view": "tree", "under": "/a"}, ArchiveAddress(tree=True, under="/a")),
     ],
-)  # fmt: skip
+)
 def test_what_an_address_asks_for(given: dict[str, str], query: ArchiveAddress) -> None:
     assert archive_view.query_of(given, []) == query
 
