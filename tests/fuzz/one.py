@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 import atheris
 
 FAST = "/dev/shm"
+MORE = 1024  # MiB that the cases may take
 
 
 def main() -> None:
@@ -37,6 +39,7 @@ def main() -> None:
         case = _case(target.run, Path(finds))
         for seed in sorted(seeds.iterdir())[:50]:  # what is imported at first use is instrumented, too
             case(seed.read_bytes())
+        options.append(f"-rss_limit_mb={_resident() + MORE}")
         atheris.Setup([name, corpus, f"-artifact_prefix={finds}/", f"-max_len={target.most}", *options], case)
         atheris.Fuzz()
 
@@ -58,6 +61,11 @@ def _case(run, finds: Path):  # type: ignore[no-untyped-def]
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     return case
+
+
+def _resident() -> int:
+    """Return the MiB that this process takes with its libraries: just installed ones are mapped in large pages."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def _keep(data: bytes, error: BaseException, finds: Path) -> None:

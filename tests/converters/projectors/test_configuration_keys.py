@@ -210,7 +210,9 @@ def outcome(name: str, where: str, key: str, value: Any, folder: Path) -> str:
             one[0] if isinstance(one, list | tuple) else one
             for one in (tower.patch_size, getattr(tower, "image_size", 0))
         )
-        merge = int(parts["top"].get("spatial_merge_size") or parts["vision"].get("spatial_merge_size") or 2)
+        factors = ("spatial_merge_size", "downsample_factor")
+        sides = (parts[half].get(key) for half in ("top", "vision") for key in factors)
+        merge = int(next(filter(None, sides), 2))
         own = eye.vision.get("patch_size", 6)
         cut = [edge // (own[0] if isinstance(own, list) else own) for edge in eye.size]
         size = (side, side) if name in TABLED else tuple(max(count // merge, 1) * merge * patch for count in cut)
