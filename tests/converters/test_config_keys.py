@@ -27,7 +27,7 @@ from helpers.tiny_models import TINY, TOKENS, make, relative, write
 BIN = Path(sys.executable).parent
 LIMIT = 1e-5
 NOTE = "config.json keys that ggferry does not use: "
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.attack, pytest.mark.filterwarnings("ignore")]
 
 
 def bound(config: Mapping[str, Any], **hparams: str) -> ModelGraph:

@@ -20,6 +20,8 @@ from ggferry.service.cli.describe import describe, lines
 from helpers.sampling import one_in
 from helpers.third_party_fixtures import FIXTURES
 
+pytestmark = pytest.mark.attack
+
 Place = tuple[str | int, ...]
 CHECKPOINTS = sorted(path for path in (FIXTURES / "hf" / "ckpt").iterdir() if path.is_dir())
 DEEP: list[Any] = []

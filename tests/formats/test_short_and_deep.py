@@ -20,6 +20,8 @@ from helpers.attack_tools import typed
 from helpers.builders import Llama
 from helpers.third_party_fixtures import ROOT
 
+pytestmark = pytest.mark.attack
+
 DEEP = 100_000
 NOTHING = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
 

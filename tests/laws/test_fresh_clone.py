@@ -17,6 +17,8 @@ import pytest
 from helpers.third_party_fixtures import FIXTURES, ROOT
 from helpers.within import rotated
 
+pytestmark = pytest.mark.attack
+
 TESTS = ROOT / "tests"
 
 

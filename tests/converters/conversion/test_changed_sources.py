@@ -27,6 +27,8 @@ from ggferry.service.cli.app import _run
 from helpers.builders import Llama
 from helpers.hf_llama import hf_llama
 
+pytestmark = pytest.mark.attack
+
 CORRUPT = 5
 
 

@@ -15,6 +15,8 @@ from ggferry.service.cli.app import _run
 from helpers.builders import Llama
 from helpers.hf_llama import hf_llama
 
+pytestmark = pytest.mark.attack
+
 REFUSED, USAGE = 7, 2
 
 

@@ -27,6 +27,8 @@ from ggferry.support.progress import silent
 from helpers.peers import Peers
 from helpers.third_party_fixtures import FIXTURES
 
+pytestmark = pytest.mark.attack
+
 CHECKPOINTS = FIXTURES / "hf" / "ckpt"
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 HOSTILE = "{{ ''.__class__.__mro__[1].__subclasses__() }}"

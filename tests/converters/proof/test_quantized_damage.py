@@ -26,6 +26,8 @@ from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
 from helpers.third_party_fixtures import FIXTURES
 
+pytestmark = pytest.mark.attack
+
 SOURCE = str(FIXTURES / "legacy-llama" / "ggjt3-20230821" / "G256-q4_0.bin")
 TYPES = ("q4_k_m", "q3_k_m", "q2_k", "q6_k", "q5_1", "iq4_xs", "q8_0")
 Blocks = dict[str, np.ndarray]

@@ -24,6 +24,8 @@ from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.formats.errors import GgferryError, OutOfRangeError, UnsupportedError
 from helpers.third_party_fixtures import FIXTURES
 
+pytestmark = pytest.mark.attack
+
 SOURCE = FIXTURES / "tokenizers" / "bpe_llama3"
 DOCUMENT = json.loads((SOURCE / "tokenizer.json").read_text())
 

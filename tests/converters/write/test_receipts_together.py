@@ -26,6 +26,8 @@ from ggferry.formats.gguf.values import string
 from ggferry.quant.codec import block_type
 from helpers.builders import Llama
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:

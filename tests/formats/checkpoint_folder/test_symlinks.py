@@ -27,6 +27,8 @@ from helpers.attack_tools import SECRET, files_with, typed
 from helpers.builders import Llama
 from helpers.checkpoints import write_checkpoint
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture
 def model(tmp_path: Path, fixtures: Path) -> Path:

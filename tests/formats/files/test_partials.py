@@ -23,6 +23,8 @@ from ggferry.formats.readers.gguf import open_gguf
 from helpers.archive_tools import plan
 from helpers.builders import Llama
 
+pytestmark = pytest.mark.attack
+
 STALE = ".model.gguf.ggferry-0123456789abcdef.partial"
 
 

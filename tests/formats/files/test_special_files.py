@@ -26,6 +26,8 @@ from helpers.builders import Llama
 from helpers.checkpoints import write_checkpoint
 from helpers.third_party_fixtures import ROOT
 
+pytestmark = pytest.mark.attack
+
 RETRY_TIMEOUT = 20  # seconds; what is tested here takes none
 
 

@@ -25,6 +25,8 @@ from ggferry.service.storage import stores
 from helpers.archive_tools import applied, planned, write
 from helpers.builders import Llama
 
+pytestmark = pytest.mark.attack
+
 
 @contextmanager
 def bad_sector(path: Path, good: int = 0) -> Iterator[list[int]]:

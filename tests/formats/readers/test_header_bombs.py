@@ -35,6 +35,8 @@ from ggferry.formats.tensor_table import TensorTable, joined
 from ggferry.quant.codec import block_type
 from ggferry.service.cli import app as cli
 
+pytestmark = pytest.mark.attack
+
 MIB = 1 << 20
 PROGRAM = 80 * MIB
 """What the interpreter, the command and the tables of architectures take, generously: 40 MiB are measured."""

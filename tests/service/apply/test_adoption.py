@@ -19,6 +19,8 @@ from ggferry.service.apply.recheck import recheck
 from helpers.archive_tools import applied, planned, states, write
 from helpers.builders import Llama
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:

@@ -24,6 +24,8 @@ from ggferry.service.storage.stores import Found
 from helpers.archive_tools import GGFERRY, applied, command, plan, planned, states, write
 from helpers.builders import Llama
 
+pytestmark = pytest.mark.attack
+
 
 def deleting(path: Path, **asked: Any) -> tuple[Migration, list[dict[str, Any]]]:
     return applied(path, delete_source=True, **asked)

@@ -14,6 +14,8 @@ from ggferry.service.records.ledger import DONE, FAILED, QUEUED, RUNNING, SKIPPE
 from helpers.archive_tools import applied, planned, states, write
 from helpers.builders import Llama
 
+pytestmark = pytest.mark.attack
+
 FIRST, SECOND, THIRD = (f"{n:08x}" for n in (1, 2, 3))
 
 

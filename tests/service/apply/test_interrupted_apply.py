@@ -26,6 +26,8 @@ from helpers.archive_tools import GGFERRY, command, plan, rows, write
 from helpers.builders import Llama
 from helpers.processes import below
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Path:

@@ -25,6 +25,8 @@ from helpers.archive_tools import GGFERRY, command, plan, rows, write
 from helpers.builders import Llama
 from helpers.processes import below, listening
 
+pytestmark = pytest.mark.attack
+
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 

@@ -19,6 +19,8 @@ from helpers.archive_tools import command, planned, rows, write
 from helpers.builders import Llama
 from helpers.store_faults import S3Store
 
+pytestmark = pytest.mark.attack
+
 OUTPUT = "s3://new/a.gguf"
 
 

@@ -20,6 +20,8 @@ from ggferry.service.workers.supervisor import Limits, Supervisor
 from helpers.archive_tools import GGFERRY, plan, write
 from helpers.builders import Llama
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Path:

@@ -21,6 +21,8 @@ from ggferry.service.records.ledger import FAILED, LONGEST_DELAY, QUEUED, RUNNIN
 from ggferry.service.sources import siblings
 from ggferry.service.storage.stores import Found
 
+pytestmark = pytest.mark.attack
+
 HOUR = 3600.0
 
 

@@ -32,6 +32,8 @@ from helpers.builders import Llama
 from helpers.checkpoints import write_checkpoint
 from helpers.third_party_fixtures import ROOT
 
+pytestmark = pytest.mark.attack
+
 FORGED = "proved   all ok"
 HOSTILE = f"e\x1b[31m\x1b]0;title\x07\n{FORGED}\r\x08\x7f\x85\x9b1m\u202e\u2066\u200f\u2028[bold]x[red]:bomb:"
 NAME = HOSTILE + os.fsdecode(b"\xff\xfe")

@@ -23,6 +23,8 @@ from ggferry.service.workers.supervisor import Limits
 from helpers.archive_tools import plan, write
 from helpers.builders import Llama
 
+pytestmark = pytest.mark.attack
+
 VERSION_1 = """
 CREATE TABLE ggferry_jobs (
     id TEXT NOT NULL, "plan" TEXT NOT NULL, source TEXT, output TEXT, entry JSON, state TEXT NOT NULL, bucket BIGINT,

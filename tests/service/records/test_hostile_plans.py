@@ -14,6 +14,8 @@ from ggferry.service.records.plan_file import read_plan
 from helpers.archive_tools import command, plan, write
 from helpers.builders import Llama
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:

@@ -25,6 +25,8 @@ from helpers.archive_tools import GGFERRY, command, plan, write
 from helpers.builders import Llama
 from helpers.postgres_server import PostgresServer, postgres_server
 
+pytestmark = pytest.mark.attack
+
 PASSWORD = "s3cret/PW@1"
 
 

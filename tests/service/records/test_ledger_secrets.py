@@ -15,6 +15,8 @@ from helpers.archive_tools import command, plan, write
 from helpers.builders import Llama
 from helpers.postgres_server import PostgresServer, postgres_server
 
+pytestmark = pytest.mark.attack
+
 PASSWORD = "s3cret/PW@1"
 TAILS = ("s3cret", "PW", "PW@1", "PW%401")
 

@@ -26,6 +26,8 @@ from helpers.archive_tools import command, plan, rows, write
 from helpers.builders import Llama
 from helpers.store_faults import Web, web_server
 
+pytestmark = pytest.mark.attack
+
 OLD = os.urandom(4 * HEADER_BLOCK)
 NEW = os.urandom(4 * HEADER_BLOCK)
 

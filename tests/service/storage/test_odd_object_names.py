@@ -18,6 +18,8 @@ from helpers.archive_tools import command, plan, rows
 from helpers.builders import Llama
 from helpers.store_faults import S3Store
 
+pytestmark = pytest.mark.attack
+
 LONG = "z" * 300 + ".bin"
 ODD = ("x/../evil.bin", "./b.bin", "a", "a/b.bin", "a//b.bin", "/lead.bin", LONG, f"{'d' * 300}/m.bin", "../up.bin")
 GLOBS = ("a[1].bin", "q?.bin", "star*.bin", "{x,y}.bin", "ü %2f+#.bin")

@@ -17,6 +17,8 @@ from ggferry.service.storage import ranged_file as ranged
 from ggferry.service.storage.ranged_file import RangedFile
 from ggferry.service.storage.stores import stat
 
+pytestmark = pytest.mark.attack
+
 BLOCK, SIZE = 1 << 10, 10_000
 DATA = np.random.default_rng(0).integers(1, 256, SIZE, np.uint8).tobytes()  # no zero in it: those of a hole show
 

@@ -29,6 +29,8 @@ from helpers.archive_tools import command, plan, rows, write
 from helpers.builders import Llama
 from helpers.store_faults import S3Store
 
+pytestmark = pytest.mark.attack
+
 OURS, THEIRS = os.urandom(11 << 20), b"nine bytes"
 URL = "s3://new/deny/a.gguf"
 ME = Writer("job", 3)

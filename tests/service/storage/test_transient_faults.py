@@ -22,6 +22,8 @@ from helpers.archive_tools import command, plan, rows, write
 from helpers.builders import Llama
 from helpers.store_faults import Rules, S3Store, Web
 
+pytestmark = pytest.mark.attack
+
 DATA = os.urandom(3 * HEADER_BLOCK)
 TRANSIENT = ("cut", "short", 429, 500, 503, "away", "lost")
 

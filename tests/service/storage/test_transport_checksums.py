@@ -23,6 +23,8 @@ from helpers.archive_tools import command, plan, rows, write
 from helpers.builders import Llama
 from helpers.store_faults import S3Store, Web
 
+pytestmark = pytest.mark.attack
+
 DATA = os.urandom(5 * HEADER_BLOCK + 17)
 
 

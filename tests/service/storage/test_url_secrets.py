@@ -20,6 +20,8 @@ from helpers.archive_tools import command, write
 from helpers.builders import Llama
 from helpers.store_faults import Web, web_server
 
+pytestmark = pytest.mark.attack
+
 QUERY = "X-Amz-Signature=SIGTOKEN123&token=TOKEN456"
 SECRETS = ("PASSw0rd", "SIGTOKEN123", "TOKEN456")
 

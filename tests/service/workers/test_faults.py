@@ -15,6 +15,8 @@ from ggferry.service.records.ledger import FAILED, QUARANTINED, QUEUED, Job, Led
 from ggferry.service.records.report import collect, migration_lines
 from ggferry.service.workers.supervisor import WorkerFailed
 
+pytestmark = pytest.mark.attack
+
 FILE = (
     errors.CorruptError,
     errors.TruncatedError,

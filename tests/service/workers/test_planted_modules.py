@@ -16,6 +16,8 @@ import pytest
 from ggferry.service.workers.supervisor import Limits, Supervisor
 from helpers.builders import Llama
 
+pytestmark = pytest.mark.attack
+
 SCRIPT = [os.path.join(sysconfig.get_path("scripts"), "ggferry")]
 CONVERT = [os.path.join(sysconfig.get_path("scripts"), "convert")]
 MODULE = [sys.executable, "-m", "ggferry"]

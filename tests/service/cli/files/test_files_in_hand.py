@@ -10,6 +10,8 @@ import pytest
 
 from helpers.attack_tools import typed
 
+pytestmark = pytest.mark.attack
+
 OURS = (0, 1, 2, 4, 5, 6, 7)
 
 

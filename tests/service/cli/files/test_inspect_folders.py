@@ -14,6 +14,8 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.service.cli.describe import SHOWN_TEXT, describe, lines
 from helpers.third_party_fixtures import FIXTURES
 
+pytestmark = pytest.mark.attack
+
 CHECKPOINTS = sorted(path for path in (FIXTURES / "hf" / "ckpt").iterdir() if path.is_dir())
 CONFIG: dict[str, Any] = {
     "architectures": ["NobodyForCausalLM"],
