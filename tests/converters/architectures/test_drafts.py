@@ -19,8 +19,8 @@ from ggferry.formats.errors import GgferryError, InconsistentError, MissingError
 from ggferry.formats.gguf.values import Value
 from helpers.drafts import WIDTH, eagle, flash, second, spark, speculator
 from helpers.llama_cpp import draft_candidates
+from helpers.models.gemma import GEMMA4
 from helpers.tiny_models import make, relative, shake, write
-from helpers.tiny_todays import GEMMA4
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PROMPT = [5, 17, 42, 99, 3, 120, 77]

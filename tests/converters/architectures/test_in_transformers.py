@@ -29,8 +29,9 @@ from ggferry.formats.errors import (
     UnexpectedTensorError,
     UnsupportedError,
 )
+from helpers.models.gemma import GEMMA3
 from helpers.sampling import one_in
-from helpers.tiny_models import GEMMA3, TINY, TOKENS, VOCAB, check_streaming, make, relative, shake, whole, write
+from helpers.tiny_models import TINY, TOKENS, VOCAB, check_streaming, make, relative, shake, whole, write
 
 LIMIT = 1e-5
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -17,8 +17,9 @@ from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import understand
 from ggferry.formats.errors import GgferryError, ShapeError, UnsupportedError
+from helpers.models.mamba import MAMBA, MAMBA2
 from helpers.peers import Peers
-from helpers.tiny_models import MAMBA, MAMBA2, TINY, TOKENS, make, relative
+from helpers.tiny_models import TINY, TOKENS, make, relative
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

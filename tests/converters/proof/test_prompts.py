@@ -18,7 +18,9 @@ from ggferry.converters.proof.logits import check_logits
 from ggferry.converters.proof.prompts import MOST_TOKENS, prompts, tokens_for_experts
 from ggferry.converters.understand import understand
 from ggferry.formats.errors import UnsupportedError, UsageError, VerificationError
-from helpers.tiny_models import LONG, ROPE, TOKENS, make, relative, write
+from helpers.models.sizes import LONG
+from helpers.tiny import ROPE
+from helpers.tiny_models import TOKENS, make, relative, write
 
 LIMIT = 1e-5
 FEW = TOKENS[:8]

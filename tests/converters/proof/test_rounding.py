@@ -22,7 +22,9 @@ from ggferry.converters.proof.logits import LogitsProof, check_logits, exact_lim
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.understand import understand
 from ggferry.formats.errors import VerificationError
-from helpers.tiny_models import LONG, ROPE, TOKENS, make, relative, write
+from helpers.models.sizes import LONG
+from helpers.tiny import ROPE
+from helpers.tiny_models import TOKENS, make, relative, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SCORES = {"q_proj": 8.0, "k_proj": 8.0}

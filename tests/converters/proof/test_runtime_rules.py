@@ -24,7 +24,9 @@ from ggferry.formats.gguf.values import ValueType as T
 from helpers import llama_api
 from helpers.asked_llama_cpp import alike
 from helpers.hf_llama import hf_llama
-from helpers.tiny_models import ROPE, TOKENS, YARN, make, write
+from helpers.models.sizes import YARN
+from helpers.tiny import ROPE
+from helpers.tiny_models import TOKENS, make, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Case = tuple[str, dict[str, Any], str]

@@ -20,7 +20,8 @@ from ggferry.converters.proof.receipt import line_of
 from ggferry.converters.proof.tensors import TensorProof
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from helpers.third_party_fixtures import FIXTURES
-from helpers.tiny_models import ROPE, make
+from helpers.tiny import ROPE
+from helpers.tiny_models import make
 
 SOURCE = str(FIXTURES / "legacy-llama" / "ggjt3-20230821" / "G256-q4_0.bin")
 NO_VOCABULARY = VocabOptions(none=True)

@@ -27,7 +27,9 @@ from ggferry.formats.errors import UsageError, VerificationError
 from helpers.archive_tools import command, plan
 from helpers.builders import Llama
 from helpers.checkpoints import write_checkpoint
-from helpers.tiny_models import LONG, ROPE, make, write
+from helpers.models.sizes import LONG
+from helpers.tiny import ROPE
+from helpers.tiny_models import make, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,0 +1,57 @@
+"""Tiny random models of deepseek's family (`helpers.tiny_models`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from helpers.models.sizes import INDEXED, LATENT, LATENT_ROUTED, ONLY_ROPE, VISUAL, YARN
+from helpers.tiny import BASE, ROPE, Tiny
+
+DEEPSEEK = {
+    **BASE, "num_key_value_heads": 6, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 10, "moe_intermediate_size": 36, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "rope_parameters": ROPE,
+}
+MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.8}
+OCR_EYES: dict[str, Any] = {
+    "vision_config": {
+        "sam_config": {
+            "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "output_channels": 8, "mlp_dim": 32,
+            "image_size": 64, "patch_size": 16, "global_attn_indexes": [0], "downsample_channels": [8, 16],
+            "window_size": 2,
+        },
+        "encoder_config": {
+            "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 28, "patch_size": 14,
+        },
+    },
+}
+OCR = {
+    **BASE, "num_attention_heads": 8, "num_key_value_heads": 8, "n_routed_experts": 5, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+    "rope_parameters": {"rope_theta": 10000.0}, "sliding_window": 7,
+}
+
+MODELS: dict[str, Tiny] = {
+    "deepseek v2": Tiny("DeepseekV2", {**DEEPSEEK, "q_lora_rank": 28}),
+    "deepseek v2 lite": Tiny("DeepseekV2", {**DEEPSEEK, "q_lora_rank": None, "num_hidden_layers": 4}),
+    "deepseek v2 yarn": Tiny("DeepseekV2", {**DEEPSEEK, "q_lora_rank": 28, "rope_parameters": {**ROPE, **MSCALE}}),
+    "deepseek v2 groups": Tiny(
+        "DeepseekV2",
+        {**DEEPSEEK, "q_lora_rank": 28, "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy",
+         "routed_scaling_factor": 3.0},
+    ),
+    "deepseek v3": Tiny(
+        "DeepseekV3",
+        {**DEEPSEEK, "q_lora_rank": 28, "n_group": 4, "topk_group": 2, "rope_parameters": {**ROPE, **MSCALE}},
+    ),
+    "deepseek v3 plain": Tiny(
+        "DeepseekV3",
+        {**DEEPSEEK, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+         "first_k_dense_replace": 0},
+    ),
+    "glm 4.7 flash": Tiny("Glm4MoeLite", LATENT_ROUTED),
+    "youtu": Tiny("Youtu", {**LATENT, **ONLY_ROPE}),
+    "deepseek v3.2": Tiny("DeepseekV32", INDEXED),
+    "unlimited ocr": Tiny("UnlimitedOcr", OCR, head=VISUAL, outer=OCR_EYES),
+}
