@@ -55,7 +55,7 @@ MADE_ARCHITECTURES = {
             "qwen",
             "xverse",
         ),
-        "converters/architectures/test_published_kin.py",
+        "converters/architectures/test_publishers_code.py",
     ),
     **dict.fromkeys(
         (
@@ -75,7 +75,7 @@ MADE_ARCHITECTURES = {
         ),
         "converters/architectures/test_runtime_alone.py",
     ),
-    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "converters/architectures/test_published_kin.py"),
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "converters/architectures/test_publishers_code.py"),
     **dict.fromkeys(("deepseek2-ocr", "grovemoe"), "converters/architectures/test_published_names.py"),
     **dict.fromkeys(("grok", "plamo", "plamo2", "plamo3"), "converters/architectures/test_unclassed.py"),
     **dict.fromkeys(

@@ -14,10 +14,10 @@ A row has the mistake, the model it is shown with, who must notice, and the text
 from __future__ import annotations
 
 from laws.mutations.engine_rows import ENGINE
+from laws.mutations.layer_rows import LAYERS
 from laws.mutations.rows import Planted
 from laws.mutations.second_reader_rows import SECOND_READER
 from laws.mutations.table_rows import TABLES
-from laws.mutations.todays_rows import TODAYS
 from laws.mutations.vocabulary_rows import VOCABULARIES
 
-PLANTED: tuple[Planted, ...] = (*TABLES, *TODAYS, *ENGINE, *VOCABULARIES, *SECOND_READER)
+PLANTED: tuple[Planted, ...] = (*TABLES, *LAYERS, *ENGINE, *VOCABULARIES, *SECOND_READER)

@@ -152,4 +152,4 @@ PARTS = (
     ),
 )
 
-TODAYS = (*NORMS, *PARTS)
+LAYERS = (*NORMS, *PARTS)
