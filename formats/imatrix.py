@@ -39,7 +39,7 @@ from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.types import Floats
 
 SUMS, COUNTS, PLAIN = ".in_sum2", ".counts", ".in_sum"
 EMBEDDINGS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})

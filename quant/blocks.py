@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ggferry.quant.kernels import Compiled
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 Array = Any
 Parts = dict[str, Array]
@@ -54,6 +53,25 @@ def check_values(kind: BlockType, values: Floats) -> None:
     if values.dtype != np.float32 or values.ndim != 2:
         raise BlockError(f"{kind.name} is encoded from float32 (R, columns), not {values.dtype} {values.shape}")
     kind.row_bytes(values.shape[1])
+
+
+class ValueRefused(BlockError):
+    """A value that cannot be encoded.
+
+    `row` and `column` count from the first of the values given to the encoder; `why` is the sentence without the place.
+    """
+
+    def __init__(self, row: int, column: int, why: str) -> None:
+        super().__init__(f"row {row}, column {column}: {why}")
+        self.row, self.column, self.why = row, column, why
+
+
+def refuse_nonfinite(kind: BlockType, values: Floats) -> None:
+    """Raise ValueRefused for the first NaN or infinity of float32 `(R, columns)`."""
+    bad = ~np.isfinite(values)
+    if bad.any():
+        row, column = np.argwhere(bad)[0].tolist()
+        raise ValueRefused(row, column, f"{values[row, column]!s} cannot be stored as {kind.name}")
 
 
 def as_blocks(kind: BlockType, rows: Bytes) -> Parts:
@@ -112,21 +130,6 @@ def decoder(kind: BlockType, unpack: Unpack) -> Callable[[Bytes, int], Floats]:
         return values
 
     return decode
-
-
-def compiled(kind: BlockType, decode: Callable[[Bytes, int], Floats], module: str) -> Compiled:
-    """Return the compiled decoder of a type: its name in `module`; when loaded it is held against `decode`."""
-
-    def agrees(run: Callable[[Bytes, Floats, int], bool]) -> bool:
-        count = -(-37 // kind.elements)
-        noise = np.random.default_rng(0).integers(0, 256, (64, count * kind.block_bytes), np.uint8)
-        for row in noise:
-            found = np.empty(count * kind.elements, np.float32)
-            if run(row, found, found.size) and found.tobytes() != decode(row[None], found.size).tobytes():
-                return False
-        return True
-
-    return Compiled(f"ggferry.quant.kernels.{module}", kind.name.lower(), agrees=agrees)
 
 
 def as_items(array: Array) -> Array:

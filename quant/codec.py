@@ -15,8 +15,7 @@ from ggferry.support.records import dataclass
 from ggferry.support.registry import scan
 
 if TYPE_CHECKING:
-    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-    Floats = np.ndarray[Any, np.dtype[np.float32]]
+    from ggferry.quant.types import Bytes, Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ggferry.quant.accuracy.bad_values import ValueRefused
+from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 
 def encode_rows(kind: BlockType, rows: Floats, weights: Floats | None, start: int, shape: Sequence[int]) -> Bytes:

@@ -9,7 +9,7 @@ from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes
+    from ggferry.quant.types import Bytes
 
 
 def swap(kind: BlockType, rows: Bytes) -> Bytes:

@@ -12,7 +12,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes
+    from ggferry.quant.types import Bytes
 
 SAMPLE = 8
 """Of so many pieces of a tensor one is encoded again, the first one always."""

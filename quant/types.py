@@ -12,9 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import field
+from typing import TYPE_CHECKING, Any
 
+from ggferry.support.heavy import np
 from ggferry.support.places import caller
 from ggferry.support.records import dataclass
+
+if TYPE_CHECKING:
+    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+    Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 _ITEM_BYTES = {"bf16": 2, "u1": 1, "i1": 1} | {f"{kind}{size}": size for kind in "uif" for size in (2, 4, 8)}
 EXPANSIONS = ("f16", "f32", "q8_0")

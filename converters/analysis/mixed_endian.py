@@ -26,7 +26,7 @@ from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes
+    from ggferry.quant.types import Bytes
 
 SAMPLE, CHUNK = 1 << 20, 4 << 20  # bytes that are inspected of a tensor, and that are copied at a time
 LARGEST = 1e12

@@ -22,7 +22,7 @@ from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
     from ggferry.formats.checkpoint import TensorRef
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.types import Floats
 
 Pass = Callable[[Weights], None]
 """A forward pass, called with the weights to use."""

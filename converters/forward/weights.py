@@ -30,7 +30,7 @@ from ggferry.support.heavy import import_ahead, np, torch
 from ggferry.support.threads import each, workers
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.types import Floats
 
 ROWS, ALIGNED = 4, 16
 """Rows of a matrix that `PRODUCTS` takes at once, and what its columns must be a multiple of."""

@@ -31,7 +31,7 @@ from ggferry.formats.errors import UnsupportedError
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.types import Floats
 
     Array = np.ndarray[Any, Any]
 

@@ -25,7 +25,7 @@ from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
     Array = np.ndarray[Any, Any]
 

@@ -17,7 +17,7 @@ from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 GROUP, MX_GROUP, BLOCK = 16, 32, 64
 OWN_SCALE = (

@@ -37,7 +37,7 @@ from ggferry.formats.errors import VerificationError
 from ggferry.support.progress import Phase, Progress, Stage, silent
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.types import Floats
 
 EXACT_LOGITS = 2e-6
 """Relative RMS below which two float32 passes over equal values, in another order, count as equal for a few blocks."""

@@ -35,7 +35,7 @@ from ggferry.support.records import dataclass
 from ggferry.support.threads import each, workers
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 SAMPLE = 16
 """Chunks of a tensor that are encoded again to learn what error our own encoder leaves."""

@@ -17,7 +17,7 @@ from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.write.watch_weights import Watch, place
 from ggferry.formats.checkpoint import Dropped
 from ggferry.formats.errors import BadValueError, InconsistentError
-from ggferry.quant.accuracy.bad_values import ValueRefused
+from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
 from ggferry.quant.fingerprints import Fingerprints

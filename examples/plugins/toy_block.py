@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ggferry.quant.accuracy.bad_values import refuse_nonfinite
-from ggferry.quant.blocks import Array, Parts, affine, by_block, check_values, decoder, floats
+from ggferry.quant.blocks import Array, Parts, affine, by_block, check_values, decoder, floats, refuse_nonfinite
 from ggferry.quant.codec import Accuracy, Bound, Codec
 from ggferry.quant.types import table
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 TOY8 = table("TOY8 900 32 d:f4 qs:i1*32")["TOY8"]
 

@@ -1,4 +1,4 @@
-"""Find values that a model file should not hold, and word the errors about them."""
+"""Find values that a model file should not hold."""
 
 from __future__ import annotations
 
@@ -8,30 +8,11 @@ from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, as_blocks, check_rows, cut, tiles
 from ggferry.quant.codec import codec
-from ggferry.quant.types import BlockError, BlockType
+from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
-
-
-class ValueRefused(BlockError):
-    """A value that cannot be encoded.
-
-    `row` and `column` count from the first of the values given to the encoder; `why` is the sentence without the place.
-    """
-
-    def __init__(self, row: int, column: int, why: str) -> None:
-        super().__init__(f"row {row}, column {column}: {why}")
-        self.row, self.column, self.why = row, column, why
-
-
-def refuse_nonfinite(kind: BlockType, values: Floats) -> None:
-    """Raise ValueRefused for the first NaN or infinity of float32 `(R, columns)`."""
-    bad = ~np.isfinite(values)
-    if bad.any():
-        row, column = np.argwhere(bad)[0].tolist()
-        raise ValueRefused(row, column, f"{values[row, column]!s} cannot be stored as {kind.name}")
+    from ggferry.quant.types import Bytes
 
 
 LEAST_SUSPICIOUS = {"f2": 0x7C00, "bf16": 0x7F80, "f4": (127 + 96) << 23, "f8": (1023 + 127) << 52}

@@ -12,7 +12,7 @@ from ggferry.quant.kernels import Compiled
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.types import Floats
 
 STEP = 1 << 15
 """Values compared at a time, whole blocks of every type: what a step needs fits into the second-level cache."""

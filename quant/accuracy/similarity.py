@@ -17,7 +17,7 @@ from ggferry.quant.kernels import Compiled
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.types import Floats
 
 
 ALIKE = Compiled("ggferry.quant.kernels.differences", "alike", "ALIKE")

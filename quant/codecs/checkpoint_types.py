@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ggferry.quant.blocks import compiled
 from ggferry.quant.codec import Codec
+from ggferry.quant.compiled_decoders import compiled
 from ggferry.quant.types import table
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 _INTEGERS = table(
     """

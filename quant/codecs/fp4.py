@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, planes, translate
+from ggferry.quant.blocks import Array, Parts, affine, decoder, planes, translate
 from ggferry.quant.codec import Accuracy, Codec
+from ggferry.quant.compiled_decoders import compiled
 from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
 from ggferry.support.heavy import np

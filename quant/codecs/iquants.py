@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ggferry.quant.blocks import Array, Parts, Unpack, affine, compiled, decoder, floats, planes, spread, translate
+from ggferry.quant.blocks import Array, Parts, Unpack, affine, decoder, floats, planes, spread, translate
 from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.codecs.grids import even_signs, grid, signs
+from ggferry.quant.compiled_decoders import compiled
 from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 TYPES = table(
     """

@@ -6,8 +6,9 @@ computed left to right: (d · scale) · level. The d of Q8_K is float32.
 
 from __future__ import annotations
 
-from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats, planes
+from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes
 from ggferry.quant.codec import Accuracy, Codec
+from ggferry.quant.compiled_decoders import compiled
 from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
 from ggferry.support.heavy import np

@@ -20,7 +20,6 @@ from ggferry.quant.blocks import (
     as_blocks,
     as_items,
     check_rows,
-    compiled,
     cut,
     decoder,
     every_byte,
@@ -31,11 +30,12 @@ from ggferry.quant.blocks import (
 )
 from ggferry.quant.codec import Codec, Repack
 from ggferry.quant.codecs import simple
+from ggferry.quant.compiled_decoders import compiled
 from ggferry.quant.types import BlockError, BlockType, table
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes
+    from ggferry.quant.types import Bytes
 
 PLANAR = table(
     """

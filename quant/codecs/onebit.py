@@ -5,8 +5,9 @@ Layouts: `block_q1_0`, `block_q2_0` of ggml-common.h; elements follow each other
 
 from __future__ import annotations
 
-from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats
+from ggferry.quant.blocks import Array, Parts, affine, decoder, floats
 from ggferry.quant.codec import Accuracy, Codec
+from ggferry.quant.compiled_decoders import compiled
 from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
 from ggferry.support.heavy import np

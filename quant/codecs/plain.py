@@ -10,15 +10,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ggferry.quant.accuracy.bad_values import ValueRefused, refuse_nonfinite
-from ggferry.quant.blocks import Array, Parts, check_rows, check_values, compiled, decoder
+from ggferry.quant.blocks import Array, Parts, ValueRefused, check_rows, check_values, decoder, refuse_nonfinite
 from ggferry.quant.codec import Accuracy, Bound, Codec
+from ggferry.quant.compiled_decoders import compiled
 from ggferry.quant.kernels import Compiled
 from ggferry.quant.types import BlockType, table
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 TYPES = table(
     """

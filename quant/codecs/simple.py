@@ -7,8 +7,9 @@ element e), hence its dtype.
 
 from __future__ import annotations
 
-from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats, planes
+from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes
 from ggferry.quant.codec import SUBNORMAL_SCALE, Accuracy, Bound, Codec
+from ggferry.quant.compiled_decoders import compiled
 from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
 from ggferry.support.heavy import np

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats, planes, translate
+from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes, translate
 from ggferry.quant.codec import Accuracy, Codec
+from ggferry.quant.compiled_decoders import compiled
 from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
 from ggferry.support.heavy import np

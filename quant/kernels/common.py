@@ -17,8 +17,7 @@ import numba as nb
 import numpy as np
 from numba.core import types
 
-from ggferry.quant.accuracy.bad_values import ValueRefused, refuse_nonfinite
-from ggferry.quant.blocks import check_values
+from ggferry.quant.blocks import ValueRefused, check_values, refuse_nonfinite
 from ggferry.quant.kernels.kernel_cache import kernel as kernel
 from ggferry.quant.kernels.lanes import (
     Lanes,
@@ -40,7 +39,7 @@ from ggferry.quant.kernels.lanes import (
 from ggferry.quant.types import BlockError, BlockType
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 F = np.float32
 I = np.int32  # noqa: E741

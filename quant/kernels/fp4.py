@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggferry.quant.accuracy.bad_values import ValueRefused, refuse_nonfinite
+from ggferry.quant.blocks import ValueRefused, refuse_nonfinite
 from ggferry.quant.codecs.fp4 import TYPES, half_e8m0, half_ue4m3
 from ggferry.quant.kernels.common import F, I, encode_rows, inline, kernel
 from ggferry.quant.kernels.lanes import (
@@ -29,7 +29,7 @@ from ggferry.quant.kernels.lanes import (
 )
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 _FINITE = F(3.4028235e38)
 _LEAST_LOG2 = -149

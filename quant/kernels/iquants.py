@@ -15,7 +15,7 @@ from ggferry.quant.kernels.iquants_search import BLOCK, REFIT_ALL_IF_ANY, REFIT_
 from ggferry.quant.kernels.iquants_weights import PLAIN_SQUARE, PLAIN_SQUARE_AND_SIGMA
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -43,7 +43,7 @@ from ggferry.quant.kernels.lanes_across import look_up
 from ggferry.quant.kernels.onebit import apart
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 BLOCK = 256
 FLT_MAX = F(np.finfo(np.float32).max)

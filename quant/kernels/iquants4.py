@@ -34,7 +34,7 @@ from ggferry.quant.kernels.lanes import (
 from ggferry.quant.kernels.lanes_across import gather
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 _LOWEST = 255
 """Cell 0 is −255: a cell is the integer below twice a value, plus this."""

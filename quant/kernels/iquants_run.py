@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggferry.quant.accuracy.bad_values import ValueRefused
-from ggferry.quant.blocks import check_values
+from ggferry.quant.blocks import ValueRefused, check_values
 from ggferry.quant.kernels.common import all_finite, encode_rows, importance
 from ggferry.quant.types import BlockError, BlockType
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 _NO_WEIGHTS = np.zeros(0, np.float32)
 

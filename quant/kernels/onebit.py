@@ -27,7 +27,7 @@ from ggferry.quant.kernels.lanes import (
 )
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 BATCH = 16
 """Blocks of Q1_0 at once: each one's sum runs in order, and the sixteen of them side by side."""

@@ -48,7 +48,7 @@ from ggferry.quant.kernels.lanes import (
 )
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 INFINITY = 0x7F800000
 """The bits of float32 infinity; a NaN's are above."""

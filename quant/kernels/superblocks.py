@@ -16,7 +16,7 @@ from ggferry.quant.kernels.common import LANES, F, encode_rows, inline, levels, 
 from ggferry.quant.kernels.lanes import minimum, sqrt, store
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 BLOCK = 256
 """`QK_K` of ggml-common.h."""

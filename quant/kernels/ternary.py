@@ -25,7 +25,7 @@ from ggferry.quant.kernels.lanes import (
 )
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 BLOCK = 256
 

@@ -35,7 +35,7 @@ from ggferry.service.records.plan_file import (
     Head,
 )
 from ggferry.service.storage import stores
-from ggferry.service.storage.backends.web import elsewhere
+from ggferry.service.storage.backends.web_requests import elsewhere
 from ggferry.service.storage.broker import revive
 from ggferry.service.storage.mirror import Mirror
 from ggferry.service.storage.places import unreadable

@@ -20,7 +20,7 @@ from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.types import Floats
 
 Facts = tuple[str, tuple[int, ...]] | None
 """Type and shape of a tensor; None where there is none."""

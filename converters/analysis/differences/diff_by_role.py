@@ -21,7 +21,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.support.progress import Progress
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.types import Floats
 
 _NEAR = 1e-6
 """How far a hyper-parameter may be from another, relatively: GGUF holds float32."""

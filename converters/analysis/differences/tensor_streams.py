@@ -12,7 +12,7 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.quant.codec import codec
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 PIECE = 1 << 18
 """Elements of a piece: the float32 of one is a MiB."""

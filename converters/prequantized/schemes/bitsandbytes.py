@@ -29,7 +29,7 @@ from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.types import Floats
 
 STATE = ".quant_state.bitsandbytes__"
 MAX_STATE = 1 << 16  # bytes; the JSON of one matrix has about 160

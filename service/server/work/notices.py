@@ -21,7 +21,7 @@ from typing import Any, TypedDict, cast
 from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.server.store.database import Store
-from ggferry.service.storage.backends import web
+from ggferry.service.storage.backends import web_requests
 from ggferry.service.storage.urls import WEB
 from ggferry.support.heavy import sa
 
@@ -58,7 +58,7 @@ def add(store: Store, url: str) -> dict[str, str]:
     """Enter a receiver and return its id and secret, which is not shown again. Raises UsageError."""
     if url.partition("://")[0] not in WEB or len(url) > LONGEST_URL or any(c <= " " for c in url):
         raise UsageError("the URL of a webhook", found=url[:200], expected="https://…")
-    web.origin(url)
+    web_requests.origin(url)
     key, secret = os.urandom(6).hex(), PREFIX + b64encode(secrets.token_bytes(32)).decode()
     newest = store.first(sa.select(sa.func.max(store.t.events.c.id).label("id"))) or {}
     store.put(store.t.hooks, id=key, url=url, secret=secret, created=time.time(), seen=int(newest.get("id") or 0))
@@ -106,7 +106,7 @@ def send(url: str, secret: str, message: str, body: str) -> None:
         "webhook-timestamp": str(seconds),
         "webhook-signature": sign(secret, message, seconds, body),
     }
-    web.post(url, body.encode(), headers)
+    web_requests.post(url, body.encode(), headers)
 
 
 def _body(kind: str, data: Mapping[str, Any], at: float) -> str:

@@ -11,7 +11,8 @@ from urllib.parse import urljoin, urlsplit
 
 from ggferry.formats.errors import GgferryError, OutsideLinkError, TransportError, UnsupportedError
 from ggferry.service.storage import urls
-from ggferry.service.storage.backends import web
+from ggferry.service.storage.backends.web_facts import look
+from ggferry.service.storage.backends.web_requests import origin, request
 from ggferry.service.storage.places import Found, by_status, unreadable
 from ggferry.service.storage.retry import retry
 
@@ -25,7 +26,7 @@ def walk(root: str) -> Iterator[Found]:
 
     What cannot be read is listed with its error.
     """
-    first = web.look(root)
+    first = look(root)
     if not first.page:
         yield first.found
         return
@@ -40,7 +41,7 @@ def walk(root: str) -> Iterator[Found]:
 
 def _found(url: str) -> Found:
     try:
-        return web.look(url).found
+        return look(url).found
     except GgferryError as error:
         return unreadable(url, error)
 
@@ -104,7 +105,7 @@ class _Pages:
             try:
                 target = urljoin(here, link)
                 parts = urlsplit(target)
-                inside = parts.scheme in urls.WEB and web.origin(target) == web.origin(base)
+                inside = parts.scheme in urls.WEB and origin(target) == origin(base)
             except (ValueError, GgferryError):
                 continue
             if parts.scheme not in urls.WEB or parts.path == urlsplit(here).path:
@@ -132,7 +133,7 @@ def _folder(url: str) -> str:
 
 def _text(url: str) -> bytes:
     def ask() -> bytes:
-        with web.request("GET", url, {}) as answer:
+        with request("GET", url, {}) as answer:
             if answer.status != 200:
                 raise by_status(answer.status, url)
             if answer.headers.get("Content-Encoding", "identity") != "identity":

@@ -16,8 +16,8 @@ import gguf.quants
 import numpy as np
 import pytest
 
-from ggferry.quant.accuracy.bad_values import ValueRefused, scan_bad
-from ggferry.quant.blocks import TILE_ELEMENTS, as_blocks
+from ggferry.quant.accuracy.bad_values import scan_bad
+from ggferry.quant.blocks import TILE_ELEMENTS, ValueRefused, as_blocks
 from ggferry.quant.codec import block_type, codec, codecs, types_by_id
 from ggferry.quant.codecs import grids
 from ggferry.quant.types import BlockError

@@ -14,8 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
-from ggferry.quant.accuracy.bad_values import ValueRefused
-from ggferry.quant.blocks import dtype_of
+from ggferry.quant.blocks import ValueRefused, dtype_of
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockError
 from helpers.encoder_inputs import bell, cases, importances, outcome

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.quant.accuracy.bad_values import ValueRefused
+from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
 from ggferry.quant.kernels import kernel_cache
 from ggferry.quant.kernels.common import LANES

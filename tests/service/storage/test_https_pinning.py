@@ -19,7 +19,7 @@ from ggferry.service.plan import make_plan as planning
 from ggferry.service.plan.make_plan import UNPINNED, PlanRequest
 from ggferry.service.records.plan_file import Entry
 from ggferry.service.storage import stores, urls
-from ggferry.service.storage.backends import web
+from ggferry.service.storage.backends import web, web_requests
 from ggferry.service.storage.backends import web_pages as pages
 from ggferry.service.storage.ranged_file import HEADER_BLOCK, RangedFile
 from helpers.archive_tools import command, plan, rows, write
@@ -224,7 +224,7 @@ def test_errors_of_the_way_say_what_they_are(site: Web, secure: str) -> None:
         stores.stat(plain)
     assert caught.value.fault == "passing"
     for _ in range(2):  # the first attempt leaves nothing that the second could stumble over
-        with pytest.raises(GgferryError, match="no secure connection"), web.request("HEAD", plain, {}):
+        with pytest.raises(GgferryError, match="no secure connection"), web_requests.request("HEAD", plain, {}):
             pass
     closed = site.url.rpartition(":")[0] + ":1"
     with pytest.raises(GgferryError, match="connection refused") as caught:
