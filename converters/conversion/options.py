@@ -144,11 +144,25 @@ def types_of(outtypes: str) -> tuple[str, ...]:
     return types
 
 
+AUTO = "auto"
+"""The --outtype of convert_hf_to_gguf.py that means bf16 or f16, whichever the source's weights are nearer to."""
+
+
 def outtypes() -> list[str]:
-    """Return the values of --outtype: 'keep', then the recipes in llama-quantize's order."""
+    """Return the values of --outtype: 'keep' and 'auto', then the recipes in llama-quantize's order."""
+    return ["keep", AUTO, *file_types()]
+
+
+def file_types() -> list[str]:
+    """Return the names of the types and mixtures that a whole file can have, in llama-quantize's order."""
     from ggferry.quant.recipes.mixtures import recipe_ids
 
-    return ["keep", *map(str.lower, recipe_ids())]
+    return [*map(str.lower, recipe_ids())]
+
+
+def mmproj_outtypes() -> list[str]:
+    """Return the values of --mmproj-outtype: 'keep', then what `file_types` lists."""
+    return ["keep", *file_types()]
 
 
 def witnesses() -> list[str]:
@@ -195,8 +209,9 @@ OPTIONS: tuple[Option, ...] = (
            receipt="alignment"),
     # --- types ---
     Option("outtype", Kind.TEXT, "convert plan", Heading.TYPES,
-           "keep, or any type of llama-quantize: f16, bf16, q8_0, q4_k_m, … (`ggferry types` lists them); several, "
-           "separated by commas, are written together (convert: -o 'model-{outtype}.gguf').",
+           "keep; any type of llama-quantize: f16, bf16, q8_0, q4_k_m, … (`ggferry types` lists them); auto: bf16 or "
+           "f16, as the source's weights are. Several, separated by commas, are written together (convert: "
+           "-o 'model-{outtype}.gguf').",
            "options.outtype", default="keep", choices=outtypes, in_plan=True, receipt="outtype"),
     Option("mmproj", Kind.TEXT, "convert plan", Heading.OUTPUT,
            "For multimodal models: both files, only the encoder (mmproj-….gguf), or none of it.",
@@ -205,7 +220,7 @@ OPTIONS: tuple[Option, ...] = (
            "The mmproj file (default: the output's name, after mmproj-).", "mmproj_out", ("--mmproj-outfile",)),
     Option("mmproj_outtype", Kind.TEXT, "convert plan", Heading.TYPES,
            "The type of the mmproj file (default: as --outtype if that is keep, f32, f16 or bf16, else f16).",
-           "mmproj_outtype", choices=outtypes, in_plan=True, metavar="TYPE"),
+           "mmproj_outtype", choices=mmproj_outtypes, in_plan=True, metavar="TYPE"),
     Option("expand", Kind.TEXT, "convert plan", Heading.TYPES,
            "f16, f32 or q8_0: for blocks GGUF has no counterpart of (Q4_2, Q4_3, QK_K=64).", "options.expand",
            default="f16", choices=EXPANSIONS, in_plan=True, receipt="expand"),

@@ -14,6 +14,7 @@ from ggferry.converters.conversion.kinds.gguf import GgufKind, plan_in
 from ggferry.converters.conversion.kinds.hf_folder import HfFolderKind
 from ggferry.converters.conversion.kinds.kind import OutputKind, PlannedOutput
 from ggferry.converters.conversion.kinds.mmproj import MmprojKind, instead_of_text, missing_processor, related, unread
+from ggferry.converters.conversion.options import AUTO, types_of
 from ggferry.converters.conversion.request import GGUF, HF_FOLDER, MMPROJ, Request, open_source_of, split_mmproj
 from ggferry.converters.proof.references.examine import chosen
 from ggferry.formats.checkpoint import Checkpoint
@@ -87,6 +88,7 @@ def plan_conversion(request: Request, checkpoint: Checkpoint) -> ConversionPlan:
 
     `checkpoint` is the request's source, as `request.open_source_of` returns it. Raises one of `formats.errors`.
     """
+    request = with_auto_type(request, checkpoint)
     specs = request.outputs
     chosen(request.witness, request.level)
     texts = [spec for spec in specs if spec.kind != MMPROJ]
@@ -112,6 +114,20 @@ def plan_conversion(request: Request, checkpoint: Checkpoint) -> ConversionPlan:
             if not note:
                 raise
     return ConversionPlan(request, tuple(_related(planned, beside, note)))
+
+
+def with_auto_type(request: Request, checkpoint: Checkpoint) -> Request:
+    """Return the request with the type that `auto` means for this source, as convert_hf_to_gguf.py chooses it.
+
+    It is bf16 where the first matrix of the checkpoint is BF16, and f16 elsewhere (conversion/base.py, `ftype`).
+    """
+    types = types_of(request.options.outtype)
+    if AUTO not in map(str.lower, types):
+        return request
+    first = next((ref.type.name for ref in checkpoint.tensors.values() if len(ref.shape) > 1), "")
+    auto = "bf16" if first == "BF16" else "f16"
+    chosen_types = ",".join(auto if name.lower() == AUTO else name for name in types)
+    return replace(request, options=replace(request.options, outtype=chosen_types))
 
 
 def plan_source(request: Request) -> ConversionPlan:

@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import Any, TypeVar
 
 from ggferry.converters.conversion.draft_target import with_target
-from ggferry.converters.conversion.options import Kind, Option, option, types_of
+from ggferry.converters.conversion.options import AUTO, Kind, Option, option, types_of
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.metadata.beside import second_name
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -205,7 +205,7 @@ def request_of(source: str, given: Mapping[str, Any], naming: Naming = by_flag) 
         fields[holder][key] = value
     options = Options(**fields["options"])
     for name in types_of(options.outtype):
-        replace(options, outtype=name).check()
+        replace(options, outtype="f16" if name.lower() == AUTO else name).check()
     if fields[""].get("target"):
         fields["vocab"].setdefault("source", fields[""]["target"])
     return Request(source, options=options, vocab=VocabOptions(**fields["vocab"]), **fields[""])

@@ -156,6 +156,8 @@ def _wrong_arguments(error: Any) -> int:
     help_text = context.get_help() if context is not None else ""
     if message == help_text:  # no argument at all
         lines = help_text.splitlines()
+        if context is not None and context.parent is None and context.command.name == "ggferry":
+            lines += import_module("ggferry.service.cli.current_folder").suggestions()
     else:
         usage = context.get_usage().splitlines() if context is not None else []
         hint = [f"Try '{context.command_path} -h' for help.", ""] if context is not None else []

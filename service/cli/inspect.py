@@ -48,5 +48,11 @@ def inspect(request: InspectCommand) -> None:
         basics = ("container", "version", "files", *(("memory",) if request.sizes else ()))
         print_json_object({name: facts[name] for name in (*basics, *parts)} if parts else facts)
         return
+    if request.markdown:
+        from ggferry.service.cli.files import markdown
+
+        for line in markdown.lines(facts, str(request.path)):
+            tell(line)
+        return
     for line in sections.lines(facts, parts, request.full):
         tell(line)

@@ -52,6 +52,7 @@ class InspectCommand(InspectRequest):
     cache_type: Annotated[
         Sequence[str], declare(Kind.TEXTS, "A type of its cache: f16, q8_0, …; repeatable.")
     ] = ()
+    markdown: Annotated[bool, declare(Kind.FLAG, "Metadata and tensors as Markdown tables.")] = False
     follow_redirects: FollowRedirects = False
     as_json: AsJson = False
 

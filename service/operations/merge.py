@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from typing import TYPE_CHECKING, Annotated
 
 from ggferry.converters.conversion.options import Kind
@@ -34,7 +34,7 @@ class MergeRequest:
 
     path: Annotated[
         StrPath | Sequence[StrPath],
-        argument("A shard, or a piece; of pieces, or all in order.", Kind.FILES,
+        argument("A shard, or a piece; of pieces, or all in order. Behind one: the file to write.", Kind.FILES,
                  python="A shard, or a piece such as 'model.gguf.part1of2': the others are found by its name. Or all "
                  "pieces, in order."),
     ]
@@ -104,6 +104,23 @@ def plan(request: MergeRequest) -> RewritePlan:
         )
     check_pieces(pieces)
     return RewritePlan((), tuple(pieces.paths), ())
+
+
+def with_name(command: MergeCommand) -> MergeCommand:
+    """Return the request whose `out` is the last of two names where that is no shard and no piece.
+
+    That is llama-gguf-split's order: the first shard, then the file to write.
+    """
+    from ggferry.converters.rewrite.pieces import is_piece
+    from ggferry.formats.gguf.shards import shard_of
+
+    named = paths(command)
+    parts = [
+        shard_of(os.path.basename(path)) is not None or (os.path.lexists(path) and is_piece(path)) for path in named
+    ]
+    if command.out is not None or parts != [True, False]:
+        return command
+    return replace(command, path=named[0], out=str(named[1]))
 
 
 def paths(request: MergeRequest) -> list[Named]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from typing import TYPE_CHECKING, Annotated
 
 from ggferry.converters.conversion.options import Kind, option
+from ggferry.formats.errors import UsageError
 from ggferry.formats.files.local_files import Named
 from ggferry.service.operation import (
     AsJson,
@@ -48,6 +49,9 @@ class SplitRequest:
 class SplitCommand(SplitRequest):
     """Cut a GGUF file into shards, 128 tensors each by default; no tensor is cut."""
 
+    name: Annotated[
+        StrPath | None, argument("As --outfile; llama-gguf-split's order.", Kind.TEXT, metavar="OUT")
+    ] = None
     _: KW_ONLY
     check: Annotated[
         StrPath | None, declare(Kind.FILE, "Write nothing: prove shards against FILE.", metavar="SHARD")
@@ -80,6 +84,15 @@ def plan(request: SplitRequest) -> RewritePlan:
     from ggferry.converters.rewrite.splitting import plan as make_plan
 
     return plan_of_cutting(make_plan(*_arguments(request)))
+
+
+def with_name(command: SplitCommand) -> SplitCommand:
+    """Return the request whose `out` is the name behind the file. Raises UsageError where both are given."""
+    if command.name is None:
+        return command
+    if command.out is not None:
+        raise UsageError("two names to write to", found=f"{command.name}, {command.out}", expected="one")
+    return replace(command, out=command.name, name=None)
 
 
 def _arguments(request: SplitRequest) -> tuple[str, str, str | None, Cuts]:

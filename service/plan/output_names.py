@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from itertools import chain, count
 
+from ggferry.converters.conversion.options import AUTO
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.reader import model_suffixes
@@ -54,7 +55,7 @@ class Names:
 
 
 def _type(outtype: str) -> str:
-    return "" if outtype.lower() == "keep" else f"-{outtype.upper()}"
+    return "" if outtype.lower() in ("keep", AUTO) else f"-{outtype.upper()}"
 
 
 def _inside(folder: str, root: str) -> list[str] | None:

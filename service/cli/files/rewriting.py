@@ -23,6 +23,7 @@ commands = typer.Typer(rich_markup_mode=None)
 @takes(SplitCommand)
 def split(request: SplitCommand) -> None:
     """Split a file, show the shards that would be written, or compare shards with the file."""
+    request = splitting.with_name(request)
     if request.check is not None:
         _check(CheckShardsRequest(request.check, request.path, progress=request.progress), request.as_json)
     elif request.dry_run:
@@ -35,6 +36,7 @@ def split(request: SplitCommand) -> None:
 @takes(MergeCommand)
 def merge(request: MergeCommand) -> None:
     """Join files, show what would be written, or compare shards with the whole."""
+    request = merging.with_name(request)
     if request.check is not None:
         shard, *more = merging.paths(request)
         if more:
