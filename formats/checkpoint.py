@@ -183,6 +183,8 @@ class Checkpoint:
     dropped: tuple[Dropped, ...] = ()
     sidecars: Mapping[str, str] = field(default_factory=dict)
     """Sidecar files that belong to the weights: role ('config', 'tokenizer.model', …) → path."""
+    title: str = ""
+    """The model's name where the name of its file says nothing, as of a blob; "" elsewhere."""
     architecture: str | None = None
     """The architecture as the user states it, where the bytes do not."""
     checksums: tuple[Checksum, ...] = ()

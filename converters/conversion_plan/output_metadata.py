@@ -55,7 +55,7 @@ def assemble(
     generation = load_object(beside["generation_config"]) if sampled else {}
     experts = graph.sizes.get("n_expert", 0)
     # Where the user gives a name, the path is not consulted, so it cannot contradict the name.
-    named = model_name or os.path.abspath(checkpoint.path)
+    named = model_name or checkpoint.title or os.path.abspath(checkpoint.path)
     guessed = guess(named, parameters=graph.parameters, fallback=graph.architecture.name)
     general, notes = general_metadata(
         architecture=graph.architecture.name,

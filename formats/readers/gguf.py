@@ -6,6 +6,7 @@ as in v2, padding included (llama.cpp 6381d4e11 … #2821; ggml f03d74aa). Nothi
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -28,6 +29,7 @@ from ggferry.formats.errors import (
     UnsupportedVersionError,
 )
 from ggferry.formats.fields import Cursor, Struct
+from ggferry.formats.files.local_files import read_start
 from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.gguf.metadata import MetadataReader
 from ggferry.formats.gguf.shards import open_shards, shard_number, shortened
@@ -43,6 +45,7 @@ from ggferry.formats.gguf.values import (
 )
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.reader import (
+    HEAD_BYTES,
     Container,
     HeaderLayout,
     Kind,
@@ -89,7 +92,14 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
         return Match("gguf", _version_of(head[4:8])[0])
     if head and (head[:4].upper() == MAGIC or MAGIC.startswith(head[:4])):
         return Match("gguf")
-    return None
+    return Match("gguf") if _is_stored(head, path) else None
+
+
+def _is_stored(head: bytes, path: str) -> bool:
+    """Return whether `path` is a manifest of Ollama's, or its store: either stands for a GGUF file among its blobs."""
+    if head:
+        return head.lstrip()[:1] == b"{" and b'"schemaVersion"' in head and b"vnd.ollama.image." in head
+    return all(os.path.isdir(os.path.join(path, name)) for name in ("manifests", "blobs"))
 
 
 def open_gguf(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
@@ -98,6 +108,10 @@ def open_gguf(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
     Metadata values are `formats.gguf.values.Value`. Raises NotFoundError (also for an absent shard),
     UnsupportedVersionError, UnsupportedTypeError or a CorruptError.
     """
+    if not path.endswith(".gguf") and _is_stored(read_start(path, HEAD_BYTES) if os.path.isfile(path) else b"", path):
+        from ggferry.formats.ollama.model import open_model
+
+        return open_model(path, parse)
     number = shard_number(path)
     found = parse(open_source(path), number)
     count = found.metadata.get("split.count")

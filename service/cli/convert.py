@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from ggferry.service.cli.options import HeadedCommand, access_of, offers, print_
 if TYPE_CHECKING:
     from ggferry.converters.conversion.request import Request
     from ggferry.converters.conversion.run import Result
+    from ggferry.service.destinations.destination import Destination
     from ggferry.service.sources.local_source import LocalSource
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -32,7 +34,9 @@ def convert(
 
     with access_of(source, given, tensors=not given["dry_run"]) as path:
         out = given["out"] if given["out"] is not None or not path.url else os.getcwd()
-        _convert(replace(request_of(path, given), out=out), path, given)
+        request = request_of(path, given)
+        with _destination(out, request, given) as place:
+            _convert(replace(request, out=place.out), path, given, place)
 
 
 @commands.command(cls=HeadedCommand)
@@ -49,8 +53,9 @@ def quantize(
     from ggferry.converters.conversion.run import quantize_request
 
     with access_of(source, given, tensors=not given["dry_run"]) as path:
-        request = quantize_request(path, out, outtype, given, by_flag)
-        _convert(replace(request, jobs=threads), path, given)
+        request = replace(quantize_request(path, out, outtype, given, by_flag), jobs=threads)
+        with _destination(out, request, given) as place:
+            _convert(replace(request, out=place.out), path, given, place)
 
 
 @commands.command(cls=HeadedCommand)
@@ -93,7 +98,18 @@ def verify(
     tell(report.line)
 
 
-def _convert(request: Request, source: LocalSource, given: dict[str, Any]) -> None:
+def _destination(out: str | None, request: Request, given: dict[str, Any]) -> AbstractContextManager[Destination]:
+    """Return where the output goes; a dry run writes nothing, and so needs no place in another program's store."""
+    from ggferry.converters.conversion.options import types_of
+    from ggferry.service.destinations.destination import PlainPath, destination
+
+    if given["dry_run"]:
+        return nullcontext(PlainPath(os.getcwd() if out is not None and "://" in out else out))
+    several = len(types_of(request.options.outtype)) > 1
+    return destination(out, several=several, force=request.force)
+
+
+def _convert(request: Request, source: LocalSource, given: dict[str, Any], place: Destination) -> None:
     """Carry the request out and report what was done, or print its plan."""
     from ggferry.converters.conversion.request import split_mmproj
     from ggferry.converters.conversion.run import convert
@@ -108,6 +124,7 @@ def _convert(request: Request, source: LocalSource, given: dict[str, Any]) -> No
     tune_malloc()
     stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
     results = convert(request, stage, lambda receipt: source.check_unchanged())
+    stored = place.publish(results)
     main, mmproj = split_mmproj(results, lambda result: result.kind)
     if as_json:
         found = [_as_dict(result, mmproj) for result in main]
@@ -121,7 +138,7 @@ def _convert(request: Request, source: LocalSource, given: dict[str, Any]) -> No
     for result in results:
         for line in result.lines[0 if result is not mmproj else 1 :]:
             tell(line)
-    for line in table(main) if len(main) > 1 else ():
+    for line in (*(table(main) if len(main) > 1 else ()), *stored):
         tell(line)
 
 

@@ -20,6 +20,7 @@ from ggferry.formats.checkpoint import Dropped
 from ggferry.formats.errors import UsageError
 from ggferry.formats.files.opened_files import recorded
 from ggferry.formats.files.sources import known_by
+from ggferry.service.destinations.destination import destination
 from ggferry.service.library.answers import (
     Assumption,
     Conversion,
@@ -75,12 +76,16 @@ def convert(
     with local_source(os.fspath(source)) as path, recorded():
         conversion = request("convert", path, options)
         out = os.getcwd() if out is None and path.url else out
-        conversion = replace(conversion, out=None if out is None else os.fspath(out))
         if len(types_of(conversion.options.outtype)) > 1:
             raise UsageError(
                 "outtype", found=conversion.options.outtype, expected="one type", hint="ggferry.convert_many"
             )
-        return _conversions(run(conversion, path.staged(progress), lambda receipt: path.check_unchanged()))[0]
+        with destination(None if out is None else os.fspath(out), force=conversion.force) as place:
+            conversion = replace(conversion, out=place.out)
+            results = run(conversion, path.staged(progress), lambda receipt: path.check_unchanged())
+            stored = place.publish(results)
+        found = _conversions(results)[0]
+        return replace(found, output=str(out), outputs=(str(out),)) if stored else found
 
 
 @signed("convert")

@@ -21,6 +21,8 @@ from ggferry.formats.files.opened_files import unrecorded
 from ggferry.formats.files.partial_names import is_partial
 from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.json_files.text import load_object
+from ggferry.formats.ollama.manifest import model_layer, read_manifest
+from ggferry.formats.ollama.store import MANIFESTS, located
 from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, describe, kind_of, model_suffixes
 from ggferry.service.storage.broker import revive
 from ggferry.service.storage.stores import LINK, Found
@@ -96,14 +98,35 @@ class Tree:
 
 def groups(tree: Tree) -> list[Group]:
     """Return the groups into which the files of the tree fall, in the order of their paths."""
-    found: list[Group] = []
+    found = _of_ollama(tree)
+    stored = {path for group in found for path in (*group.files, *group.beside)}
     for folder in sorted(tree.folders):
-        found += _Folder(folder, tree.folders[folder]).groups()
+        names = {name: each for name, each in tree.folders[folder].items() if os.path.join(folder, name) not in stored}
+        found += _Folder(folder, names).groups()
     used = {path for group in found for path in group.beside if path not in tree.files or tree.files[path].bytes >= 0}
     kept = [
         group for group in found if not set(group.files) <= used
     ]  # weights, too, where a module of a model has them
     return with_bases(sorted(kept, key=lambda group: (group.source, group.kind)))
+
+
+def _of_ollama(tree: Tree) -> list[Group]:
+    """Return the models of Ollama's stores in the tree: a manifest each, with the blobs that it names beside it."""
+    found = []
+    for path in tree.files:
+        place = located(path) if MANIFESTS in path else None
+        if place is None:
+            continue
+        try:
+            manifest = read_manifest(path)
+            weights = model_layer(manifest).path(place[0])
+        except GgferryError:
+            continue  # what is wrong is said of the manifest as of any other file
+        config = () if manifest.config is None else (manifest.config,)
+        blobs = {layer.path(place[0]) for layer in (*manifest.layers, *config)} & tree.files.keys() - {weights}
+        if weights in tree.files:
+            found.append(Group(FILE, path, (weights,), (path, *sorted(blobs))))
+    return found
 
 
 class _Folder:

@@ -44,6 +44,20 @@ class LocalSource(Named):
         return stage if remote is None else remote.staged(stage)
 
 
+def _of_ollama(source: str) -> LocalSource | None:
+    """Return the manifest of a model of Ollama's, by its name or its path; None for another source."""
+    from ggferry.formats.ollama.names import SCHEME, parse_name
+    from ggferry.formats.ollama.store import find_manifest, located
+
+    path = find_manifest(parse_name(source)) if source.startswith(SCHEME) else source
+    place = None if "://" in path else located(path)
+    if place is None:
+        return None
+    found = LocalSource(path)
+    found.url = f"{SCHEME}{place[1]}"  # outputs do not go beside it, into the store
+    return found
+
+
 @contextmanager
 def local_source(source: str, *, tensors: bool = True, cache: int = CACHE) -> Iterator[LocalSource]:
     """Yield a path for what a command was given as its source; what takes paths today takes it as it is.
@@ -63,8 +77,11 @@ def local_source(source: str, *, tensors: bool = True, cache: int = CACHE) -> It
         GgferryError: NotFoundError, AccessError, UnreachableError, ChangedError or UnsupportedError: what the store
             says, or does not support.
     """
-    if "://" not in source:  # said first, so that a path costs no import
+    if "://" not in source and "manifests" not in source:  # said first, so that a path costs no import
         yield LocalSource(source)
+        return
+    if (stored := _of_ollama(source)) is not None:
+        yield stored
         return
     from ggferry.service.sources.remote import Remote
     from ggferry.service.storage.scratch import Scratch, sweep

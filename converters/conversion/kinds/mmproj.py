@@ -20,11 +20,12 @@ from ggferry.converters.projectors._unread import UNREAD
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
-from ggferry.converters.understand import understand_projector
+from ggferry.converters.understand import graph_of, understand_projector
 from ggferry.converters.write.output_files import OutputSet
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import PROCESSORS
 from ggferry.formats.errors import GgferryError, MissingError, UnsupportedError, UsageError
+from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.memory_cap import limited
 from ggferry.formats.reader import Kind, kind_of
@@ -112,8 +113,14 @@ def mmproj_plan(request: Request, checkpoint: Checkpoint) -> Plan | None:
     `request` is as `mmproj_request` returns it. Raises one of `formats.errors`.
     """
     with limited(checkpoint.path):
-        graph = understand_projector(checkpoint, request.hparams)
+        graph = _stored(checkpoint) or understand_projector(checkpoint, request.hparams)
         return None if graph is None else plan_of(request, Understood(graph, None, None))
+
+
+def _stored(checkpoint: Checkpoint) -> ModelGraph | None:
+    """Return the mmproj file that a store keeps with a GGUF file, as Ollama does, bound; None where there is none."""
+    path = checkpoint.sidecars.get(MMPROJ)
+    return None if path is None else graph_of(Named(path))
 
 
 def missing_processor(request: Request, checkpoint: Checkpoint, error: GgferryError) -> str | None:

@@ -1,0 +1,1 @@
+"""Ollama's store: names of models, manifests, and the blobs that they are made of."""

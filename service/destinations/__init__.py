@@ -1,0 +1,1 @@
+"""Outputs in the stores of programs that run models: Ollama's, LM Studio's."""
