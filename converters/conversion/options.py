@@ -50,6 +50,8 @@ class Kind(Enum):
     FILE = "a path"
     """A file or a folder that is read; receipts state its last name only."""
     TEXT_FILE = "a path of a text"
+    LIKE_FILE = "a path of a GGUF file"
+    """Its types of tensors are taken, as the text of a recipe."""
     JSON_FILE = "a path of a JSON object, or the object"
     TEXTS = "a list of texts"
     PAIRS = "an object of texts"
@@ -228,6 +230,8 @@ OPTIONS: tuple[Option, ...] = (
            default="f16", choices=EXPANSIONS, in_plan=True, receipt="expand"),
     Option("recipe", Kind.TEXT_FILE, _WRITES, Heading.TYPES,
            "A recipe file (docs/recipes.md) instead of a name.", "options.recipe_text", receipt="recipe_text"),
+    Option("like", Kind.LIKE_FILE, _WRITES, Heading.TYPES,
+           "Give every tensor the type that it has in this GGUF file.", "options.recipe_text", metavar="FILE"),
     Option("pure", Kind.FLAG, _WRITES, Heading.TYPES, "Give all tensors one type, no mixture.", "options.pure",
            default=False, in_plan=True, receipt="pure"),
     Option("output_tensor_type", Kind.TEXT, _WRITES, Heading.TYPES, "The type of output.weight.",

@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from typing import Any, TypeVar
 
 from ggferry.converters.conversion.draft_target import with_target
+from ggferry.converters.conversion.like import recipe_like
 from ggferry.converters.conversion.options import AUTO, Kind, Option, option, types_of
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.metadata.beside import second_name
@@ -192,6 +193,9 @@ def request_of(source: str, given: Mapping[str, Any], naming: Naming = by_flag) 
     Raises UsageError for a value that is none of its option's, and what reading a file of options raises.
     """
     fields: dict[str, dict[str, Any]] = {"": {}, "options": {}, "vocab": {}}
+    if given.get("recipe") is not None and given.get("like") is not None:
+        both = f"{naming(option('recipe'))} and {naming(option('like'))}"
+        raise UsageError("two recipes", found=both, expected="one of them")
     for name, value in given.items():
         each = option(name)
         if value is None:
@@ -218,6 +222,7 @@ _KINDS: dict[Kind, tuple[type, ...]] = {
     Kind.SIZE: (int, str),
     Kind.FILE: (str,),
     Kind.TEXT_FILE: (str,),
+    Kind.LIKE_FILE: (str,),
     Kind.JSON_FILE: (str, dict),
     Kind.TEXTS: (list, tuple),
     Kind.PAIRS: (dict, list, tuple),
@@ -251,6 +256,8 @@ def _parsed(each: Option, value: Any, name: str, wrong: UsageError) -> Any:
             return _types(lambda: parse_tensor_types("\n".join(lines_of(value))), name)
         case Kind.TEXT_FILE:
             return "\n".join(lines_of(value))
+        case Kind.LIKE_FILE:
+            return recipe_like(value)
         case Kind.JSON_FILE:
             return value if isinstance(value, dict) else load_json(Named(value))
     return value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ggferry.formats.errors import UsageError
 from ggferry.formats.files.local_files import Named
 from ggferry.service.cli.options import HeadedCommand, access_of, offers, print_json, say, tell
 
@@ -44,7 +45,12 @@ def convert(
 def quantize(
     source: Annotated[str, typer.Argument(parser=Named, help="A GGUF file, or a shard of one; a path or a URL.")],
     out: Annotated[str, typer.Argument(help="The file to write, or a folder.")],
-    outtype: Annotated[str, typer.Argument(metavar="TYPE", help="q4_k_m, q8_0, … or copy (`ggferry types`).")],
+    outtype: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TYPE", help="q4_k_m, q8_0, … or copy (`ggferry types`); --recipe and --like stand in its place."
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Argument(help="Worker threads (default: one a core).")] = None,
     **given: Any,
 ) -> None:
@@ -52,8 +58,10 @@ def quantize(
     from ggferry.converters.conversion.request import by_flag
     from ggferry.converters.conversion.run import quantize_request
 
+    if outtype is None and given["recipe"] is None and given["like"] is None:
+        raise UsageError("no type", expected="TYPE, --recipe FILE or --like FILE")
     with access_of(source, given, tensors=not given["dry_run"]) as path:
-        request = replace(quantize_request(path, out, outtype, given, by_flag), jobs=threads)
+        request = replace(quantize_request(path, out, outtype or "keep", given, by_flag), jobs=threads)
         with _destination(out, request, given) as place:
             _convert(replace(request, out=place.out), path, given, place)
 

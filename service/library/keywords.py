@@ -78,10 +78,12 @@ class TypeOptions(ImatrixOptions, total=False):
 
     Attributes:
         recipe: A recipe file instead of a name.
+        like: A GGUF file: every tensor gets the type that it has there.
         tensor_types: Regular expression on tensor names → type, or 'REGEX=TYPE' items; the first that matches decides.
     """
 
     recipe: StrPath | None
+    like: StrPath | None
     pure: bool
     output_tensor_type: str | None
     token_embedding_type: str | None

@@ -22,6 +22,7 @@ from ggferry.service.cli import archive, convert, supported
 from ggferry.service.cli import inspect as looking
 from ggferry.service.cli.files import doctoring, editing, rewriting, running, surveying
 from ggferry.service.workers.analyze import request_of as of_plan
+from helpers.third_party_fixtures import FIXTURES
 
 COMMANDS = {
     name: command
@@ -75,6 +76,8 @@ def value_of(option: Option, folder: str) -> object:
         with open(f"{folder}/text", "w") as file:
             file.write("recipe mine\ndefault Q8_0\n" if option.kind is Kind.TEXT_FILE else "attn_q=Q8_0")
         return f"{folder}/text"
+    if option.kind is Kind.LIKE_FILE:
+        return str(FIXTURES / "quantize/k256.Q4_K_M.gguf")
     if option.name in ("outtype", "output_tensor_type", "token_embedding_type"):
         return "q8_0"
     if isinstance(option.choices, tuple) and option.choices:

@@ -139,6 +139,7 @@ def test_keywords_are_those_of_the_table(name: str) -> None:
             Kind.SIZE: "int | str",
             Kind.FILE: "StrPath",
             Kind.TEXT_FILE: "StrPath",
+            Kind.LIKE_FILE: "StrPath",
             Kind.TYPES_FILE: "StrPath",
             Kind.TEXTS: "Sequence[str]",
             Kind.PAIRS: "Mapping[str, str]",
