@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError
@@ -162,51 +163,110 @@ class Ledger(LedgerDatabase):
         `plan` is the id of a plan, or a query for the ids of several. Jobs with the fewest attempts come first, then
         the largest. `shard` is (i, n): only jobs of share i of n, from 0.
         """
-        ticket = os.urandom(8).hex()
-        return self._do(lambda connection: self._claim(connection, ticket, owner, plan, lease, shard))
+        ticket, asked = os.urandom(8).hex(), False
+
+        def work(connection: Any) -> Job | None:
+            nonlocal asked
+            again, asked = asked, True
+            return self._claim(connection, ticket if again else None, ticket, owner, plan, lease, shard)
+
+        return self._do(work)
 
     def _claim(
-        self, connection: Any, ticket: str, owner: str, plan: Any, lease: float, shard: tuple[int, int]
+        self,
+        connection: Any,
+        former: str | None,
+        ticket: str,
+        owner: str,
+        plan: Any,
+        lease: float,
+        shard: tuple[int, int],
     ) -> Job | None:
         jobs, (share, shares) = self.jobs, shard
-        columns = (jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims)
-        mine = (jobs.c.ticket == ticket) & (jobs.c.owner == owner) & (jobs.c.state == RUNNING)
-        row = connection.execute(sa.select(*columns).where(mine)).first()
-        if row is not None:  # claimed when this was asked before, and the answer was lost
-            return Job(row.id, row.entry, row.attempts, owner, row.claims)
+        if former is not None:
+            columns = (jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims)
+            mine = (jobs.c.ticket == former) & (jobs.c.owner == owner) & (jobs.c.state == RUNNING)
+            row = connection.execute(sa.select(*columns).where(mine)).first()
+            if row is not None:  # claimed when this was asked before, and the answer was lost
+                return Job(row.id, row.entry, row.attempts, owner, row.claims)
         now = self._now(connection)
-        wanted = (
-            sa.select(*columns)
-            .where(self._of(plan), jobs.c.state == QUEUED, _is_due(jobs, now))
-            .where(jobs.c.bucket % shares == share, jobs.c.same_as.is_(None))  # those with one wait for it
-            .order_by(jobs.c.attempts + jobs.c.losses, jobs.c.bytes_in.desc(), jobs.c.id)
-            .limit(1)
-            .with_for_update(skip_locked=True)
-        )
-        row = connection.execute(wanted).first()
+        given = {"now": now, "share": share, "shares": shares}
+        if isinstance(plan, str):
+            row = connection.execute(self._next_of_plan, {**given, "of": plan}).first()
+        else:
+            row = connection.execute(self._next(jobs.c.plan.in_(plan)), given).first()
         if row is None:
             return None
         check_row(row._mapping, self.shown)
         job = Job(row.id, row.entry, row.attempts + 1, owner, row.claims + 1)
-        connection.execute(
-            sa.update(jobs)
-            .where(jobs.c.id == row.id)
-            .values(
-                state=RUNNING,
-                owner=owner,
-                lease_until=now + lease,
-                attempts=job.attempt,
-                claims=job.token,
-                ticket=ticket,
-                started=now,
-                updated=now,
-                stage=None,
-                error=None,
-            )
-        )
+        claimed = {
+            "state": RUNNING,
+            "owner": owner,
+            "lease_until": now + lease,
+            "attempts": job.attempt,
+            "claims": job.token,
+            "ticket": ticket,
+            "started": now,
+            "updated": now,
+            "stage": None,
+            "error": None,
+        }
+        connection.execute(self._of_id, {"of": row.id, **claimed})
         tried = {"job": job.id, "attempt": job.attempt, "owner": owner, "token": job.token, "started": now}
-        connection.execute(sa.insert(self.attempts).values(**tried))
+        connection.execute(self._tried, tried)
         return job
+
+    # Statements that every job needs are made once: to make one anew takes longer than to carry it out.
+
+    def _next(self, of_plan: Any) -> Any:
+        """Return the query for the next job to be claimed, with the parameters now, share and shares."""
+        jobs = self.jobs
+        return (
+            sa.select(jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims)
+            .where(of_plan, jobs.c.state == QUEUED, _is_due(jobs, sa.bindparam("now", type_=sa.Double)))
+            .where(jobs.c.bucket % sa.bindparam("shares") == sa.bindparam("share"))
+            .where(jobs.c.same_as.is_(None))  # those with one wait for it
+            .order_by(jobs.c.attempts + jobs.c.losses, jobs.c.bytes_in.desc(), jobs.c.id)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+        )
+
+    @cached_property
+    def _next_of_plan(self) -> Any:
+        return self._next(self.jobs.c.plan == sa.bindparam("of"))
+
+    @cached_property
+    def _of_id(self) -> Any:
+        """The change of a job by its id, the parameter of."""
+        return sa.update(self.jobs).where(self.jobs.c.id == sa.bindparam("of"))
+
+    @cached_property
+    def _tried(self) -> Any:
+        """The insertion of an attempt."""
+        return sa.insert(self.attempts)
+
+    @cached_property
+    def _of_claim(self) -> Any:
+        """The condition that a job is held by a claim: the parameters of, by and token."""
+        jobs = self.jobs
+        mine = (jobs.c.id == sa.bindparam("of")) & (jobs.c.owner == sa.bindparam("by"))
+        return mine & (jobs.c.claims == sa.bindparam("token")) & ((jobs.c.state == RUNNING) | (jobs.c.state == VERIFYING))
+
+    @cached_property
+    def _change_of_claim(self) -> Any:
+        return sa.update(self.jobs).where(self._of_claim)
+
+    @cached_property
+    def _end_of_attempt(self) -> Any:
+        table = self.attempts
+        mine = (table.c.job == sa.bindparam("of")) & (table.c.token == sa.bindparam("claim")) & table.c.outcome.is_(None)
+        return sa.update(table).where(mine)
+
+    @cached_property
+    def _waiting_for(self) -> Any:
+        jobs = self.jobs
+        waiting = (jobs.c.state == QUEUED) & (jobs.c.same_as == sa.bindparam("of"))
+        return sa.select(jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims).where(waiting)
 
     def _of(self, plan: Any) -> Any:
         return self.jobs.c.plan == plan if isinstance(plan, str) else self.jobs.c.plan.in_(plan)
@@ -245,8 +305,11 @@ class Ledger(LedgerDatabase):
         self._do(lambda connection: self._change(connection, job, state=VERIFYING))
 
     def confirm(self, job: Job) -> None:
-        """Raise LeaseLost unless the job is still held; this is asked before anything is published."""
-        self._do(lambda connection: self._change(connection, job))
+        """Raise LeaseLost unless the job is still held; this is asked before anything is published.
+
+        It says what `verifying` does, too: the proof of a tiny model is over before that is worth a transaction.
+        """
+        self._do(lambda connection: self._change(connection, job, state=VERIFYING))
 
     def finish(self, job: Job, state: str, **values: Any) -> list[Job]:
         """End an attempt. Raises LeaseLost.
@@ -361,16 +424,13 @@ class Ledger(LedgerDatabase):
 
         They are skipped when it is done, and queued otherwise.
         """
-        jobs = self.jobs
-        waiting = (jobs.c.state == QUEUED) & (jobs.c.same_as == duplicate)
-        if state != DONE:
-            connection.execute(sa.update(jobs).where(waiting).values(same_as=None))
+        found = connection.execute(self._waiting_for, {"of": duplicate}).all()
+        if not found:
             return []
-        rows = connection.execute(sa.select(jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims).where(waiting))
-        found = [Job(row.id, row.entry, row.attempts, "", row.claims) for row in rows]
-        values = {"state": SKIPPED, "error": SAME, "finished": self._now(connection)}
-        connection.execute(sa.update(jobs).where(waiting).values(**values))
-        return found
+        waiting = (self.jobs.c.state == QUEUED) & (self.jobs.c.same_as == duplicate)
+        values = {"state": SKIPPED, "error": SAME, "finished": self._now(connection)} if state == DONE else {"same_as": None}
+        connection.execute(sa.update(self.jobs).where(waiting).values(**values))
+        return [Job(row.id, row.entry, row.attempts, "", row.claims) for row in found] if state == DONE else []
 
     def _holds(self, job: Job) -> Any:
         """Return the condition that `job` is held by this very claim."""
@@ -379,8 +439,9 @@ class Ledger(LedgerDatabase):
         return mine & jobs.c.state.in_(HELD)
 
     def _change(self, connection: Any, job: Job, **values: Any) -> None:
+        held = {"of": job.id, "by": job.owner, "token": job.token}
         values = {"updated": time.time(), **values}
-        if connection.execute(sa.update(self.jobs).where(self._holds(job)).values(**values)).rowcount != 1:
+        if connection.execute(self._change_of_claim, {**values, **held}).rowcount != 1:
             raise LeaseLost(job.id)
 
     def _end(self, connection: Any, job: Job, state: str, outcome: str, **values: Any) -> list[Job]:
@@ -388,18 +449,20 @@ class Ledger(LedgerDatabase):
 
         If it has ended so already, this is asked for the second time because the answer was lost.
         """
-        jobs = self.jobs
-        ended = (jobs.c.id == job.id) & (jobs.c.claims == job.token) & (jobs.c.state == state)
-        if connection.execute(sa.select(jobs.c.id).where(ended)).first() is not None:
+        try:
+            self._change(connection, job, state=state, owner=None, lease_until=None, **values)
+        except LeaseLost:
+            jobs = self.jobs
+            ended = (jobs.c.id == job.id) & (jobs.c.claims == job.token) & (jobs.c.state == state)
+            if connection.execute(sa.select(jobs.c.id).where(ended)).first() is None:
+                raise
             return []
-        self._change(connection, job, state=state, owner=None, lease_until=None, **values)
         self._end_attempt(connection, job, outcome, values.get("error"), self._now(connection))
         return self._end_waiting(connection, job.id, state)
 
     def _end_attempt(self, connection: Any, job: Job, outcome: str, error: Any, now: float) -> None:
-        table = self.attempts
-        mine = (table.c.job == job.id) & (table.c.token == job.token) & table.c.outcome.is_(None)
-        connection.execute(sa.update(table).where(mine).values(outcome=outcome, error=error, ended=now))
+        ended = {"of": job.id, "claim": job.token, "outcome": outcome, "error": error, "ended": now}
+        connection.execute(self._end_of_attempt, ended)
 
     def now(self) -> float:
         """Return the time by which leases end and jobs are put back, in seconds since 1970."""

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError, UnreachableError, UsageError
@@ -180,6 +180,16 @@ class LedgerDatabase:
         self._alone(connection)
         self._meta.create_all(connection)
         self._check_schema(connection)
+        self._add_indexes(connection)
+
+    def _add_indexes(self, connection: Any) -> None:
+        """Add the indexes that tables of an earlier version lack, if this user may."""
+        listed = "name FROM sqlite_master" if self._sqlite else "indexname FROM pg_indexes"
+        there = set(connection.execute(sa.text(f"SELECT {listed}")).scalars())
+        for index in self.jobs.indexes:
+            if index.name not in there:
+                with suppress(sa.exc.ProgrammingError), connection.begin_nested():
+                    index.create(connection)
 
     def _check_schema(self, connection: Any) -> None:
         """Upgrade tables of an older version. Raises UsageError for those of a newer one."""

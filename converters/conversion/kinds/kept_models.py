@@ -1,19 +1,22 @@
-"""What a plan keeps of one model for the next of the same content: its graph, its vocabulary, and its outputs' types.
+"""What is kept of one model of an archive for the next of the same content: its graph, its vocabulary, its plans.
 
 An archive holds many models that differ in their weights alone: the same tensors, configuration and tokenizer. They are
-bound to their architecture once (docs/decisions/kept-while-planning.md). Elsewhere nothing is kept.
+bound to their architecture once, and their vocabulary is compared once (docs/decisions/kept-while-planning.md).
+Elsewhere nothing is kept.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from copy import deepcopy
 from dataclasses import field, replace
 
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion_plan.output_metadata import Described
 from ggferry.converters.conversion_plan.steps import Plan
+from ggferry.converters.metadata.receipt_fields import TokenizerRecord
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.reranking.recognize import is_called_like_one
@@ -26,6 +29,7 @@ from ggferry.support.records import dataclass
 
 TENSOR_BYTES, TOKEN_BYTES = 4 << 10, 200
 """Memory of a tensor's records in a graph, its steps and its key, and of a token, roughly and rather too much."""
+MOST_COMPARED = 4  # outputs of one source differ in their vocabulary by the options alone
 _KNOWN: Recent[Understood] = Recent(96 << 20)
 
 
@@ -45,6 +49,21 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """A vocabulary that was compared with its source's.
+
+    Attributes:
+        read: The vocabulary, as an output holds it.
+        asked: How it was compared.
+        found: What was found.
+    """
+
+    read: Tokenizer | None
+    asked: Hashable
+    found: TokenizerRecord
+
+
+@dataclass(frozen=True, slots=True)
 class Understood:
     """What is known of a source before types are chosen: the same for every output that is made of it.
 
@@ -53,12 +72,14 @@ class Understood:
         tokenizer: Its vocabulary, if any.
         imatrix: The importance matrix, if any, under the names of the graph.
         plans: By what was asked (`asked`), the last plan of a model of the same content.
+        compared: Comparisons of this vocabulary with that of an output.
     """
 
     graph: ModelGraph
     tokenizer: Tokenizer | None
     imatrix: Imatrix | None
     plans: dict[Hashable, Planned] = field(default_factory=dict)
+    compared: list[Compared] = field(default_factory=list)
 
 
 def content_of(checkpoint: Checkpoint, request: Request) -> Hashable | None:
@@ -116,6 +137,25 @@ def keep(content: Hashable, known: Understood, checkpoint: Checkpoint) -> None:
     tokens = len(known.tokenizer.tokens) if known.tokenizer is not None else 0
     nbytes = TENSOR_BYTES * (1 + len(known.graph.nodes)) + TOKEN_BYTES * tokens
     _KNOWN.put(content, known, nbytes)
+
+
+def compared(
+    known: Understood | None, read: Tokenizer | None, request: Request, compare: Callable[[], TokenizerRecord]
+) -> TokenizerRecord:
+    """Return what `compare` finds of the vocabulary that an output holds.
+
+    It is what was found of an equal one, made of a source of the same content and compared in the same way.
+    """
+    if known is None or not keeps():
+        return compare()
+    asked = repr(replace(request.vocab, model=None)), request.level, request.text
+    for each in known.compared:
+        if each.asked == asked and each.read == read:
+            return deepcopy(each.found)
+    found = compare()
+    if len(known.compared) < MOST_COMPARED:
+        known.compared.append(Compared(read, asked, deepcopy(found)))
+    return found
 
 
 def asked(request: Request) -> Hashable:
