@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from copy import deepcopy
 from dataclasses import field, replace
 
@@ -129,14 +129,27 @@ def of(content: Hashable, checkpoint: Checkpoint) -> Understood | None:
 
 
 def keep(content: Hashable, known: Understood, checkpoint: Checkpoint) -> None:
-    """Keep what is known of `checkpoint`, unless something in it reads the files of this very model."""
+    """Keep what is known of `checkpoint`, unless something in it reads the files of this very model, or names them."""
     files = known.graph.checkpoint.files
     ours, more = files[: len(checkpoint.files)], files[len(checkpoint.files) :]
     if ours != checkpoint.files or not all(isinstance(each, Computed) for each in more):
         return
+    if any(os.path.dirname(checkpoint.path) in text for text in _told(known)):
+        return
     tokens = len(known.tokenizer.tokens) if known.tokenizer is not None else 0
     nbytes = TENSOR_BYTES * (1 + len(known.graph.nodes)) + TOKEN_BYTES * tokens
     _KNOWN.put(content, known, nbytes)
+
+
+def _told(known: Understood) -> Iterator[str]:
+    """Yield what is said of a model in words."""
+    graph, tokenizer = known.graph, known.tokenizer
+    yield from graph.notes
+    yield from (param.origin for param in graph.hparams.values())
+    yield from (drop.reason for drop in graph.dropped)
+    if tokenizer is not None:
+        yield from tokenizer.notes
+        yield from (str(origin) for origin in tokenizer.origins.values())
 
 
 def compared(
