@@ -23,8 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from helpers.builders import Llama
 from plan import _tokenizer
+
+from helpers.builders import Llama
 
 WIDTH, HIDDEN, LAYERS, TOKENS = 32, 32, 1, 300
 NAMES = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "islet", "jetty")

@@ -60,7 +60,8 @@ class Cursor:
     ) -> None:
         """Start at byte `offset`; treat the bytes from `end` on (default: the end of the source) as absent.
 
-        `known`: the first bytes of the source, if they were read already. A source for which bytes are dear says in its attribute `ahead` how many may be read before they are needed.
+        `known`: the first bytes of the source, if they were read already. A source for which bytes are dear says in its
+        attribute `ahead` how many may be read before they are needed.
         """
         self.source = source
         self._most = min(_LAST_WINDOW, getattr(source, "ahead", _LAST_WINDOW))
@@ -375,9 +376,9 @@ class Struct:
         values: dict[str, int | float | bytes] = {}
         if not cursor.big_endian and cursor.remaining >= self.size:  # all at once, unless something is wrong
             at, packed = cursor.offset, cursor.take(self.size, self.name)
-            values = dict(zip(self._names, self._packed.unpack(packed), strict=True))
-            if all(low <= values[name] <= high for name, low, high in self._ranges):
-                return values
+            found: dict[str, Any] = dict(zip(self._names, self._packed.unpack(packed), strict=True))
+            if all(low <= found[name] <= high for name, low, high in self._ranges):
+                return found
             cursor = Cursor(cursor.source, at)
         for member in self.members:
             at, what = cursor.offset, f"{self.name}.{member.name}"

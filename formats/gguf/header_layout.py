@@ -157,7 +157,7 @@ def with_values(layout: GGUFLayout, before: Mapping[str, Value], after: Mapping[
     Raises what `lay_out` raises.
     """
     packer = _Packer(layout.version, layout.big_endian)
-    last = next((tensor.offset for tensor in reversed(layout.tensors.values())), 0) - len(layout.header)
+    last = next((tensor.offset for tensor in reversed([*layout.tensors.values()])), 0) - len(layout.header)
     if list(before) != list(after) or last <= 0:
         return None
     pairs = enumerate(zip(before.values(), after.values(), strict=True))

@@ -32,11 +32,11 @@ def mark(entries: Sequence[Entry], open_file: Open, whole: Callable[[Found], boo
     models = [i for i, entry in enumerate(found) if entry.verdict in (CONVERT, SKIP) and entry.files]
     groups = _split(models, lambda i: _sizes(found[i]))
     for count in (FIRST, SAMPLES):
-        groups = [
-            same
-            for alike in groups
-            for same in _split(alike, lambda i: tuple(_samples(each, open_file, count) for each in _all(found[i])))
-        ]
+
+        def samples(i: int, count: int = count) -> Hashable:
+            return tuple(_samples(each, open_file, count) for each in _all(found[i]))
+
+        groups = [same for alike in groups for same in _split(alike, samples)]
     for same in groups:
         _settle(found, same, open_file, whole)
     return found

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError
@@ -19,22 +18,43 @@ from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.records.fields import AttemptRow, LedgerRow, NewRow, TriedRow
 from ggferry.service.records.ledger_database import LedgerDatabase
 from ggferry.service.records.ledger_rows import check_row
+from ggferry.service.records.ledger_tables import (
+    DONE,
+    FAILED,
+    HELD,
+    LONGEST_DELAY,
+    QUARANTINED,
+    QUEUED,
+    RUNNING,
+    SKIPPED,
+    STATES,
+    VERIFYING,
+)
 from ggferry.service.records.owners import is_dead
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.support.heavy import sa
 
-QUEUED, RUNNING, VERIFYING, DONE, FAILED, QUARANTINED, SKIPPED = STATES = (
-    "queued",
-    "running",
-    "verifying",
-    "done",
-    "failed",
-    "quarantined",
-    "skipped",
-)
-HELD = (RUNNING, VERIFYING)
+__all__ = [
+    "DONE",
+    "FAILED",
+    "HELD",
+    "LONGEST_DELAY",
+    "LOST_AT_MOST",
+    "QUARANTINED",
+    "QUEUED",
+    "RUNNING",
+    "SAME",
+    "SKIPPED",
+    "STATES",
+    "VERIFYING",
+    "Duplicate",
+    "Job",
+    "LeaseLost",
+    "Ledger",
+    "LedgerAway",
+    "bucket",
+]
 BUCKETS = 1 << 30
-LONGEST_DELAY = 60.0  # seconds that a job is put back for at most
 LOST_AT_MOST = 10  # leases of one job that may run out before it is taken to be what ends its machines
 
 
@@ -191,10 +211,9 @@ class Ledger(LedgerDatabase):
                 return Job(row.id, row.entry, row.attempts, owner, row.claims)
         now = self._now(connection)
         given = {"now": now, "share": share, "shares": shares}
-        if isinstance(plan, str):
-            row = connection.execute(self._next_of_plan, {**given, "of": plan}).first()
-        else:
-            row = connection.execute(self._next(jobs.c.plan.in_(plan)), given).first()
+        said = self.statements
+        query, more = (said.next_of_plan, {"of": plan}) if isinstance(plan, str) else (said.next(self._of(plan)), {})
+        row = connection.execute(query, {**given, **more}).first()
         if row is None:
             return None
         check_row(row._mapping, self.shown)
@@ -211,62 +230,10 @@ class Ledger(LedgerDatabase):
             "stage": None,
             "error": None,
         }
-        connection.execute(self._of_id, {"of": row.id, **claimed})
+        connection.execute(said.change, {"of": row.id, **claimed})
         tried = {"job": job.id, "attempt": job.attempt, "owner": owner, "token": job.token, "started": now}
-        connection.execute(self._tried, tried)
+        connection.execute(said.tried, tried)
         return job
-
-    # Statements that every job needs are made once: to make one anew takes longer than to carry it out.
-
-    def _next(self, of_plan: Any) -> Any:
-        """Return the query for the next job to be claimed, with the parameters now, share and shares."""
-        jobs = self.jobs
-        return (
-            sa.select(jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims)
-            .where(of_plan, jobs.c.state == QUEUED, _is_due(jobs, sa.bindparam("now", type_=sa.Double)))
-            .where(jobs.c.bucket % sa.bindparam("shares") == sa.bindparam("share"))
-            .where(jobs.c.same_as.is_(None))  # those with one wait for it
-            .order_by(jobs.c.attempts + jobs.c.losses, jobs.c.bytes_in.desc(), jobs.c.id)
-            .limit(1)
-            .with_for_update(skip_locked=True)
-        )
-
-    @cached_property
-    def _next_of_plan(self) -> Any:
-        return self._next(self.jobs.c.plan == sa.bindparam("of"))
-
-    @cached_property
-    def _of_id(self) -> Any:
-        """The change of a job by its id, the parameter of."""
-        return sa.update(self.jobs).where(self.jobs.c.id == sa.bindparam("of"))
-
-    @cached_property
-    def _tried(self) -> Any:
-        """The insertion of an attempt."""
-        return sa.insert(self.attempts)
-
-    @cached_property
-    def _of_claim(self) -> Any:
-        """The condition that a job is held by a claim: the parameters of, by and token."""
-        jobs = self.jobs
-        mine = (jobs.c.id == sa.bindparam("of")) & (jobs.c.owner == sa.bindparam("by"))
-        return mine & (jobs.c.claims == sa.bindparam("token")) & ((jobs.c.state == RUNNING) | (jobs.c.state == VERIFYING))
-
-    @cached_property
-    def _change_of_claim(self) -> Any:
-        return sa.update(self.jobs).where(self._of_claim)
-
-    @cached_property
-    def _end_of_attempt(self) -> Any:
-        table = self.attempts
-        mine = (table.c.job == sa.bindparam("of")) & (table.c.token == sa.bindparam("claim")) & table.c.outcome.is_(None)
-        return sa.update(table).where(mine)
-
-    @cached_property
-    def _waiting_for(self) -> Any:
-        jobs = self.jobs
-        waiting = (jobs.c.state == QUEUED) & (jobs.c.same_as == sa.bindparam("of"))
-        return sa.select(jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims).where(waiting)
 
     def _of(self, plan: Any) -> Any:
         return self.jobs.c.plan == plan if isinstance(plan, str) else self.jobs.c.plan.in_(plan)
@@ -424,11 +391,13 @@ class Ledger(LedgerDatabase):
 
         They are skipped when it is done, and queued otherwise.
         """
-        found = connection.execute(self._waiting_for, {"of": duplicate}).all()
+        found = connection.execute(self.statements.waiting, {"of": duplicate}).all()
         if not found:
             return []
         waiting = (self.jobs.c.state == QUEUED) & (self.jobs.c.same_as == duplicate)
-        values = {"state": SKIPPED, "error": SAME, "finished": self._now(connection)} if state == DONE else {"same_as": None}
+        values = (
+            {"state": SKIPPED, "error": SAME, "finished": self._now(connection)} if state == DONE else {"same_as": None}
+        )
         connection.execute(sa.update(self.jobs).where(waiting).values(**values))
         return [Job(row.id, row.entry, row.attempts, "", row.claims) for row in found] if state == DONE else []
 
@@ -441,7 +410,7 @@ class Ledger(LedgerDatabase):
     def _change(self, connection: Any, job: Job, **values: Any) -> None:
         held = {"of": job.id, "by": job.owner, "token": job.token}
         values = {"updated": time.time(), **values}
-        if connection.execute(self._change_of_claim, {**values, **held}).rowcount != 1:
+        if connection.execute(self.statements.change_held, {**values, **held}).rowcount != 1:
             raise LeaseLost(job.id)
 
     def _end(self, connection: Any, job: Job, state: str, outcome: str, **values: Any) -> list[Job]:
@@ -462,7 +431,7 @@ class Ledger(LedgerDatabase):
 
     def _end_attempt(self, connection: Any, job: Job, outcome: str, error: Any, now: float) -> None:
         ended = {"of": job.id, "claim": job.token, "outcome": outcome, "error": error, "ended": now}
-        connection.execute(self._end_of_attempt, ended)
+        connection.execute(self.statements.end_attempt, ended)
 
     def now(self) -> float:
         """Return the time by which leases end and jobs are put back, in seconds since 1970."""
@@ -538,11 +507,6 @@ class Ledger(LedgerDatabase):
         """Record that the source of a finished job was deleted deliberately."""
         change = sa.update(self.jobs).where(self.jobs.c.id == job).values(deleted=True)
         self._do(lambda connection: connection.execute(change))
-
-
-def _is_due(jobs: Any, now: float) -> Any:
-    """Return the condition that a job need not wait any more; one put back for longer is so by a clock set back."""
-    return (jobs.c.not_before <= now) | (jobs.c.not_before > now + LONGEST_DELAY)
 
 
 def bucket(job: str) -> int:

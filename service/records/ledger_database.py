@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError, UnreachableError, UsageError
 from ggferry.service.records.ledger_rows import HINT, DamagedError, check_row, damaged, decoded
-from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, prepare_sqlite, tables
+from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, Statements, prepare_sqlite, tables
 from ggferry.service.records.ledger_url import connect_options, full_url, hide_secrets, redact
 from ggferry.support.heavy import sa
 
@@ -50,6 +50,7 @@ class LedgerDatabase:
         if self._sqlite and must_exist and not os.path.exists(path):
             raise NotFoundError("no such ledger", path=path)
         self._meta, self.jobs, self.attempts, self.schema = tables()
+        self.statements = Statements(self.jobs, self.attempts)
         try:
             options = {**connect_options(self.url), "json_deserializer": decoded}
             self.engine = sa.create_engine(self.url, **options)

@@ -28,7 +28,6 @@ from ggferry.service.workers.messages import Analysis, Converted, Rechecked, Rep
 from ggferry.support.content_cache import keeping
 from ggferry.support.progress import Phase
 
-
 KEPT_BELOW = 256 << 20
 """Bytes of weights below which a conversion keeps and finds what others of the same content need, too.
 

@@ -222,8 +222,9 @@ class _VocabularyCheck:
         read = tokenizer_of(graph, again, Request(again.path))
         if self._found is None or self._read != read:
             sides = Vocabularies(output.tokenizer, read, plan.graph.checkpoint, request.vocab)
-            self._read, self._found = read, compared(
-                output.known, read, request, lambda: check_tokenizer(sides, again.path, depth_of(request))
+            self._read, self._found = (
+                read,
+                compared(output.known, read, request, lambda: check_tokenizer(sides, again.path, depth_of(request))),
             )
         if not graph.architecture.projector:
             check_declared(plan.graph.checkpoint, again, request.vocab, request.metadata, asked=asked_with(plan.graph))

@@ -102,9 +102,11 @@ def test_what_differs_is_bound_anew(tmp_path: Path, bound: list[str]) -> None:
     del bound[:]
     with keeping():
         assert [said(each) for each in models] == alone
-        assert said(same, vocab=replace(Request("").vocab, none=True)) == said(
-            first, vocab=replace(Request("").vocab, none=True)
-        ) or len(bound) == 5
+        assert (
+            said(same, vocab=replace(Request("").vocab, none=True))
+            == said(first, vocab=replace(Request("").vocab, none=True))
+            or len(bound) == 5
+        )
     assert [Path(path).parent.name for path in bound[:4]] == ["a", "c", "d", "e"]
 
 
