@@ -6,11 +6,12 @@ of a field, so that the four cannot drift apart.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Mapping
 from dataclasses import field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ggferry.formats import limits
 from ggferry.formats.errors import GgferryError, MissingError, OutOfRangeError, TableError, TruncatedError, UsageError
@@ -54,19 +55,23 @@ class Cursor:
 
     __slots__ = ("_base", "_big", "_buffer", "_most", "_number", "_pos", "_window", "end", "source")
 
-    def __init__(self, source: Source, offset: int = 0, big_endian: bool = False, end: int | None = None) -> None:
+    def __init__(
+        self, source: Source, offset: int = 0, big_endian: bool = False, end: int | None = None, known: bytes = b""
+    ) -> None:
         """Start at byte `offset`; treat the bytes from `end` on (default: the end of the source) as absent.
 
-        A source for which bytes are dear says in its attribute `ahead` how many may be read before they are needed.
+        `known`: the first bytes of the source, if they were read already. A source for which bytes are dear says in its
+        attribute `ahead` how many may be read before they are needed.
         """
         self.source = source
         self._most = min(_LAST_WINDOW, getattr(source, "ahead", _LAST_WINDOW))
         self.end = source.size if end is None else min(end, source.size)
-        self._base = offset
+        begun = len(known) >= offset and end is None
+        self._base = 0 if begun else offset
         self._big = big_endian
         self._number = _NUMBER[big_endian]
-        self._buffer = b""
-        self._pos = 0
+        self._buffer = known if begun else b""
+        self._pos = offset if begun else 0
         self._window = min(_FIRST_WINDOW, self._most)
 
     @property
@@ -328,6 +333,9 @@ class Struct:
     name: str
     table: str = field(repr=False)
     members: tuple[Member, ...] = field(init=False)
+    _names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _packed: Any = field(init=False, repr=False, compare=False)
+    _ranges: tuple[tuple[str, int | float, int | float], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         lines = [line.strip() for line in self.table.splitlines() if line.strip()]
@@ -343,16 +351,35 @@ class Struct:
                 place = caller().of(line)
                 raise TableError(f"{self.name}: {error.problem}", path=place, found=error.word) from None
             members[member.name] = member
-        object.__setattr__(self, "members", tuple(members.values()))
+        for name, value in (
+            ("members", tuple(members.values())),
+            ("_names", tuple(members)),
+            ("_packed", struct.Struct("<" + "".join(CODES.get(m.code, f"{m.count}s") for m in members.values()))),
+            (
+                "_ranges",
+                tuple(
+                    (m.name, -math.inf if m.low is None else m.low, math.inf if m.high is None else m.high)
+                    for m in members.values()
+                    if m.low is not None or m.high is not None
+                ),
+            ),
+        ):
+            object.__setattr__(self, name, value)
 
     @property
     def size(self) -> int:
         """Bytes of all fields together."""
-        return sum(member.size for member in self.members)
+        return int(self._packed.size)
 
     def read(self, cursor: Cursor) -> dict[str, int | float | bytes]:
         """Return the fields at the cursor. Raises TruncatedError, or OutOfRangeError naming field and offset."""
         values: dict[str, int | float | bytes] = {}
+        if not cursor.big_endian and cursor.remaining >= self.size:  # all at once, unless something is wrong
+            at, packed = cursor.offset, cursor.take(self.size, self.name)
+            found: dict[str, Any] = dict(zip(self._names, self._packed.unpack(packed), strict=True))
+            if all(low <= found[name] <= high for name, low, high in self._ranges):
+                return found
+            cursor = Cursor(cursor.source, at)
         for member in self.members:
             at, what = cursor.offset, f"{self.name}.{member.name}"
             values[member.name] = cursor.number(member.code, what) if member.code else cursor.take(member.count, what)

@@ -5,7 +5,7 @@ defense.
 """
 
 MAX_DIMS = 4  # GGML_MAX_DIMS; ggml refuses more
-MAX_TENSORS = 1 << 19  # of a checkpoint: DeepSeek-V3 has 91 991, 61 layers of 384 experts in GPTQ 280 000
+MAX_TENSORS = 1 << 20  # of a checkpoint: Kimi-K3 has 498 000, and 990 000 with the four tensors of GPTQ a matrix
 MAX_GGUF_TENSORS = 1 << 16  # of a GGUF model, its experts in one tensor: DeepSeek-V3 has 1 025
 MAX_GGML_TENSORS = 1 << 14  # of a GGML-era file: LLaMA-65B has 723, Whisper 1 259
 MAX_KV = 1 << 14  # metadata keys: models have 20 to 100
@@ -34,7 +34,7 @@ MAX_JSON_ITEMS = 1 << 22  # commas of one text: a vocabulary has 262 144, its me
 MAX_JSON_CONTAINERS = 5 << 18  # brackets: a merge has one, an added token one
 MAX_JSON_DEPTH = 100  # levels of nesting; tokenizer.json has 8
 MAX_RANK = 64  # axes of a tensor in a training checkpoint: torch stops at 64
-MAX_SHARDS = 1 << 12  # files of one checkpoint; DeepSeek-V3 has 163, and each costs a descriptor
+MAX_SHARDS = 1 << 12  # files of one checkpoint; the most known are 351, and each costs a descriptor
 MAX_ZIP_ENTRIES = 1 << 16  # a storage each, of the tensors of one file
 MAX_ZIP_DIRECTORY = 1 << 26  # bytes of a zip's central directory: 256 an entry
 MAX_PICKLE = 1 << 26  # bytes of data.pkl; about 300 a tensor

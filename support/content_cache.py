@@ -33,6 +33,11 @@ def keeping() -> Iterator[None]:
         _keeping = before
 
 
+def keeps() -> bool:
+    """Return whether results are kept and found at present."""
+    return _keeping
+
+
 class Recent(Generic[V]):
     """What was made most recently of which content, up to `most` bytes as the callers count them.
 

@@ -28,7 +28,7 @@ from ggferry.formats.files.digests import Record
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.sources import known_by
 from ggferry.formats.free_space import check_free_space
-from ggferry.support.allocator import trim_heap
+from ggferry.support.allocator import TRIMMED_FROM, trim_heap
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
@@ -172,7 +172,8 @@ def _write(outputs: Sequence[PlannedOutput], targets: Sequence[Target], stage: S
     with stage(Phase.WRITING, sum(output.plan.bytes_written for output in outputs)) as progress:
         for kind, _, own in groups:
             kind.write(own, threads, progress)
-    trim_heap()
+    if sum(output.plan.bytes_written for output in outputs) >= TRIMMED_FROM:
+        trim_heap()
     for target in targets:
         target.finish()
     return [output.kind.written(output, writer, sums) for output, writer in zip(outputs, writers, strict=True)]

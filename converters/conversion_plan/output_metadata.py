@@ -19,9 +19,40 @@ from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import Kind, kind_of
 from ggferry.quant.recipes.file_types import file_type_of
+from ggferry.support.records import dataclass
 
 SPLIT = "split."
 TOKENS = "tokenizer.ggml.tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the metadata of an output says of a model whatever it is called.
+
+    Attributes:
+        parameters: Number of its weights.
+        expert_parameters: Number of those in experts.
+        file_type: The value of `general.file_type`; None without weights.
+        quantized: Whether a tensor is quantized.
+        own: The architecture's and the tokenizer's keys.
+    """
+
+    parameters: int
+    expert_parameters: int
+    file_type: int | None
+    quantized: bool
+    own: Mapping[str, Entry]
+
+
+def describe(graph: ModelGraph, steps: Sequence[Step], tokenizer: Tokenizer | None, options: Options) -> Described:
+    """Return what the metadata says of a model whatever it is called. The arguments are those of `assemble`."""
+    return Described(
+        graph.parameters,
+        sum(r.elements for n in graph.nodes if "_exps" in n.name for r in n.inputs),
+        file_type_of(type_table(steps), _declared(graph, options)) if steps else None,
+        any(step.type.quantized for step in steps),
+        {**architecture_entries(graph), **tokenizer_entries(tokenizer)},
+    )
 
 
 def assemble(
@@ -31,6 +62,7 @@ def assemble(
     options: Options,
     model_name: str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    described: Described | None = None,
 ) -> tuple[dict[str, Entry], tuple[str, ...]]:
     """Return all keys of the output but `general.alignment` (which the writer adds), in order, and notes for the user.
 
@@ -41,8 +73,10 @@ def assemble(
         options: What the user asked for.
         model_name: The value of `--model-name`.
         overrides: The object of `--metadata`.
+        described: What `describe` returns for the first four, where it is known.
     """
     checkpoint = graph.checkpoint
+    found = described or describe(graph, steps, tokenizer, options)
     inherited = {
         k: v
         for k, v in checkpoint.metadata.items()
@@ -56,16 +90,16 @@ def assemble(
     experts = graph.sizes.get("n_expert", 0)
     # Where the user gives a name, the path is not consulted, so it cannot contradict the name.
     named = model_name or checkpoint.title or os.path.abspath(checkpoint.path)
-    guessed = guess(named, parameters=graph.parameters, fallback=graph.architecture.name)
+    guessed = guess(named, parameters=found.parameters, fallback=graph.architecture.name)
     general, notes = general_metadata(
         architecture=graph.architecture.name,
         guessed=guessed,
         description=_origin(checkpoint),
-        parameters=graph.parameters,
+        parameters=found.parameters,
         experts=experts if isinstance(experts, int) else 0,
-        expert_parameters=sum(r.elements for n in graph.nodes if "_exps" in n.name for r in n.inputs),
-        file_type=file_type_of(type_table(steps), _declared(graph, options)) if steps else None,
-        quantized=any(step.type.quantized for step in steps),
+        expert_parameters=found.expert_parameters,
+        file_type=found.file_type,
+        quantized=found.quantized,
         kind=SECOND if second else "model",
         model_name=model_name,
         overrides=overrides,
@@ -74,7 +108,7 @@ def assemble(
         config={} if inherited else checkpoint.metadata,
         generation_config=generation,
     )
-    ours = {**general, **architecture_entries(graph), **tokenizer_entries(tokenizer)}
+    ours = {**general, **found.own}
     unwanted = ("general.", "tokenizer.") if tokenizer is None and TOKENS in inherited else ("general.",)
     rest = {
         key: Entry(value, f"key {key} of the source")

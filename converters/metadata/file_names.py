@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from urllib.parse import unquote
 
@@ -242,6 +242,7 @@ _REPOSITORY = (
 )
 
 
+@lru_cache(256)  # the same name is asked for again and again within one model
 def guess(
     path: str | os.PathLike[str], *, parameters: int = 0, adapter: bool = False, fallback: str = "model"
 ) -> Guess:

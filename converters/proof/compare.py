@@ -23,7 +23,7 @@ from ggferry.quant.accuracy import differences, similarity
 from ggferry.quant.accuracy.known_values import decodes_as_known
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
-from ggferry.support.allocator import trim_heap
+from ggferry.support.allocator import TRIMMED_FROM, trim_heap
 from ggferry.support.heavy import np
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
@@ -150,7 +150,8 @@ def compare_outputs(cases: Sequence[Case], *, jobs: int | None = None, stage: St
                 found, check_tensor([c.sides for c in cases], node.name, jobs, progress), strict=True
             ):
                 tensors.append(tensor)
-    trim_heap()
+    if sum(case.sides.output.checkpoint.nbytes for case in cases) >= TRIMMED_FROM:
+        trim_heap()
     computable = [
         number
         for number, case in enumerate(cases)

@@ -240,6 +240,11 @@ def unexplained(findings: Iterable[Finding], notes: Collection[str]) -> tuple[Fi
     return tuple(left)
 
 
+def explains(notes: Iterable[str]) -> bool:
+    """Return whether some note holds what `unexplained` takes for an explanation."""
+    return any(rule.said and rule.said in note for note in notes for rule in EXPLAINED)
+
+
 def _explained(kind: str, architecture: str, told: str) -> re.Pattern[str]:
     """Return a pattern of what findings of this kind may rightly name in a file of this architecture."""
     rules = (

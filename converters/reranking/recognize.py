@@ -135,11 +135,22 @@ def _evidence(checkpoint: Checkpoint) -> Iterator[str]:
     stated = checkpoint.metadata.get("_name_or_path")
     if isinstance(stated, str) and _NAME.search(os.path.basename(stated.rstrip("/\\"))):
         yield f"config.json's _name_or_path is {stated[:80]!r}"
-    place = os.path.abspath(checkpoint.path)
+    for name in _called(checkpoint.path):
+        yield f"the folder is called {name[:80]!r}"
+
+
+def _called(path: str) -> Iterator[str]:
+    """Yield the names of a model's folder, here and where it is from, that are a reranker's."""
+    place = os.path.abspath(path)
     folder = place if os.path.isdir(place) else os.path.dirname(place)
-    for path in dict.fromkeys((folder, known_by(folder).rstrip("/"))):
-        if _NAME.search(os.path.basename(path)):
-            yield f"the folder is called {os.path.basename(path)[:80]!r}"
+    for each in dict.fromkeys((folder, known_by(folder).rstrip("/"))):
+        if _NAME.search(os.path.basename(each)):
+            yield os.path.basename(each)
+
+
+def is_called_like_one(path: str) -> bool:
+    """Return whether the folder of a model has a reranker's name."""
+    return any(_called(path))
 
 
 def _rows(checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ def objections(tokenizer: Tokenizer, name: str = "") -> tuple[str, ...]:
     for flag, role in (("add_bos", "bos"), ("add_eos", "eos"), ("add_sep", "sep")):
         if tokenizer.flags.get(flag) and role not in tokenizer.ids and tokenizer.model in ("gpt2", "rwkv"):
             found.append(f"{flag} is set but no {role} token")
-    if any(mark in name.lower() for mark in ("phi3", "phi-3")):
+    if is_called_phi3(name):
         absent = [text for text in PHI3_TOKENS if text not in tokenizer.tokens]
         if absent:
             found.append(
@@ -31,6 +31,11 @@ def objections(tokenizer: Tokenizer, name: str = "") -> tuple[str, ...]:
     if tokenizer.model == "llama" and tokenizer.types and TokenType.BYTE not in tokenizer.types:
         found.append("no byte tokens: any text outside the pieces ends the process")
     return tuple(found)
+
+
+def is_called_phi3(name: str) -> bool:
+    """Return whether llama.cpp takes a model of this `general.name` for a Phi-3."""
+    return any(mark in name.lower() for mark in ("phi3", "phi-3"))
 
 
 SHOWN = 8

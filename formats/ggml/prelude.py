@@ -57,7 +57,7 @@ class Prelude:
     notes: tuple[str, ...] = ()
 
 
-def read_prelude(source: Source, version: Version, layout: HeaderLayout, runs: Runs) -> Prelude:
+def read_prelude(source: Source, version: Version, layout: HeaderLayout, runs: Runs, known: bytes = b"") -> Prelude:
     """Read the prelude of a file under one layout.
 
     Args:
@@ -65,11 +65,12 @@ def read_prelude(source: Source, version: Version, layout: HeaderLayout, runs: R
         version: Its container and version.
         layout: The layout to try.
         runs: Vocabularies of this file that were read under other layouts; this one is added.
+        known: The first bytes of the file, if they were read already.
 
     Raises:
         CorruptError: The bytes are no such prelude.
     """
-    cursor = Cursor(source, 4 if version[0] == "ggml" else 8)
+    cursor = Cursor(source, 4 if version[0] == "ggml" else 8, known=known)
     header = layout.header.read(cursor)
     matrix = _matrix(cursor, layout.matrix) if layout.matrix else None
     vocab, notes = None, list[str]()

@@ -6,8 +6,9 @@ up to the next multiple of 32; and the data. Source: docs/formats/ggml-era.md "R
 
 from __future__ import annotations
 
+import dataclasses
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ggferry.formats import limits
@@ -28,13 +29,12 @@ from ggferry.formats.ggml.prelude import Prelude
 from ggferry.formats.ggml.types import PLANAR, meanings
 from ggferry.quant.codec import codecs
 from ggferry.quant.types import BlockError
-from ggferry.support.records import dataclass
 
 ALIGNMENT = {"ggml": 1, "ggmf": 1, "ggjt": 32, "ggcc": 32}
 SAMPLE_TENSORS, SAMPLE_ROWS = 8, 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)  # an archive has millions
 class Record:
     """A tensor record.
 
@@ -53,11 +53,18 @@ class Record:
     data: int
 
 
-Records = dict[int, Record]
-"""The records read from one file, by the byte at which they begin.
+class Records(dict[int, Record]):
+    """The records read from one file, by the byte at which they begin.
 
-Every layout, and every meaning of the type codes, leads past the same records.
-"""
+    Every layout, and every meaning of the type codes, leads past the same records.
+
+    Attributes:
+        walks: The tensors that whole walks have found, by where they began and what they took codes and axes to mean.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.walks: dict[Hashable, Sequence[TensorRef]] = {}
 
 
 def read_records(source: Source, prelude: Prelude, seen: Records) -> tuple[list[TensorRef], list[str]]:
@@ -82,7 +89,10 @@ def read_records(source: Source, prelude: Prelude, seen: Records) -> tuple[list[
     first: CorruptError | None = None
     for codes, note in readings:
         try:
-            refs = list(_walk(source, prelude, codes, seen))
+            walk = prelude.records, prelude.layout.axes, tuple(codes.items())
+            if walk not in seen.walks:
+                seen.walks[walk] = list(_walk(source, prelude, codes, seen))
+            refs = [*seen.walks[walk]]
         except CorruptError as error:
             first = first or error
             continue

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
+from itertools import islice
 from typing import Any
 
 from ggferry.formats import limits
@@ -141,6 +142,37 @@ def packed_key(key: str, value: Value, version: int = 3, big_endian: bool = Fals
     Raises UsageError for what is no key, and what `lay_out` raises for values.
     """
     return _Packer(version, big_endian).key(key, value)
+
+
+def with_values(layout: GGUFLayout, before: Mapping[str, Value], after: Mapping[str, Value]) -> GGUFLayout | None:
+    """Return a layout with other values of the same keys; None where that is not done by its first keys alone.
+
+    It is not where the data would begin elsewhere, or where the header does not end with an offset other than 0.
+
+    Args:
+        layout: What `lay_out` returned for the keys `before`.
+        before: The keys of the layout, without the alignment that `lay_out` adds.
+        after: The same keys in the same order.
+
+    Raises what `lay_out` raises.
+    """
+    packer = _Packer(layout.version, layout.big_endian)
+    last = next((tensor.offset for tensor in reversed([*layout.tensors.values()])), 0) - len(layout.header)
+    if list(before) != list(after) or last <= 0:
+        return None
+    pairs = enumerate(zip(before.values(), after.values(), strict=True))
+    changed = [number for number, (old, new) in pairs if old is not new]
+    stated = packer.number("u64", last, "offset")
+    bare = layout.header.rstrip(b"\0")
+    end = len(bare) + len(stated) - len(stated.rstrip(b"\0"))
+    first = changed[-1] + 1 if changed else 0  # keys up to the last that changed; the others stay as they are
+    begin = 8 + 2 * struct.calcsize(CODES[packer.count_code])  # behind the magic, the version and both counts
+    there, here = (
+        b"".join(packer.key(key, value) for key, value in islice(values.items(), first)) for values in (before, after)
+    )
+    header = layout.header[:begin] + here + layout.header[begin + len(there) : end]
+    missing = len(layout.header) - len(header)
+    return replace(layout, header=header + bytes(missing)) if 0 <= missing < layout.alignment else None
 
 
 def lay_out_packed(

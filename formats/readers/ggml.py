@@ -43,6 +43,7 @@ CONTAINERS = (
 )
 MAGIC = {one.magics[0]: one.name for one in CONTAINERS} | {b"nsgg": "ggsn"}
 """The four bytes on disk: a little-endian u32 such as 0x67676d6c appears reversed."""
+HEAD = 64 << 10  # bytes; nearly always the header and the vocabulary of a tiny model, or the beginning of one
 VERSIONS = {one.name: one.versions for one in CONTAINERS}
 NOT_MODELS = {
     "ggsn": "a saved llama.cpp session (GGSN): the state of a conversation, not a model",
@@ -88,10 +89,11 @@ def _reading(source: Source, layouts: Sequence[HeaderLayout]) -> Checkpoint:
     found: list[Checkpoint] = []
     failures: list[tuple[str, CorruptError]] = []
     runs: Runs = {}
-    records: Records = {}
+    known = source.read(0, min(HEAD, source.size))  # for every layout
+    records = Records()
     for layout in candidates:
         try:
-            found.append(_read_as(source, version, layout, runs, records))
+            found.append(_read_as(source, version, layout, runs, records, known))
         except CorruptError as error:
             failures.append((layout.name, error))
     if len(found) == 1:
@@ -148,8 +150,10 @@ def _version(source: Source) -> Version:
     return container, version
 
 
-def _read_as(source: Source, version: Version, layout: HeaderLayout, runs: Runs, records: Records) -> Checkpoint:
-    prelude = read_prelude(source, version, layout, runs)
+def _read_as(
+    source: Source, version: Version, layout: HeaderLayout, runs: Runs, records: Records, known: bytes
+) -> Checkpoint:
+    prelude = read_prelude(source, version, layout, runs, known)
     refs, notes = read_records(source, prelude, records)
     if refs and not any(fnmatch.fnmatchcase(ref.name, pattern) for pattern in layout.names for ref in refs):
         raise UnexpectedTensorError(

@@ -6,6 +6,7 @@ This runs wherever an engine wants it; it knows the ledger only through a `Desk`
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ from ggferry.support.progress import Phase
 
 TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below
 RETRY_AFTER = 2.0  # seconds; doubled with every attempt
+WORTH_NOTING = 0.15  # seconds of proof after which the ledger says that a job is at it; progress comes every 0.2 s
 TRANSIENT_FACTOR = 2  # passing trouble is tried that many times as often as what ends a worker: usually for a minute
 HINTS = {"OutOfMemory": "--memory SIZE", "InternalError": "please report it"}
 
@@ -185,6 +187,7 @@ class _Run:
         self.mirror = Mirror(os.path.join(self.folder, "from"))
         stack.callback(self.mirror.close)
         self.trouble: BaseException | None = None
+        self.proving, self.noted = 0.0, False  # since when its output is being proved; whether the ledger knows
         self.writer = Writer(f"{settings.mark}{job.id[:12]}", job.token)
         configure_access(settings.access)
         self.twin: Duplicate | None = None
@@ -250,9 +253,17 @@ class _Run:
         return self.mirror.url_of(path) if isinstance(path, str) else path
 
     def _on_event(self, event: Event) -> None:
-        if event.get("event") == "stage" and event.get("title") == Phase.VERIFYING:
-            self.desk.verifying(self.job)
+        if event.get("title") == Phase.VERIFYING:
+            self._note_verifying()
         self.desk.event(self.job, event)
+
+    def _note_verifying(self) -> None:
+        """Record that the output is being proved, unless that is over at once: a transaction takes as long."""
+        now = time.monotonic()
+        self.proving = self.proving or now
+        if now - self.proving >= WORTH_NOTING and not self.noted:
+            self.noted = True
+            self.desk.verifying(self.job)
 
     def _on_ask(self, question: Question) -> Reply:
         try:

@@ -1,5 +1,7 @@
 """Do the jobs of a ledger on a Ray cluster: one task for each job, with its memory and threads reserved.
 
+Ray lets one of its processes do many tasks, and these keep the worker that reads model files for the next.
+
 The ledger is the truth. Tasks do not know it and hold no password: their questions go to an actor at the coordinator.
 Ray itself never repeats a task. A lost worker is recorded like any crash, a lost node like a lost lease, and the ledger
 decides. Sources and outputs must be reachable from every node (a shared file system, or a store).
@@ -7,10 +9,12 @@ decides. Sources and outputs must be reachable from every node (a shared file sy
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import ggferry
@@ -27,6 +31,7 @@ from ggferry.service.workers.supervisor import Limits, Supervisor
 from ggferry.support.interrupts import interrupts_wait
 
 POLL = 0.2  # seconds to wait for a task before looking at the queue again
+TASKS_A_PROCESS = 200  # that Ray lets a process of its own do: to start one, and a worker in it, takes 3 s of a core
 UNWINDING = 5.0  # seconds for tasks to remove what they began; then their processes are killed
 OUTCOME, LOST, AWAY, SKEW = "outcome", "lost", "away", "skew"  # what a task may answer
 
@@ -54,7 +59,8 @@ class _Cluster:
         near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         actor = ray.remote(num_cpus=0, max_concurrency=64, max_restarts=-1, max_task_retries=3)(_LedgerClient)
         self.desk = actor.options(scheduling_strategy=near).remote(with_environment(run.ledger.url), run.lease)
-        self.task = ray.remote(max_retries=0, max_calls=1, retry_exceptions=False)(_task(ggferry.__version__))
+        several = {"max_calls": TASKS_A_PROCESS, "max_retries": 0, "retry_exceptions": False}
+        self.task = ray.remote(**several)(_task(ggferry.__version__))
         self.tasks: dict[Any, Job] = {}
 
     def work(self) -> None:
@@ -275,13 +281,21 @@ def do_job(job: dict[str, Any], settings: dict[str, Any], actor: Any) -> tuple[s
     import ray
 
     limits, settings["access"] = Limits(**settings.pop("limits")), Access(**settings["access"])
-    for folder in {settings["scratch"], None}:
-        sweep(folder)  # of tasks that were killed here
-    with Supervisor(limits, settings["scratch"]) as supervisor:
-        try:
-            outcome = run_job(Job(**job), supervisor, _FarDesk(actor, ray.get), Settings(limits, **settings))
-        except LedgerAway as away:
-            return AWAY, str(away)
-        except LeaseLost:
-            return LOST, ""
+    supervisor = _supervisor(limits, settings["scratch"])
+    try:
+        outcome = run_job(Job(**job), supervisor, _FarDesk(actor, ray.get), Settings(limits, **settings))
+    except LedgerAway as away:
+        return AWAY, str(away)
+    except LeaseLost:
+        return LOST, ""
     return OUTCOME, asdict(outcome)
+
+
+@cache
+def _supervisor(limits: Limits, scratch: str | None) -> Supervisor:
+    """Return the supervisor of this process, whose tasks are done one after another, all in its main thread."""
+    for folder in {scratch, None}:
+        sweep(folder)  # of tasks that were killed here
+    supervisor = Supervisor(limits, scratch)
+    atexit.register(supervisor.close)
+    return supervisor

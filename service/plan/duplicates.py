@@ -17,6 +17,7 @@ from ggferry.service.records.plan_file import CONVERT, DUPLICATE, SKIP, Entry
 from ggferry.service.storage.stores import Found
 
 SAMPLES, SAMPLE_BYTES = 8, 16 << 10
+FIRST = 2  # samples that are compared first: most files of one size differ there
 Open = Callable[[Found], Source]
 
 
@@ -29,9 +30,15 @@ def mark(entries: Sequence[Entry], open_file: Open, whole: Callable[[Found], boo
     """
     found = list(entries)
     models = [i for i, entry in enumerate(found) if entry.verdict in (CONVERT, SKIP) and entry.files]
-    for alike in _split(models, lambda i: _sizes(found[i])):
-        for same in _split(alike, lambda i: tuple(_samples(each, open_file) for each in _all(found[i]))):
-            _settle(found, same, open_file, whole)
+    groups = _split(models, lambda i: _sizes(found[i]))
+    for count in (FIRST, SAMPLES):
+
+        def samples(i: int, count: int = count) -> Hashable:
+            return tuple(_samples(each, open_file, count) for each in _all(found[i]))
+
+        groups = [same for alike in groups for same in _split(alike, samples)]
+    for same in groups:
+        _settle(found, same, open_file, whole)
     return found
 
 
@@ -86,14 +93,16 @@ def _inodes(entry: Entry) -> tuple[tuple[int, int] | None, ...]:
     return tuple(each.inode for each in entry.files)
 
 
-def _samples(found: Found, open_file: Open) -> str:
+def _samples(found: Found, open_file: Open, count: int) -> str:
+    """Return a digest of so many pieces of a file, evenly spread, the last of them its end."""
     from blake3 import blake3
 
     state = blake3()
     with open_file(found) as source:  # type: ignore[attr-defined]
-        step = max(SAMPLE_BYTES, source.size // SAMPLES)
-        for offset in range(0, source.size, step):
-            state.update(source.read(offset, min(SAMPLE_BYTES, source.size - offset)))
+        step = max(SAMPLE_BYTES, -(-source.size // count))
+        for end in range(source.size, 0, -step):
+            begin = max(0, end - SAMPLE_BYTES)
+            state.update(source.read(begin, end - begin))
     return str(state.hexdigest())
 
 

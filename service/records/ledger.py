@@ -18,22 +18,43 @@ from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.records.fields import AttemptRow, LedgerRow, NewRow, TriedRow
 from ggferry.service.records.ledger_database import LedgerDatabase
 from ggferry.service.records.ledger_rows import check_row
+from ggferry.service.records.ledger_tables import (
+    DONE,
+    FAILED,
+    HELD,
+    LONGEST_DELAY,
+    QUARANTINED,
+    QUEUED,
+    RUNNING,
+    SKIPPED,
+    STATES,
+    VERIFYING,
+)
 from ggferry.service.records.owners import is_dead
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.support.heavy import sa
 
-QUEUED, RUNNING, VERIFYING, DONE, FAILED, QUARANTINED, SKIPPED = STATES = (
-    "queued",
-    "running",
-    "verifying",
-    "done",
-    "failed",
-    "quarantined",
-    "skipped",
-)
-HELD = (RUNNING, VERIFYING)
+__all__ = [
+    "DONE",
+    "FAILED",
+    "HELD",
+    "LONGEST_DELAY",
+    "LOST_AT_MOST",
+    "QUARANTINED",
+    "QUEUED",
+    "RUNNING",
+    "SAME",
+    "SKIPPED",
+    "STATES",
+    "VERIFYING",
+    "Duplicate",
+    "Job",
+    "LeaseLost",
+    "Ledger",
+    "LedgerAway",
+    "bucket",
+]
 BUCKETS = 1 << 30
-LONGEST_DELAY = 60.0  # seconds that a job is put back for at most
 LOST_AT_MOST = 10  # leases of one job that may run out before it is taken to be what ends its machines
 
 
@@ -162,50 +183,56 @@ class Ledger(LedgerDatabase):
         `plan` is the id of a plan, or a query for the ids of several. Jobs with the fewest attempts come first, then
         the largest. `shard` is (i, n): only jobs of share i of n, from 0.
         """
-        ticket = os.urandom(8).hex()
-        return self._do(lambda connection: self._claim(connection, ticket, owner, plan, lease, shard))
+        ticket, asked = os.urandom(8).hex(), False
+
+        def work(connection: Any) -> Job | None:
+            nonlocal asked
+            again, asked = asked, True
+            return self._claim(connection, ticket if again else None, ticket, owner, plan, lease, shard)
+
+        return self._do(work)
 
     def _claim(
-        self, connection: Any, ticket: str, owner: str, plan: Any, lease: float, shard: tuple[int, int]
+        self,
+        connection: Any,
+        former: str | None,
+        ticket: str,
+        owner: str,
+        plan: Any,
+        lease: float,
+        shard: tuple[int, int],
     ) -> Job | None:
         jobs, (share, shares) = self.jobs, shard
-        columns = (jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims)
-        mine = (jobs.c.ticket == ticket) & (jobs.c.owner == owner) & (jobs.c.state == RUNNING)
-        row = connection.execute(sa.select(*columns).where(mine)).first()
-        if row is not None:  # claimed when this was asked before, and the answer was lost
-            return Job(row.id, row.entry, row.attempts, owner, row.claims)
+        if former is not None:
+            columns = (jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims)
+            mine = (jobs.c.ticket == former) & (jobs.c.owner == owner) & (jobs.c.state == RUNNING)
+            row = connection.execute(sa.select(*columns).where(mine)).first()
+            if row is not None:  # claimed when this was asked before, and the answer was lost
+                return Job(row.id, row.entry, row.attempts, owner, row.claims)
         now = self._now(connection)
-        wanted = (
-            sa.select(*columns)
-            .where(self._of(plan), jobs.c.state == QUEUED, _is_due(jobs, now))
-            .where(jobs.c.bucket % shares == share, jobs.c.same_as.is_(None))  # those with one wait for it
-            .order_by(jobs.c.attempts + jobs.c.losses, jobs.c.bytes_in.desc(), jobs.c.id)
-            .limit(1)
-            .with_for_update(skip_locked=True)
-        )
-        row = connection.execute(wanted).first()
+        given = {"now": now, "share": share, "shares": shares}
+        said = self.statements
+        query, more = (said.next_of_plan, {"of": plan}) if isinstance(plan, str) else (said.next(self._of(plan)), {})
+        row = connection.execute(query, {**given, **more}).first()
         if row is None:
             return None
         check_row(row._mapping, self.shown)
         job = Job(row.id, row.entry, row.attempts + 1, owner, row.claims + 1)
-        connection.execute(
-            sa.update(jobs)
-            .where(jobs.c.id == row.id)
-            .values(
-                state=RUNNING,
-                owner=owner,
-                lease_until=now + lease,
-                attempts=job.attempt,
-                claims=job.token,
-                ticket=ticket,
-                started=now,
-                updated=now,
-                stage=None,
-                error=None,
-            )
-        )
+        claimed = {
+            "state": RUNNING,
+            "owner": owner,
+            "lease_until": now + lease,
+            "attempts": job.attempt,
+            "claims": job.token,
+            "ticket": ticket,
+            "started": now,
+            "updated": now,
+            "stage": None,
+            "error": None,
+        }
+        connection.execute(said.change, {"of": row.id, **claimed})
         tried = {"job": job.id, "attempt": job.attempt, "owner": owner, "token": job.token, "started": now}
-        connection.execute(sa.insert(self.attempts).values(**tried))
+        connection.execute(said.tried, tried)
         return job
 
     def _of(self, plan: Any) -> Any:
@@ -245,8 +272,11 @@ class Ledger(LedgerDatabase):
         self._do(lambda connection: self._change(connection, job, state=VERIFYING))
 
     def confirm(self, job: Job) -> None:
-        """Raise LeaseLost unless the job is still held; this is asked before anything is published."""
-        self._do(lambda connection: self._change(connection, job))
+        """Raise LeaseLost unless the job is still held; this is asked before anything is published.
+
+        It says what `verifying` does, too: the proof of a tiny model is over before that is worth a transaction.
+        """
+        self._do(lambda connection: self._change(connection, job, state=VERIFYING))
 
     def finish(self, job: Job, state: str, **values: Any) -> list[Job]:
         """End an attempt. Raises LeaseLost.
@@ -361,16 +391,15 @@ class Ledger(LedgerDatabase):
 
         They are skipped when it is done, and queued otherwise.
         """
-        jobs = self.jobs
-        waiting = (jobs.c.state == QUEUED) & (jobs.c.same_as == duplicate)
-        if state != DONE:
-            connection.execute(sa.update(jobs).where(waiting).values(same_as=None))
+        found = connection.execute(self.statements.waiting, {"of": duplicate}).all()
+        if not found:
             return []
-        rows = connection.execute(sa.select(jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims).where(waiting))
-        found = [Job(row.id, row.entry, row.attempts, "", row.claims) for row in rows]
-        values = {"state": SKIPPED, "error": SAME, "finished": self._now(connection)}
-        connection.execute(sa.update(jobs).where(waiting).values(**values))
-        return found
+        waiting = (self.jobs.c.state == QUEUED) & (self.jobs.c.same_as == duplicate)
+        values = (
+            {"state": SKIPPED, "error": SAME, "finished": self._now(connection)} if state == DONE else {"same_as": None}
+        )
+        connection.execute(sa.update(self.jobs).where(waiting).values(**values))
+        return [Job(row.id, row.entry, row.attempts, "", row.claims) for row in found] if state == DONE else []
 
     def _holds(self, job: Job) -> Any:
         """Return the condition that `job` is held by this very claim."""
@@ -379,8 +408,9 @@ class Ledger(LedgerDatabase):
         return mine & jobs.c.state.in_(HELD)
 
     def _change(self, connection: Any, job: Job, **values: Any) -> None:
+        held = {"of": job.id, "by": job.owner, "token": job.token}
         values = {"updated": time.time(), **values}
-        if connection.execute(sa.update(self.jobs).where(self._holds(job)).values(**values)).rowcount != 1:
+        if connection.execute(self.statements.change_held, {**values, **held}).rowcount != 1:
             raise LeaseLost(job.id)
 
     def _end(self, connection: Any, job: Job, state: str, outcome: str, **values: Any) -> list[Job]:
@@ -388,18 +418,20 @@ class Ledger(LedgerDatabase):
 
         If it has ended so already, this is asked for the second time because the answer was lost.
         """
-        jobs = self.jobs
-        ended = (jobs.c.id == job.id) & (jobs.c.claims == job.token) & (jobs.c.state == state)
-        if connection.execute(sa.select(jobs.c.id).where(ended)).first() is not None:
+        try:
+            self._change(connection, job, state=state, owner=None, lease_until=None, **values)
+        except LeaseLost:
+            jobs = self.jobs
+            ended = (jobs.c.id == job.id) & (jobs.c.claims == job.token) & (jobs.c.state == state)
+            if connection.execute(sa.select(jobs.c.id).where(ended)).first() is None:
+                raise
             return []
-        self._change(connection, job, state=state, owner=None, lease_until=None, **values)
         self._end_attempt(connection, job, outcome, values.get("error"), self._now(connection))
         return self._end_waiting(connection, job.id, state)
 
     def _end_attempt(self, connection: Any, job: Job, outcome: str, error: Any, now: float) -> None:
-        table = self.attempts
-        mine = (table.c.job == job.id) & (table.c.token == job.token) & table.c.outcome.is_(None)
-        connection.execute(sa.update(table).where(mine).values(outcome=outcome, error=error, ended=now))
+        ended = {"of": job.id, "claim": job.token, "outcome": outcome, "error": error, "ended": now}
+        connection.execute(self.statements.end_attempt, ended)
 
     def now(self) -> float:
         """Return the time by which leases end and jobs are put back, in seconds since 1970."""
@@ -475,11 +507,6 @@ class Ledger(LedgerDatabase):
         """Record that the source of a finished job was deleted deliberately."""
         change = sa.update(self.jobs).where(self.jobs.c.id == job).values(deleted=True)
         self._do(lambda connection: connection.execute(change))
-
-
-def _is_due(jobs: Any, now: float) -> Any:
-    """Return the condition that a job need not wait any more; one put back for longer is so by a clock set back."""
-    return (jobs.c.not_before <= now) | (jobs.c.not_before > now + LONGEST_DELAY)
 
 
 def bucket(job: str) -> int:

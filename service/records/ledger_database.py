@@ -10,12 +10,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError, UnreachableError, UsageError
 from ggferry.service.records.ledger_rows import HINT, DamagedError, check_row, damaged, decoded
-from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, prepare_sqlite, tables
+from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, Statements, prepare_sqlite, tables
 from ggferry.service.records.ledger_url import connect_options, full_url, hide_secrets, redact
 from ggferry.support.heavy import sa
 
@@ -50,6 +50,7 @@ class LedgerDatabase:
         if self._sqlite and must_exist and not os.path.exists(path):
             raise NotFoundError("no such ledger", path=path)
         self._meta, self.jobs, self.attempts, self.schema = tables()
+        self.statements = Statements(self.jobs, self.attempts)
         try:
             options = {**connect_options(self.url), "json_deserializer": decoded}
             self.engine = sa.create_engine(self.url, **options)
@@ -180,6 +181,16 @@ class LedgerDatabase:
         self._alone(connection)
         self._meta.create_all(connection)
         self._check_schema(connection)
+        self._add_indexes(connection)
+
+    def _add_indexes(self, connection: Any) -> None:
+        """Add the indexes that tables of an earlier version lack, if this user may."""
+        listed = "name FROM sqlite_master" if self._sqlite else "indexname FROM pg_indexes"
+        there = set(connection.execute(sa.text(f"SELECT {listed}")).scalars())
+        for index in self.jobs.indexes:
+            if index.name not in there:
+                with suppress(sa.exc.ProgrammingError), connection.begin_nested():
+                    index.create(connection)
 
     def _check_schema(self, connection: Any) -> None:
         """Upgrade tables of an older version. Raises UsageError for those of a newer one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
+import select
 import signal
 import site
 import subprocess
@@ -202,6 +202,9 @@ class Supervisor:
             cwd=self._home,
             start_new_session=True,
         )
+        assert self._process.stdout is not None
+        self._readable = select.poll()
+        self._readable.register(self._process.stdout, select.POLLIN)
         if self._stopped:  # meanwhile
             self.stop()
             raise WorkerDied("stopped")
@@ -225,19 +228,17 @@ class Supervisor:
         assert self._process is not None and self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         pieces, size = [self._buffer], 0
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            while b"\n" not in pieces[-1]:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and (left <= 0 or not selector.select(left)):
-                    raise WorkerTimeout("the time limit passed")
-                data = os.read(pipe, 1 << 20)
-                if not data:
-                    raise self._death()
-                pieces.append(data)
-                size += len(data)
-                if size > LINE_CAP:
-                    raise WorkerDied("an event without end")
+        while b"\n" not in pieces[-1]:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and (left <= 0 or not self._readable.poll(left * 1000)):
+                raise WorkerTimeout("the time limit passed")
+            data = os.read(pipe, 1 << 20)
+            if not data:
+                raise self._death()
+            pieces.append(data)
+            size += len(data)
+            if size > LINE_CAP:
+                raise WorkerDied("an event without end")
         line, _, self._buffer = b"".join(pieces).partition(b"\n")
         event = json.loads(line)
         assert isinstance(event, dict)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.conversion.kinds.gguf_plan import plan_of, tokenizer_of, understood
+from ggferry.converters.conversion.kinds.kept_models import compared
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_references, depth_of
 from ggferry.converters.conversion.receipt_options import declared_options
 from ggferry.converters.conversion.request import GGUF, OutputSpec, Request
@@ -63,7 +64,8 @@ class GgufKind:
             return []
         requests = [text_request(request.of_output(spec)) for spec in specs]
         source = understood(requests[0], checkpoint)
-        return [self._planned(one, plan_of(one, source), source.tokenizer) for one in requests]
+        planned = (self._planned(one, plan_of(one, source), source.tokenizer) for one in requests)
+        return [replace(one, known=source) for one in planned]
 
     def _planned(self, request: Request, plan: Plan, tokenizer: Tokenizer | None) -> PlannedOutput:
         return PlannedOutput(self, request, plan, tokenizer, output_paths(request, plan))
@@ -220,7 +222,10 @@ class _VocabularyCheck:
         read = tokenizer_of(graph, again, Request(again.path))
         if self._found is None or self._read != read:
             sides = Vocabularies(output.tokenizer, read, plan.graph.checkpoint, request.vocab)
-            self._read, self._found = read, check_tokenizer(sides, again.path, depth_of(request))
+            self._read, self._found = (
+                read,
+                compared(output.known, read, request, lambda: check_tokenizer(sides, again.path, depth_of(request))),
+            )
         if not graph.architecture.projector:
             check_declared(plan.graph.checkpoint, again, request.vocab, request.metadata, asked=asked_with(plan.graph))
         encoding = Encoding(plan.imatrix, ours=True, marks=output.marks, any_error=request.allow_quantization_error)

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ggferry.converters.conversion.draft_target import check_target
+from ggferry.converters.conversion.kinds import kept_models
+from ggferry.converters.conversion.kinds.kept_models import Planned, Understood
 from ggferry.converters.conversion.request import Request
-from ggferry.converters.conversion_plan.output_metadata import assemble
-from ggferry.converters.conversion_plan.steps import Plan, place, plan_steps
+from ggferry.converters.conversion_plan.output_metadata import Described, assemble, describe
+from ggferry.converters.conversion_plan.steps import Plan, Step, place, plan_steps
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.reference_checked import unchecked
 from ggferry.converters.proof.runtime_keys import architectures
-from ggferry.converters.proof.runtime_notes import runtime_notes
+from ggferry.converters.proof.runtime_notes import explains, runtime_notes
 from ggferry.converters.reranking.recognize import with_template
-from ggferry.converters.tokenizers.llama_cpp_limits import differences, objections
+from ggferry.converters.tokenizers.llama_cpp_limits import differences, is_called_phi3, objections
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UsageError
-from ggferry.formats.imatrix import Imatrix, read_imatrix
-from ggferry.support.records import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Understood:
-    """What is known of a source before types are chosen: the same for every output that is made of it.
-
-    Attributes:
-        graph: The model.
-        tokenizer: Its vocabulary, if any.
-        imatrix: The importance matrix, if any, under the names of the graph.
-    """
-
-    graph: ModelGraph
-    tokenizer: Tokenizer | None
-    imatrix: Imatrix | None
+from ggferry.formats.gguf.header_layout import with_values
+from ggferry.formats.imatrix import read_imatrix
 
 
 def understood(request: Request, checkpoint: Checkpoint) -> Understood:
-    """Return what is known of a source. Raises one of `formats.errors`."""
+    """Return what is known of a source. Raises one of `formats.errors`.
+
+    While an archive is planned, what is known of a model of the same content serves again (`kept_models`).
+    """
+    content = kept_models.content_of(checkpoint, request)
+    if content is not None and (known := kept_models.of(content, checkpoint)) is not None:
+        return known
+    found = _understood(request, checkpoint)
+    if content is not None and content == kept_models.content_of(checkpoint, request):  # nobody has written meanwhile
+        kept_models.keep(content, found, checkpoint)
+    return found
+
+
+def _understood(request: Request, checkpoint: Checkpoint) -> Understood:
     checkpoint, renamed = edited(request, checkpoint)
     graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp, rerank=request.rerank)
     check_target(graph, request.target, not (request.vocab.none or request.vocab.source))
@@ -61,13 +62,62 @@ def tokenizer_of(graph: ModelGraph, checkpoint: Checkpoint, request: Request) ->
 
 def plan_of(request: Request, source: Understood) -> Plan:
     """Return the plan of one output of a source that is understood."""
+    asked = kept_models.asked(request)
+    former = source.plans.get(asked)
+    if former is not None and (plan := _renamed(request, source, former)) is not None:
+        return plan
     graph, tokenizer, imatrix = source.graph, source.tokenizer, source.imatrix
     steps = plan_steps(graph, request.options, imatrix)
-    metadata, notes = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
-    if imatrix is not None:
-        metadata |= {key: Entry(value, "--imatrix") for key, value in imatrix.quantize_keys().items()}
+    described = describe(graph, steps, tokenizer, request.options)
+    metadata, named = _assembled(request, source, steps, described)
     placed, layouts = place(steps, metadata, request.options)
-    notes += tokenizer.notes if tokenizer else _without_vocabulary(graph)
+    notes, unloadable = _notes(request, source, steps, metadata, named)
+    plan = Plan(graph, request.options, metadata, placed, layouts, imatrix, named + notes, unloadable)
+    source.plans[asked] = Planned(plan, notes, described)
+    return plan
+
+
+def _renamed(request: Request, source: Understood, former: Planned) -> Plan | None:
+    """Return the plan of a model of the same content that has another name; None where the name changes other things.
+
+    These are the place of the data, and what llama.cpp makes of the model.
+    """
+    plan = former.plan
+    metadata, named = _assembled(request, source, plan.steps, former.described)
+    if metadata != plan.metadata:
+        if len(plan.layouts) > 1 or explains(named) or _looked_at(metadata) != _looked_at(plan.metadata):
+            return None
+        before, after = ({key: entry.value for key, entry in each.items()} for each in (plan.metadata, metadata))
+        layout = with_values(plan.layouts[0], before, after)
+        if layout is None:
+            return None
+        plan = replace(plan, metadata=metadata, layouts=(layout,))
+    return replace(plan, graph=source.graph, notes=named + former.notes)
+
+
+def _assembled(
+    request: Request, source: Understood, steps: Sequence[Step], described: Described
+) -> tuple[dict[str, Entry], tuple[str, ...]]:
+    """Return the keys of an output, and notes on how it is named."""
+    graph, tokenizer, options = source.graph, source.tokenizer, request.options
+    metadata, named = assemble(graph, steps, tokenizer, options, request.model_name, request.metadata, described)
+    if source.imatrix is not None:
+        metadata |= {key: Entry(value, "--imatrix") for key, value in source.imatrix.quantize_keys().items()}
+    return metadata, named
+
+
+def _looked_at(metadata: Mapping[str, Entry]) -> tuple[object, ...]:
+    """Return what the notes on an output depend on of those of its keys that its name decides."""
+    kind, name = (metadata.get(f"general.{key}") for key in ("type", "name"))
+    return kind and kind.value.data, name is not None and is_called_phi3(name.value.data)
+
+
+def _notes(
+    request: Request, source: Understood, steps: Sequence[Step], metadata: Mapping[str, Entry], named: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what the user should know of an output besides how it is named, and why llama.cpp would not load it."""
+    graph, tokenizer = source.graph, source.tokenizer
+    notes = tokenizer.notes if tokenizer else _without_vocabulary(graph)
     loadable = graph.architecture.name in architectures()  # else `runtime_notes` says so
     if graph.nodes and graph.dialect.name != "gguf" and not graph.runtimes and loadable:
         notes += (f"no runtime is known to run this {graph.architecture.name} model from GGUF",)
@@ -94,11 +144,11 @@ def plan_of(request: Request, source: Understood) -> Plan:
         graph.architecture.name,
         {key: entry.value for key, entry in metadata.items()},
         [step.name for step in steps],
-        (*graph.notes, *notes),
+        (*graph.notes, *named, *notes),
         vocab_only=request.options.vocab_only,
     )
     notes += unchecked(graph)
-    return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes, unloadable)
+    return notes, unloadable
 
 
 def _without_vocabulary(graph: ModelGraph) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
 
+from ggferry.converters.conversion.kinds.kept_models import Understood
 from ggferry.converters.conversion.request import OutputSpec, Request
 from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.hf_export.plan import FolderPlan
@@ -37,6 +38,7 @@ class PlannedOutput:
         tokenizer: The source's vocabulary; None where none is written.
         paths: The output's files; of a folder, the folder.
         marks: Of what was encoded, once it was written.
+        known: What is known of the source, of a text model.
     """
 
     kind: OutputKind
@@ -45,6 +47,7 @@ class PlannedOutput:
     tokenizer: Tokenizer | None
     paths: tuple[str, ...]
     marks: Fingerprints | None = None
+    known: Understood | None = None
 
 
 class Target(Protocol):

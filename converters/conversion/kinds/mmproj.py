@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.conversion.kinds.gguf import GgufKind, mmproj_hparams, plan_in
-from ggferry.converters.conversion.kinds.gguf_plan import Understood, plan_of
+from ggferry.converters.conversion.kinds.gguf_plan import plan_of
+from ggferry.converters.conversion.kinds.kept_models import Understood
 from ggferry.converters.conversion.kinds.kind import PlannedOutput
 from ggferry.converters.conversion.request import BOTH, MMPROJ, ONLY, OutputSpec, Request
 from ggferry.converters.conversion_plan.steps import Plan

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -233,10 +234,18 @@ def test_headers_of_many_files_count_together(tmp_path: Path, monkeypatch: Any) 
         open_checkpoint(os.fspath(tmp_path))
 
 
-def test_an_index_costs_three_times_its_bytes(tmp_path: Path) -> None:
+def experts(layers: int, each: int) -> Iterator[str]:
+    """The names of the experts of Kimi-K3, which has 896 in 92 layers (ggml-org/llama.cpp#26185)."""
+    for layer, expert, matrix in product(range(1, 1 + layers), range(each), (1, 2, 3)):
+        for part in ("weight_packed", "weight_scale"):
+            yield f"language_model.model.layers.{layer}.block_sparse_moe.experts.{expert}.w{matrix}.{part}"
+
+
+@pytest.mark.parametrize("layers", [23, pytest.param(92, marks=pytest.mark.slow)])
+def test_an_index_costs_three_times_its_bytes(layers: int, tmp_path: Path) -> None:
     """It names a file that is not there: everything before that is reading."""
     path = tmp_path / "model.safetensors.index.json"
-    path.write_text(json.dumps({"weight_map": {f"layers.{i}.weight": "model.safetensors" for i in range(200_000)}}))
+    path.write_text(json.dumps({"weight_map": dict.fromkeys(experts(layers, 896), "model-00096-of-00096.safetensors")}))
     code, seconds, peak, text = measured(path)
     assert code == 3
     assert "files it names are missing" in text

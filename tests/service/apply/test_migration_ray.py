@@ -86,6 +86,38 @@ def _kill_one(killed: list[str], events: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_serves_many_models(cluster: Any, tmp_path: Path) -> None:
+    """Starting a process of Ray and a worker in it for each of many tiny models takes a hundred times as long."""
+    root, dest, path = tmp_path / "in", tmp_path / "out", tmp_path / "plan.jsonl"
+    for seed in range(12):
+        write(root / f"{seed}.bin", Llama(seed=seed, kind="F16", version=1))
+    plan(root, path, "--dest", dest, "-j", "1", "--verify", "fast")
+    asked = MigrationRequest(str(path), str(tmp_path / "ledger"), "ray", 2, Settings(Limits(threads=1)))
+    migration = Migration(asked, lambda event: None)
+    left = migration.prepare()
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+            lines = [line.split(maxsplit=2) for line in found.splitlines()]
+            tasks = {pid for pid, _, name in lines if name.startswith("ray::")}
+            seen.update(pid for pid, above, name in lines if above in tasks and "ggferry.service.workers" in name)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        migration.run(left)
+    finally:
+        over.set()
+        watcher.join()
+    assert len(list(dest.rglob("*.gguf"))) == 12
+    assert 1 <= len(seen) <= 4, seen  # one on each node, and what takes the place of one that Ray ended
+    migration.ledger.close()
+
+
+@pytest.mark.slow
 def test_stopping_ends_the_work(cluster: Any, tmp_path: Path) -> None:
     """A stopped run leaves no process of ours on any node, and its jobs queued."""
     root, path = tmp_path / "in", tmp_path / "plan.jsonl"

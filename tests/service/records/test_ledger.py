@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from ggferry.service.records.ledger import (
     DONE,
@@ -182,3 +184,68 @@ def test_a_migration_with_postgresql_as_ledger(postgres: str, tmp_path: Path) ->
     assert found == {"0.bin": DONE, "1.bin": DONE, "2.bin": DONE, "cut.bin": QUARANTINED}
     command("apply", path, "-j", "2", "--ledger", postgres, code=1)
     assert len(list((tmp_path / "out").glob("*.gguf"))) == 3
+
+
+def _steps(ledger: Ledger, query: Any, **given: Any) -> str:
+    """Return how SQLite carries a query out."""
+    words = str(query.compile(ledger.engine, compile_kwargs={"literal_binds": False}))
+    names = query.compile(ledger.engine).positiontup or ()
+    with ledger.reading() as connection:
+        asked = query.compile(ledger.engine).params | given
+        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {words}", tuple(asked[name] for name in names)).all()
+    return "; ".join(str(row[-1]) for row in rows)
+
+
+def test_a_claim_neither_sorts_nor_searches_the_whole_queue(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path / "ledger"))
+    ledger.register("plan", jobs(2000))
+    given = {"now": 1.0, "share": 0, "shares": 1, "of": "plan"}
+    assert _steps(ledger, ledger.statements.next_of_plan, **given) == (
+        "SEARCH ggferry_jobs USING INDEX ggferry_jobs_next (plan=? AND state=?)"
+    )
+    assert "ggferry_jobs_waiting" in _steps(ledger, ledger.statements.waiting, of="x")
+    ledger.close()
+
+
+def test_a_ledger_of_an_earlier_version_gets_the_indexes(ledger: Ledger) -> None:
+    indexes = [index.name for index in ledger.jobs.indexes]
+    with ledger.transaction() as connection:
+        for name in indexes:
+            connection.exec_driver_sql(f"DROP INDEX {name}")
+    again = Ledger(ledger.url)
+    with again.transaction() as connection:
+        for name in indexes:
+            connection.exec_driver_sql(f"DROP INDEX {name}")  # it is there
+    again.close()
+
+
+def test_jobs_come_by_attempts_then_by_size(ledger: Ledger) -> None:
+    rows = jobs(6)
+    for number, row in enumerate(rows):
+        row["entry"] = {**row["entry"], "bytes_in": number % 3}
+    ledger.register("plan", rows)
+    first = ledger.claim("me", "plan", 60)
+    assert first is not None and first.entry["bytes_in"] == 2
+    ledger.put_back(first, 0)
+    order = [job.entry["bytes_in"] for _ in range(6) if (job := ledger.claim("me", "plan", 60))]
+    assert order == [2, 1, 1, 0, 0, 2]
+
+
+def test_the_answer_to_a_claim_is_lost(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same request, asked again, finds the job that it claimed."""
+    ledger.register("plan", jobs(2))
+    ledger.retry_timeout = 5
+    whole, struck = Ledger.transaction, []
+
+    @contextmanager
+    def cut(mine: Ledger) -> Iterator[Any]:
+        with whole(mine) as connection:
+            yield connection
+        if not struck:
+            struck.append(True)
+            raise sa.exc.OperationalError("COMMIT", {}, Exception("the connection ended"))
+
+    monkeypatch.setattr(Ledger, "transaction", cut)
+    job = ledger.claim("me", "plan", 60)
+    assert job is not None and (job.attempt, job.token) == (1, 1)
+    assert ledger.counts()[RUNNING] == 1
