@@ -245,5 +245,7 @@ def _step(graph: ModelGraph, node: Node, decided: Decision) -> Step:
     if any(ref.type != first.type for ref in node.inputs):
         names = ", ".join(sorted({ref.type.name for ref in node.inputs}))
         raise UnsupportedTypeError(f"{node.name}: parts of different types", path=graph.checkpoint.path, found=names)
+    if decided.blocks is not None:
+        node, first = replace(node, inputs=decided.blocks), decided.blocks[0]
     route, grade = promised(first.type, decided.type, node.layout, derived=first.derived is not None)
     return Step(node, decided.type, route, grade, why=decided.why, ragged=decided.ragged)

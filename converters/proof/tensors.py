@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ggferry.converters.conversion_plan.choose_types import as_blocks, exact_types
 from ggferry.converters.conversion_plan.grades import Grade, measured
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph, Node
@@ -150,11 +152,13 @@ class _Seen(NamedTuple):
         blocks: The bytes.
         apart: How far their values lie from the source's.
         kept: Whether they were held against their mark instead of being encoded again.
+        carried: Whether they are the levels of a quantized checkpoint, whose scales alone were rounded to float16.
     """
 
     blocks: Bytes
     apart: Differences
     kept: bool
+    carried: bool = False
 
 
 class _Comparison:
@@ -171,6 +175,9 @@ class _Comparison:
         self.bitwise = self.before == self.after and self.origin.layout.block_safe
         pair = codec(self.before.name).repack
         self.rescaled = pair is not None and pair.target == self.after.name
+        self.carried = self._as_carried()
+        self.scales_rounded, self.values_rounded = threading.Event(), threading.Event()
+        """Whether chunks differ as carried levels with rounded scales do, and whether others do."""
         self.parts: dict[int, Differences] = {}
         """By first row and added in that order, so that the last digits do not depend on which thread was first."""
         self.progress = progress
@@ -181,6 +188,13 @@ class _Comparison:
         """Whether the given importance matrix did not give the bytes, so that they may have been made without one."""
         self.kept: dict[int, int] = {}
         """By first row, rows whose bytes were held against their marks instead of being encoded again."""
+
+    def _as_carried(self) -> Node | None:
+        """Return the source's tensor as the blocks that a quantized checkpoint's levels and scales make, if they do."""
+        if not self.after.quantized or self.after.name not in exact_types(self.source, self.origin):
+            return None
+        blocks = as_blocks(self.source, self.origin, self.after.name)
+        return None if blocks is None else replace(self.origin, inputs=blocks)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges of rows that are compared at once."""
@@ -198,7 +212,8 @@ class _Comparison:
         """Return what was found."""
         largest = max((part.largest for part in self.parts.values()), default=0.0)
         same_bytes = self.bitwise and not self.origin.inputs[0].derived
-        grade = measured(self.origin.layout, same_bytes=same_bytes, same_values=largest == 0.0, rescales=self.rescaled)
+        rescales = self.rescaled or (self.scales_rounded.is_set() and not self.values_rounded.is_set())
+        grade = measured(self.origin.layout, same_bytes=same_bytes, same_values=largest == 0.0, rescales=rescales)
         found = TensorProof(
             self.node.name,
             self.before.name,
@@ -293,6 +308,8 @@ class _Comparison:
             if not self.other_bytes.is_set():
                 seen[self.after.name] = found
         self.parts[start] = found.apart
+        if found.apart.largest:
+            (self.scales_rounded if found.carried else self.values_rounded).set()
         if found.kept:
             self.kept[start] = len(blocks)
         self._advance((stop - start) * self.after.row_bytes(self.mirror.shape[-1]))
@@ -301,7 +318,11 @@ class _Comparison:
         """Compare what was read of the output with the source's rows. Raises VerificationError."""
         expected = self.values(self.source.checkpoint, self.origin, start, stop)
         found = codec(self.after.name).values(blocks, self.mirror.shape[-1])
-        apart = differences(expected, found, self._bound(start, stop))
+        bound = self._bound(start, stop)
+        carried = self._is_carried(start, stop, blocks, expected, found)
+        if carried:
+            bound = Limits(self.after.name, rescaling_bound(self.after.name, blocks, self.mirror.shape[-1]).reshape(-1))
+        apart = differences(expected, found, bound)
         if apart.outside is not None:
             row, column = divmod(apart.outside, expected.shape[1])
             raise self._wrong(
@@ -310,8 +331,18 @@ class _Comparison:
                 f"{found[row, column]!r}",
                 f"{expected[row, column]!r}",
             )
-        kept = bool(apart.largest) and not self.rescaled and self._rounded(start, expected, blocks, found)
-        return _Seen(blocks, apart, kept)
+        rounded = bool(apart.largest) and not self.rescaled and not carried
+        kept = rounded and self._rounded(start, expected, blocks, found)
+        return _Seen(blocks, apart, kept, carried)
+
+    def _is_carried(self, start: int, stop: int, blocks: Bytes, expected: Floats, found: Floats) -> bool:
+        """Return whether values that differ do so because the scales of carried blocks were rounded to float16.
+
+        Values that are equal need no reason. Else the bytes must be those that levels and rounded scales make.
+        """
+        if self.carried is None or np.array_equal(expected, found):
+            return False
+        return np.array_equal(rows.laid_out(self.source.checkpoint, self.carried, start, stop), blocks)
 
     def _rounded(self, start: int, expected: Floats, blocks: Bytes, found: Floats) -> bool:
         """Check that rows are the source's, rounded; return whether by their mark. Raises VerificationError."""

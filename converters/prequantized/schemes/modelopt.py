@@ -60,7 +60,7 @@ def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
     whole = of_type(checkpoint, piece(checkpoint, f"{ref.name}_scale_2", ref.name), "F32")
     of_shape(checkpoint, whole, ref.name, (), (1,))
     values = Nvfp4Values(checkpoint, ref, scale, by=whole)
-    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values, why=OWN_SCALE)
+    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values, why=OWN_SCALE, form="nvfp4")
     found.used |= {scale.name, whole.name}
 
 
