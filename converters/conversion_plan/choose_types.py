@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
+from ggferry.converters.prequantized.exact_blocks import ScaledBlocks
+from ggferry.converters.prequantized.own_scales import is_applied
+from ggferry.converters.schema.layouts import Stack
 from ggferry.formats.checkpoint import Derivation, TensorRef
 from ggferry.formats.errors import RefusedError, UnsupportedError, UsageError
 from ggferry.formats.gguf.values import Value
@@ -100,7 +103,9 @@ def choose_types(
     if not options.dequantize:
         exact = {n.name: exact_types(graph, n) for n in graph.nodes if n.inputs[0].derived is not None}
     kept = {
-        n.name: (n.inputs[0].type, "") if as_is else _kept(graph, n, options, exact.get(n.name, ()))
+        n.name: (n.inputs[0].type, "")
+        if as_is and not n.inputs[0].derived
+        else _kept(graph, n, options, exact.get(n.name, ()))
         for n in graph.nodes
     }
     tensors = [
@@ -184,7 +189,11 @@ def _kept_of_derived(
         return source, ""
     if source == derived.natural:
         return source, ""
-    why = derived.inexact or ("" if options.dequantize or not derived.exact else "its layout takes blocks apart")
+    why = derived.inexact
+    if not options.dequantize and derived.exact:
+        why = "its layout takes blocks apart"
+        if own_scales(graph, node) and not is_applied(graph.architecture.name, node.name):
+            why = f"llama.cpp does not multiply {node.name} by its scale"
     return derived.natural, f"dequantized from {derived.scheme}" + f": {why}" * bool(why)
 
 
@@ -195,9 +204,29 @@ def exact_types(graph: ModelGraph, node: Node) -> tuple[str, ...]:
     """
     if not node.layout.block_safe or node.role.always_f32 or node.role.plain or math.prod(node.shape[:-1]) == 1:
         return ()
+    if own_scales(graph, node) and not _has_place_for_scales(graph, node):
+        return ()
     first = node.inputs[0].derived
     kinds = first.exact if first is not None and node.shape[-1] == node.inputs[0].columns else ()
     return tuple(kind for kind in kinds if as_blocks(graph, node, kind) is not None)
+
+
+def own_scales(graph: ModelGraph, node: Node) -> tuple[ScaledBlocks, ...]:
+    """Return, for each input of a node, its blocks with a scale of their own; nothing where any has none."""
+    found = []
+    for ref in node.inputs:
+        file = graph.checkpoint.files[ref.spans[0].file]
+        scaled = file.own_scale(ref) if isinstance(file, Dequantized) else None
+        if scaled is None:
+            return ()
+        found.append(scaled)
+    return tuple(found)
+
+
+def _has_place_for_scales(graph: ModelGraph, node: Node) -> bool:
+    """Return whether a runtime multiplies by the scales of a node: one for a matrix, one for each of stacked ones."""
+    stacked = isinstance(node.layout, Stack) or len(node.inputs) == 1
+    return stacked and is_applied(graph.architecture.name, node.name)
 
 
 def as_blocks(graph: ModelGraph, node: Node, kind: str) -> tuple[TensorRef, ...] | None:

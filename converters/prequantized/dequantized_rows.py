@@ -13,7 +13,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import CHUNK, raw_rows, values_of
-from ggferry.converters.prequantized.exact_blocks import ExactBlocks, Groups, Levels, is_shuffled, run_length
+from ggferry.converters.prequantized.exact_blocks import (
+    ExactBlocks,
+    Groups,
+    Levels,
+    ScaledBlocks,
+    is_shuffled,
+    run_length,
+)
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Span, TensorRef
 from ggferry.formats.errors import OutOfRangeError, TruncatedError
 from ggferry.quant.codec import block_type
@@ -218,7 +225,7 @@ class Dequantized:
         self.size = 0
         self._starts: list[int] = []
         self._matrices: list[tuple[Rows, int, int]] = []
-        self._groups: dict[int, tuple[TensorRef, Groups]] = {}
+        self._groups: dict[int, tuple[TensorRef, Groups | ScaledBlocks]] = {}
         """What a matrix consists of that GGUF has blocks for, by the offset of its values."""
         self._carried: dict[tuple[int, str], TensorRef] = {}
         """Matrices as blocks, by the offset of their values and the type."""
@@ -231,7 +238,7 @@ class Dequantized:
         file: int,
         derived: Derivation,
         kind: str = "F32",
-        groups: Groups | None = None,
+        groups: Groups | ScaledBlocks | None = None,
     ) -> TensorRef:
         """Add a matrix, or a stack of them, and return it as a tensor.
 
@@ -265,9 +272,22 @@ class Dequantized:
             return None
         key = span.offset, kind
         if key not in self._carried:
-            rows = ExactBlocks(ref.name, self.path, groups, kind)
+            rows: Rows
+            if isinstance(groups, ScaledBlocks):
+                rows = groups.rows
+            else:
+                rows = ExactBlocks(ref.name, self.path, groups, kind)
             self._carried[key] = self.add(whole.name, whole.shape, rows, span.file, derived, kind)
         return replace(self._carried[key], name=ref.name, shape=ref.shape)
+
+    def own_scale(self, ref: TensorRef) -> ScaledBlocks | None:
+        """Return the blocks and the scale of a matrix of values that has one of its own; None where it has none."""
+        _, groups = self._groups.get(ref.spans[0].offset, (None, None))
+        return groups if isinstance(groups, ScaledBlocks) else None
+
+    def numbers(self, name: str, values: Floats, file: int, derived: Derivation) -> TensorRef:
+        """Add a vector whose values are held, and return it as a tensor."""
+        return self.add(name, values.shape, lambda start, stop: values.reshape(1, -1), file, derived)
 
     def read(self, offset: int, size: int) -> bytes:
         out = bytearray(size)

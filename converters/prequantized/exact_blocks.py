@@ -60,8 +60,30 @@ class Groups:
     ordered: bool = False
 
 
-def exact_types(groups: Groups, columns: int) -> tuple[tuple[str, ...], str]:
+@dataclass(frozen=True, slots=True)
+class ScaledBlocks:
+    """Blocks that GGUF has, beside which stands a float32 by which all their values are multiplied.
+
+    Attributes:
+        kind: Type of the blocks.
+        rows: Makes rows of them.
+        scales: The number, float32 `(1,)`; of a stack, one for each matrix.
+        inputs: The same for activations, which no program needs; None where the source has none.
+        exact: Whether the number is the source's own, not its reciprocal rounded.
+    """
+
+    kind: str
+    rows: Callable[[int, int], Bytes]
+    scales: Floats
+    inputs: Floats | None = None
+    exact: bool = True
+
+
+def exact_types(groups: Groups | ScaledBlocks, columns: int) -> tuple[tuple[str, ...], str]:
     """Return the types whose blocks hold such a matrix exactly, the preferred first; where there is none, also why."""
+    if isinstance(groups, ScaledBlocks):
+        whole_rows = columns % block_type(groups.kind).elements == 0
+        return ((groups.kind,), "") if whole_rows else ((), f"rows of {columns} are not whole blocks")
     fitting = [
         name
         for name, packing in PACKINGS.items()

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.prequantized.exact_blocks import exact_types
+from ggferry.converters.prequantized.own_scales import with_own_scales
 from ggferry.converters.prequantized.schemes._common import DEQUANTIZE, FP8, Config, Found, Scheme
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, UnsupportedError
@@ -51,6 +52,8 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
         UnsupportedError: The scheme, which is named, is not supported.
         MissingError, ShapeError, InconsistentError: The tensors contradict the scheme.
     """
+    if kind_of(checkpoint.container) is Kind.GGUF:
+        return with_own_scales(checkpoint)
     if kind_of(checkpoint.container) is not Kind.TRAINING:
         return checkpoint
     packed = [ref for ref in checkpoint.tensors.values() if ref.type.name not in PLAIN]
@@ -150,9 +153,11 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
                 made.name, made.shape, made.rows, len(checkpoint.files), derived, made.kind, made.groups
             )
             carried[(exact[0] if exact else "F32") if made.kind == "F32" else made.kind, bool(exact), why] += 1
+        elif name in found.used:
+            continue
         elif name.endswith(RUNTIME):
             dropped.append(Dropped(ref, "a scale for activations or caches, which a GGUF model does not quantize so"))
-        elif name not in found.used:
+        else:
             tensors[name] = ref
     return replace(
         checkpoint,
@@ -175,6 +180,11 @@ def _notes(scheme: str, carried: Counter[tuple[str, bool, str]], natural: str) -
                 f"fit blocks of {kind}: 'keep' carries them without quantizing again (--dequantize makes {natural} of "
                 "them), every other type is made of their values"
             )
+            if kind == "NVFP4":
+                outcome += (
+                    "; their own scales stand beside them where llama.cpp multiplies by these, elsewhere 'keep' makes "
+                    f"{natural} of them"
+                )
         elif kind == "F32":
             outcome = (
                 f"are dequantized{f' ({why})' if why else ''}; 'keep' makes {natural} of them, as config.json names "

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ggferry.converters.conversion_plan.choose_types import as_blocks, exact_types
 from ggferry.converters.conversion_plan.grades import Grade, measured
+from ggferry.converters.conversion_plan.steps import type_in_file
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.formats.errors import VerificationError
@@ -39,6 +40,9 @@ from ggferry.support.threads import each, workers
 if TYPE_CHECKING:
     from ggferry.quant.codec import Bytes, Floats
 
+OWN_SCALE_ROUNDED = 2.0**-21
+"""How far a value may lie from the source's, times it, where the scale of its matrix is a reciprocal that was rounded:
+that rounding and one of each of two products, on either side."""
 SAMPLE = 16
 """Chunks of a tensor that are encoded again to learn what error our own encoder leaves."""
 
@@ -172,7 +176,9 @@ class _Comparison:
         # Importances belong to columns, so rows must stay whole.
         self.origin = origin if self.encoding.imatrix else rows.view_for_streaming(origin, self.after)
         self.mirror = rows.view_for_streaming(node, self.before) if self.origin.shape != node.shape else node
-        self.bitwise = self.before == self.after and self.origin.layout.block_safe
+        self.scaled = node.inputs[0].derived is not None
+        """Whether the output's blocks have a scale beside them, so that their values are products."""
+        self.bitwise = self.before == self.after and self.origin.layout.block_safe and not self.scaled
         pair = codec(self.before.name).repack
         self.rescaled = pair is not None and pair.target == self.after.name
         self.carried = self._as_carried()
@@ -217,7 +223,7 @@ class _Comparison:
         found = TensorProof(
             self.node.name,
             self.before.name,
-            self.after.name,
+            type_in_file(self.node).name,
             grade,
             largest,
             0.0 if self.bitwise else self._relative_rms(),
@@ -320,7 +326,10 @@ class _Comparison:
         found = codec(self.after.name).values(blocks, self.mirror.shape[-1])
         bound = self._bound(start, stop)
         carried = self._is_carried(start, stop, blocks, expected, found)
-        if carried:
+        if self.scaled:
+            carried = not np.array_equal(expected, found)
+            bound = Limits(self.after.name, (np.abs(expected) * np.float32(OWN_SCALE_ROUNDED)).reshape(-1))
+        elif carried:
             bound = Limits(self.after.name, rescaling_bound(self.after.name, blocks, self.mirror.shape[-1]).reshape(-1))
         apart = differences(expected, found, bound)
         if apart.outside is not None:

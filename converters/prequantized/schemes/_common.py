@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Rows, Scaled
-from ggferry.converters.prequantized.exact_blocks import Groups
+from ggferry.converters.prequantized.exact_blocks import Groups, ScaledBlocks
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UnsupportedError
 from ggferry.quant.codecs.packed import WORD_BITS
@@ -38,7 +38,7 @@ class Matrix:
     rows: Rows
     kind: str = "F32"
     why: str = ""
-    groups: Groups | None = None
+    groups: Groups | ScaledBlocks | None = None
     form: str = ""
 
 

@@ -11,10 +11,10 @@ from ggferry.converters.prequantized.dequantized_rows import Grid, Scaled
 from ggferry.converters.prequantized.micro_scales import (
     GROUP,
     MX_GROUP,
-    OWN_SCALE,
     Mxfp4Blocks,
     Mxfp8Values,
     Nvfp4Values,
+    scaled_blocks,
 )
 from ggferry.converters.prequantized.schemes._common import (
     DEQUANTIZE,
@@ -192,7 +192,10 @@ def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
     else:
         of_shape(checkpoint, of_type(checkpoint, whole, "F32"), ref.name, (1,), ())
         values = Nvfp4Values(checkpoint, ref, scale, over=whole)
-        found.matrices[ref.name] = Matrix(base, shape, values, why=OWN_SCALE, form="nvfp4")
+        given = checkpoint.tensors.get(f"{base.removesuffix('weight')}input_global_scale")
+        blocks = scaled_blocks(checkpoint, ref, scale, whole, given, divides=True)
+        found.matrices[ref.name] = Matrix(base, shape, values, groups=blocks, form="nvfp4")
+        found.used |= {given.name} if given is not None else set()
         found.used.add(whole.name)
     found.used.add(scale.name)
 

@@ -208,10 +208,3 @@ def test_other_variants_are_refused(
     source = write(tmp_path / "in", model(quantize)[0], config | changes)
     with pytest.raises(error):
         convert(request(source, tmp_path / "out.gguf", level="fast"))
-
-
-@pytest.mark.parametrize("case", ["modelopt nvfp4", "ct nvfp4"])
-def test_a_scale_of_the_whole_matrix_is_why_nvfp4_is_not_kept(case: str, tmp_path: Path) -> None:
-    quantize, config = CASES[case]
-    result = convert(request(write(tmp_path / "in", model(quantize)[0], config), tmp_path / "out.gguf"))[0]
-    assert any("a scale of its own" in note and "'.scale'" in note for note in result.receipt["notes"])
