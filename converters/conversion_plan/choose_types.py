@@ -208,7 +208,12 @@ def exact_types(graph: ModelGraph, node: Node) -> tuple[str, ...]:
         return ()
     first = node.inputs[0].derived
     kinds = first.exact if first is not None and node.shape[-1] == node.inputs[0].columns else ()
-    return tuple(kind for kind in kinds if as_blocks(graph, node, kind) is not None)
+    files = [graph.checkpoint.files[ref.spans[0].file] for ref in node.inputs]
+    sources = [file for file in files if isinstance(file, Dequantized)]
+    if len(sources) < len(files):
+        return ()
+    pairs = list(zip(sources, node.inputs, strict=True))
+    return tuple(kind for kind in kinds if all(file.holds(ref, kind) for file, ref in pairs))
 
 
 def own_scales(graph: ModelGraph, node: Node) -> tuple[ScaledBlocks, ...]:

@@ -217,6 +217,16 @@ def in_range(checkpoint: Checkpoint, ref: TensorRef, found: Array, groups: int) 
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Rows that are held: a few numbers."""
+
+    values: Floats
+
+    def __call__(self, start: int, stop: int) -> Floats:
+        return self.values[start:stop]
+
+
 class Dequantized:
     """Matrices computed on demand: a `formats.files.sources.Source` of their rows, one matrix after the other."""
 
@@ -264,12 +274,10 @@ class Dequantized:
 
         None where `ref` is no such matrix, or blocks of `kind` do not hold it.
         """
-        (span, *more), derived = ref.spans, ref.derived
-        whole, groups = self._groups.get(span.offset, (None, None))
-        if derived is None or whole is None or groups is None or kind not in derived.exact:
+        span, derived = ref.spans[0], ref.derived
+        if not self.holds(ref, kind) or derived is None:
             return None
-        if more or span.strides or ref.elements != whole.elements or ref.columns != whole.columns:
-            return None
+        whole, groups = self._groups[span.offset]
         key = span.offset, kind
         if key not in self._carried:
             rows: Rows
@@ -280,6 +288,14 @@ class Dequantized:
             self._carried[key] = self.add(whole.name, whole.shape, rows, span.file, derived, kind)
         return replace(self._carried[key], name=ref.name, shape=ref.shape)
 
+    def holds(self, ref: TensorRef, kind: str) -> bool:
+        """Return whether `as_blocks` has blocks of a type for a matrix of values."""
+        (span, *more), derived = ref.spans, ref.derived
+        if span.offset not in self._groups or derived is None or kind not in derived.exact:
+            return False
+        whole, _ = self._groups[span.offset]
+        return not more and not span.strides and (ref.elements, ref.columns) == (whole.elements, whole.columns)
+
     def own_scale(self, ref: TensorRef) -> ScaledBlocks | None:
         """Return the blocks and the scale of a matrix of values that has one of its own; None where it has none."""
         _, groups = self._groups.get(ref.spans[0].offset, (None, None))
@@ -287,7 +303,7 @@ class Dequantized:
 
     def numbers(self, name: str, values: Floats, file: int, derived: Derivation) -> TensorRef:
         """Add a vector whose values are held, and return it as a tensor."""
-        return self.add(name, values.shape, lambda start, stop: values.reshape(1, -1), file, derived)
+        return self.add(name, values.shape, Held(values.reshape(1, -1)), file, derived)
 
     def read(self, offset: int, size: int) -> bytes:
         out = bytearray(size)

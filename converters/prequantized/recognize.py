@@ -110,9 +110,21 @@ _SIGNS = {
 }
 
 
+_AUTO_ROUND = {
+    f"{prefix}{form}": scheme
+    for prefix in ("auto_round:", "")
+    for form, scheme in (("auto_gptq", "gptq"), ("gptq", "gptq"), ("auto_awq", "awq"), ("awq", "awq"))
+}
+"""What AutoRound packs as the schemes of others: `packing_format` → scheme. Source: auto-round `inference/backend.py`
+(`BackendInfos`: 'auto_gptq' has the zero points of GPTQ's first format), transformers' `AutoRoundConfig`."""
+
+
 def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
     """Return the name of the scheme, also for configurations that do not state it: MLX's, and old ones."""
     stated = config.get("quant_method")
+    if isinstance(stated, str) and stated.lower() in ("auto-round", "intel/auto-round"):
+        form, kind = config.get("packing_format", "auto_round:gptq"), config.get("data_type", "int")
+        return (_AUTO_ROUND.get(str(form)) if kind == "int" else None) or f"auto-round, {form} of {kind}"
     if isinstance(stated, str):
         return stated.lower()
     for key, method in _SIGNS.items():

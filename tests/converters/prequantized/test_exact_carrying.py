@@ -27,7 +27,7 @@ from ggferry.converters.model_graph.rows import values_of
 from ggferry.converters.prequantized import exact_blocks
 from ggferry.converters.prequantized.exact_blocks import run_length
 from ggferry.converters.understand import understand
-from ggferry.formats.errors import BadValueError, RefusedError, VerificationError
+from ggferry.formats.errors import BadValueError, RefusedError, UnsupportedError, VerificationError
 from ggferry.quant.pack_levels import pack
 from ggferry.support.progress import silent
 from helpers.llama_api import encoded_and_decoded
@@ -38,6 +38,8 @@ from helpers.third_party_fixtures import FIXTURES
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 VOCABULARY = FIXTURES / "tokenizers" / "spm_bpe"
+
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int"}
 
 EXACT: dict[str, tuple[Quantize, dict[str, Any], str]] = {
     "gptq 4, symmetric, 32": (gptq(4, 32, symmetric=True), gptq_config(4, 32), "Q4_0"),
@@ -54,6 +56,12 @@ EXACT: dict[str, tuple[Quantize, dict[str, Any], str]] = {
     "gptq 4, 128, bf16": (gptq(4, 128, scales=BF16), gptq_config(4, 128), "Q5_0"),
     "gptq 3": (gptq(3, 64), gptq_config(3, 64), "Q4_0"),
     "gptq 2": (gptq(2, 32), gptq_config(2, 32), "Q4_0"),
+    "auto-round as gptq": (
+        gptq(4, 32, symmetric=True, order="none"),
+        {**AUTO_ROUND, "packing_format": "auto_round:auto_gptq"},
+        "Q4_0",
+    ),
+    "auto-round as awq": (awq(32), {**AUTO_ROUND, "packing_format": "auto_round:auto_awq", "sym": False}, "Q5_0"),
     "awq with z = 8": (awq(32, symmetric=True), AWQ, "Q4_0"),
     "awq": (awq(64), {**AWQ, "group_size": 64}, "Q5_0"),
     "awq, bf16, a row": (awq(-1, BF16), {**AWQ, "group_size": -1}, "Q5_0"),
@@ -125,6 +133,13 @@ def test_every_value_is_the_published_one(case: str, tmp_path: Path) -> None:
     assert any(f"fit blocks of {kind}" in note for note in result.receipt["notes"])
     again = reverify(Request(str(source), vocab=replace(request(source, source).vocab)), result.path, silent)
     assert {proof.name: proof.grade for proof in again.proof.tensors}["blk.0.attn_q.weight"] == "repacked"
+
+
+@pytest.mark.parametrize("more", [{"packing_format": "auto_round:fp8"}, {"data_type": "mx_fp"}])
+def test_other_formats_of_auto_round_are_refused_by_name(more: dict[str, Any], tmp_path: Path) -> None:
+    tensors, _ = model(gptq(4, 32, symmetric=True, order="none"))
+    with pytest.raises(UnsupportedError, match="auto-round"):
+        convert(request(write(tmp_path / "in", tensors, {**AUTO_ROUND, **more}), tmp_path / "out.gguf", "keep"))
 
 
 def blocks_of_4_0(levels: np.ndarray, scales: np.ndarray) -> bytes:
