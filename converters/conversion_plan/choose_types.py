@@ -10,11 +10,9 @@ import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from ggferry.converters.conversion_plan.carried_blocks import as_blocks, exact_types, form_of, own_scales
 from ggferry.converters.model_graph.graph import ModelGraph, Node
-from ggferry.converters.prequantized.dequantized_rows import Dequantized
-from ggferry.converters.prequantized.exact_blocks import ScaledBlocks
 from ggferry.converters.prequantized.own_scales import is_applied
-from ggferry.converters.schema.layouts import Stack
 from ggferry.formats.checkpoint import Derivation, TensorRef
 from ggferry.formats.errors import RefusedError, UnsupportedError, UsageError
 from ggferry.formats.gguf.values import Value
@@ -195,61 +193,6 @@ def _kept_of_derived(
         if own_scales(graph, node) and not is_applied(graph.architecture.name, node.name):
             why = f"llama.cpp does not multiply {node.name} by its scale"
     return derived.natural, f"dequantized from {derived.scheme}" + f": {why}" * bool(why)
-
-
-def exact_types(graph: ModelGraph, node: Node) -> tuple[str, ...]:
-    """Return the types of blocks that hold the values of all inputs of a node exactly, the preferred first.
-
-    None do where the layout takes blocks apart, or the tensor is a vector of the model.
-    """
-    if not node.layout.block_safe or node.role.always_f32 or node.role.plain or math.prod(node.shape[:-1]) == 1:
-        return ()
-    if own_scales(graph, node) and not _has_place_for_scales(graph, node):
-        return ()
-    first = node.inputs[0].derived
-    kinds = first.exact if first is not None and node.shape[-1] == node.inputs[0].columns else ()
-    files = [graph.checkpoint.files[ref.spans[0].file] for ref in node.inputs]
-    sources = [file for file in files if isinstance(file, Dequantized)]
-    if len(sources) < len(files):
-        return ()
-    pairs = list(zip(sources, node.inputs, strict=True))
-    return tuple(kind for kind in kinds if all(file.holds(ref, kind) for file, ref in pairs))
-
-
-def own_scales(graph: ModelGraph, node: Node) -> tuple[ScaledBlocks, ...]:
-    """Return, for each input of a node, its blocks with a scale of their own; nothing where any has none."""
-    found = []
-    for ref in node.inputs:
-        file = graph.checkpoint.files[ref.spans[0].file]
-        scaled = file.own_scale(ref) if isinstance(file, Dequantized) else None
-        if scaled is None:
-            return ()
-        found.append(scaled)
-    return tuple(found)
-
-
-def _has_place_for_scales(graph: ModelGraph, node: Node) -> bool:
-    """Return whether a runtime multiplies by the scales of a node: one for a matrix, one for each of stacked ones."""
-    stacked = isinstance(node.layout, Stack) or len(node.inputs) == 1
-    return stacked and is_applied(graph.architecture.name, node.name)
-
-
-def as_blocks(graph: ModelGraph, node: Node, kind: str) -> tuple[TensorRef, ...] | None:
-    """Return the inputs of a node as blocks of a type that hold their values exactly; None where one does not."""
-    found = []
-    for ref in node.inputs:
-        file = graph.checkpoint.files[ref.spans[0].file]
-        blocks = file.as_blocks(ref, kind) if isinstance(file, Dequantized) else None
-        if blocks is None:
-            return None
-        found.append(blocks)
-    return tuple(found)
-
-
-def form_of(node: Node) -> str:
-    """Return how the source stores a tensor, as recipes name it: 'fp8', 'int4', …, or its type in lower case."""
-    first = node.inputs[0]
-    return first.derived.form if first.derived is not None else first.type.name.lower()
 
 
 def _plain(source: BlockType, options: TypeOptions) -> tuple[BlockType, str]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from ggferry.converters.conversion_plan.choose_types import Decision, TypeOptions, choose_types, own_scales
+from ggferry.converters.conversion_plan.carried_blocks import own_scales
+from ggferry.converters.conversion_plan.choose_types import Decision, TypeOptions, choose_types
 from ggferry.converters.conversion_plan.grades import Grade, Route, promised
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.metadata.receipt_fields import TensorRecord

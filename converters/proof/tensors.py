@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ggferry.converters.conversion_plan.choose_types import as_blocks, exact_types
+from ggferry.converters.conversion_plan.carried_blocks import as_blocks, exact_types
 from ggferry.converters.conversion_plan.grades import Grade, measured
 from ggferry.converters.conversion_plan.steps import type_in_file
 from ggferry.converters.model_graph import rows

@@ -32,7 +32,7 @@ from ggferry.quant.pack_levels import pack
 from ggferry.support.progress import silent
 from helpers.llama_api import encoded_and_decoded
 from helpers.packed_fp8_gptq import compressed, fp8, gptq, gptq_config, integers
-from helpers.packed_further import AWQ, BNB8, affine, awq, four_bits, int8, mlx, packed_integers, ternary
+from helpers.packed_further import AWQ, BLOCKS, BNB8, affine, awq, four_bits, int8, mlx, packed_integers, ternary
 from helpers.quantized_llama import Quantize, Tensors, changed, gguf_name, in_gguf_order, model, request, write
 from helpers.third_party_fixtures import FIXTURES
 
@@ -235,6 +235,14 @@ def test_dequantize_makes_plain_numbers_as_before(tmp_path: Path) -> None:
         "BF16",
     }
     assert receipt["options"]["dequantize"] is True
+
+
+def test_dequantize_is_said_of_mxfp4_too(tmp_path: Path) -> None:
+    """Its blocks are GGUF's own, and are kept unless one asks for numbers."""
+    quantize, config, _ = BLOCKS["mxfp4 of compressed-tensors"]
+    asked = request(write(tmp_path / "in", model(quantize)[0], config), tmp_path / "out.gguf", level="fast")
+    convert(replace(asked, options=Options(dequantize=True)))
+    assert decoded(tmp_path / "out.gguf")["blk.0.ffn_up.weight"][0] == "BF16"
 
 
 def test_another_type_is_made_of_floats_and_told_what_would_be_exact(tmp_path: Path) -> None:
