@@ -36,13 +36,20 @@ class Derivation:
 
     Attributes:
         scheme: What it is computed from, in words.
-        natural: The type in which its model was made; the outtype 'keep' gives it this type.
+        natural: The type in which its model was made; the outtype 'keep' gives it this type where GGUF has no blocks
+            that hold its values.
         integers: Whether its values are a few levels times a scale, so that quantizing them rounds a second time.
+        exact: Names of the block types that hold its values exactly, the preferred first.
+        inexact: Why there is none, in words; '' where there is one, or nothing is to be said.
+        form: How its numbers are stored, as recipes name it: 'fp8', 'int4', 'nf4', …
     """
 
     scheme: str
     natural: BlockType
     integers: bool = False
+    exact: tuple[str, ...] = ()
+    inexact: str = ""
+    form: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)  # a header may state half a million

@@ -228,6 +228,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("expand", Kind.TEXT, "convert plan", Heading.TYPES,
            "f16, f32 or q8_0: for blocks GGUF has no counterpart of (Q4_2, Q4_3, QK_K=64).", "options.expand",
            default="f16", choices=EXPANSIONS, in_plan=True, receipt="expand"),
+    Option("dequantize", Kind.FLAG, "convert plan", Heading.TYPES,
+           "Make plain numbers of matrices that are quantized already, where 'keep' would carry their levels and "
+           "scales as GGUF's blocks.", "options.dequantize", default=False, in_plan=True, receipt="dequantize"),
     Option("recipe", Kind.TEXT_FILE, _WRITES, Heading.TYPES,
            "A recipe file (docs/recipes.md) instead of a name.", "options.recipe_text", receipt="recipe_text"),
     Option("like", Kind.LIKE_FILE, _WRITES, Heading.TYPES,

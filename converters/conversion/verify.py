@@ -18,7 +18,7 @@ from ggferry.converters.conversion.receipt_options import missing_files, with_re
 from ggferry.converters.conversion.request import Request, open_source_of
 from ggferry.converters.conversion.run import others_beside, prove, receipts_of
 from ggferry.converters.conversion_plan.output_metadata import assemble
-from ggferry.converters.conversion_plan.steps import steps_of_types, with_set_digest
+from ggferry.converters.conversion_plan.steps import steps_of_types, type_in_file, with_set_digest
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.metadata.general_keys import Entry
@@ -160,7 +160,7 @@ def _model_again(
     check_accounting(graph, mirror)
     tokenizer = tokenizer_of(graph, before, request)
     with closing(Beside(raw, graph, tokenizer, idle=False, vocab_only=vocab_only)) as beside:
-        steps = steps_of_types(graph, {name: node.inputs[0].type for name, node in mirror.by_name.items()})
+        steps = steps_of_types(graph, {name: type_in_file(node) for name, node in mirror.by_name.items()})
         expected, _ = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
         keys = compare_keys(_values(expected), after, (graph, mirror), allow)
         told = (*graph.notes, "the output has no vocabulary") if request.vocab.none else graph.notes

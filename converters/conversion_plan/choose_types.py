@@ -10,11 +10,15 @@ import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from ggferry.converters.conversion_plan.carried_blocks import as_blocks, exact_types, form_of, own_scales
 from ggferry.converters.model_graph.graph import ModelGraph, Node
+from ggferry.converters.prequantized.own_scales import is_applied
+from ggferry.formats.checkpoint import Derivation, TensorRef
 from ggferry.formats.errors import RefusedError, UnsupportedError, UsageError
 from ggferry.formats.gguf.values import Value
 from ggferry.quant.codec import block_type, codec
 from ggferry.quant.recipes.choose import ModelFacts, Recipe, TensorInfo, choose, recipe, require_imatrix
+from ggferry.quant.recipes.mixtures import never_quantized
 from ggferry.quant.recipes.text import parse_recipe
 from ggferry.quant.types import EXPANSIONS, BlockError, BlockType
 from ggferry.support.records import dataclass
@@ -30,6 +34,7 @@ class TypeOptions:
         outtype: 'keep', or a type name of llama-quantize.
         expand: Type for tensors whose blocks GGUF cannot hold.
         recipe_text: Text of a recipe file, which takes the place of `outtype`; None for none.
+        dequantize: Whether 'keep' makes plain numbers of a quantized checkpoint's matrices that fit GGUF's blocks.
     """
 
     outtype: str = KEEP
@@ -41,6 +46,7 @@ class TypeOptions:
     tensor_types: tuple[tuple[str, str], ...] = ()
     leave_output_tensor: bool = False
     allow_requantize: bool = False
+    dequantize: bool = False
 
     def recipe(self) -> Recipe:
         """Return the recipe that these options name. Raises UsageError for a name or a text that is no recipe."""
@@ -63,11 +69,14 @@ class Decision(NamedTuple):
         type: The type.
         why: The reason, where the type is not the one asked for.
         ragged: Whether the reason is rows that are no whole blocks (as in `Choice`).
+        blocks: The inputs as blocks of this type, where they are carried without quantizing again; None where the type
+            is made of their values.
     """
 
     type: BlockType
     why: str = ""
     ragged: bool = False
+    blocks: tuple[TensorRef, ...] | None = None
 
 
 def choose_types(
@@ -88,9 +97,18 @@ def choose_types(
     """
     options.check()
     as_is = graph.checkpoint.container == "gguf"
-    kept = {n.name: (n.inputs[0].type, "") if as_is else _kept(n, options) for n in graph.nodes}
+    exact: dict[str, tuple[str, ...]] = {}
+    if not options.dequantize:
+        exact = {n.name: exact_types(graph, n) for n in graph.nodes if n.inputs[0].derived is not None}
+    kept = {
+        n.name: (n.inputs[0].type, "")
+        if as_is and not n.inputs[0].derived
+        else _kept(graph, n, options, exact.get(n.name, ()))
+        for n in graph.nodes
+    }
     tensors = [
-        TensorInfo(n.name, n.shape, kept[n.name][0].name, n.role.always_f32 or n.role.plain) for n in graph.nodes
+        TensorInfo(n.name, n.shape, kept[n.name][0].name, n.role.always_f32 or n.role.plain, form_of(n))
+        for n in graph.nodes
     ]
     try:
         choices = choose(
@@ -114,7 +132,10 @@ def choose_types(
     for node in graph.nodes:
         natural, why = kept[node.name]
         choice = choices[node.name]
-        if choice.type == natural.name:
+        if choice.type in exact.get(node.name, ()):
+            why = why if choice.type == natural.name else choice.why
+            found[node.name] = Decision(block_type(choice.type), why, blocks=as_blocks(graph, node, choice.type))
+        elif choice.type == natural.name:
             found[node.name] = Decision(natural, why)
         else:
             found[node.name] = Decision(block_type(choice.type), choice.why, choice.ragged)
@@ -122,8 +143,11 @@ def choose_types(
     return found
 
 
-def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
-    """Return the type that a tensor has in GGUF where nothing asks for another, and why where it is not its own."""
+def _kept(graph: ModelGraph, node: Node, options: TypeOptions, exact: tuple[str, ...]) -> tuple[BlockType, str]:
+    """Return the type that a tensor has in GGUF where nothing asks for another, and why where it is not its own.
+
+    `exact`: types of blocks that hold its values, where it is carried so.
+    """
     source, derived = node.inputs[0].type, node.inputs[0].derived
     if node.layout.integers:
         return block_type("I64"), ""
@@ -134,7 +158,7 @@ def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
     if node.layout.widens:
         return block_type("F32"), "products of the source's values"
     if derived is not None:
-        return derived.natural, "" if source == derived.natural else f"dequantized from {derived.scheme}"
+        return _kept_of_derived(graph, node, derived, exact, options)
     rotated = source.quantized and not node.layout.block_safe
     if source.ggml_id is not None and not rotated:
         return source, ""
@@ -150,6 +174,27 @@ def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
     return target, f"{why}; --expand {options.expand}"
 
 
+def _kept_of_derived(
+    graph: ModelGraph, node: Node, derived: Derivation, exact: tuple[str, ...], options: TypeOptions
+) -> tuple[BlockType, str]:
+    """Return the same of a tensor of a quantized checkpoint."""
+    source = node.inputs[0].type
+    if exact and never_quantized(node.name, graph.architecture.name):
+        return block_type("F32"), f"{derived.scheme}: the same values; such a tensor has no blocks in any file"
+    if exact:
+        return block_type(exact[0]), f"{derived.scheme}: the same levels and scales"
+    if source.quantized and node.layout.block_safe and not options.dequantize:
+        return source, ""
+    if source == derived.natural:
+        return source, ""
+    why = derived.inexact
+    if not options.dequantize and derived.exact:
+        why = "its layout takes blocks apart"
+        if own_scales(graph, node) and not is_applied(graph.architecture.name, node.name):
+            why = f"llama.cpp does not multiply {node.name} by its scale"
+    return derived.natural, f"dequantized from {derived.scheme}" + f": {why}" * bool(why)
+
+
 def _plain(source: BlockType, options: TypeOptions) -> tuple[BlockType, str]:
     """Return the type of a tensor that runtimes take as a plain number only (`Role.plain`), and why."""
     asked = options.recipe().default
@@ -161,11 +206,12 @@ def _plain(source: BlockType, options: TypeOptions) -> tuple[BlockType, str]:
 def _check(graph: ModelGraph, node: Node, target: BlockType, options: TypeOptions) -> None:
     source, derived = node.inputs[0].type, node.inputs[0].derived
     levels = derived.scheme if derived and derived.integers else source.name if source.quantized else None
+    best = next(iter(exact_types(graph, node)), "")
     if target.quantized and levels and not options.allow_requantize:
         raise RefusedError(
             f"{node.name} is {levels} already: making {target} of it rounds a second time",
             path=graph.checkpoint.path,
-            hint="--allow-requantize, or --outtype keep",
+            hint="--allow-requantize, or --outtype keep" + f", which carries it as {best}" * bool(best),
         )
     if codec(target.name).encode is None:
         raise UnsupportedError(f"{node.name}: no encoder for {target}", path=graph.checkpoint.path)

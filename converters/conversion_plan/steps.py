@@ -7,18 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
+from ggferry.converters.conversion_plan.carried_blocks import own_scales
 from ggferry.converters.conversion_plan.choose_types import Decision, TypeOptions, choose_types
 from ggferry.converters.conversion_plan.grades import Grade, Route, promised
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.metadata.receipt_fields import TensorRecord
 from ggferry.converters.model_graph.graph import ModelGraph, Node
+from ggferry.converters.prequantized.dequantized_rows import Dequantized
+from ggferry.converters.prequantized.own_scales import INPUT_SCALE, SCALE
+from ggferry.converters.schema.architecture import Role
+from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import UnsupportedTypeError
 from ggferry.formats.gguf import shards
 from ggferry.formats.gguf.values import Value, string
 from ggferry.formats.gguf.write import GGUFLayout, lay_out
 from ggferry.formats.imatrix import Imatrix
+from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockType
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 
@@ -173,7 +180,40 @@ def step_record(step: Step) -> TensorRecord:
 def plan_steps(graph: ModelGraph, options: Options, imatrix: Imatrix | None = None) -> list[Step]:
     """Return type, route and promised grade of every tensor, in file order; `place` sets the offsets."""
     types = choose_types(graph, options, None if imatrix is None else imatrix.entries.keys())
-    return [_step(graph, node, types[node.name]) for node in graph.nodes]
+    steps = []
+    for node in graph.nodes:
+        steps.append(_step(graph, node, types[node.name]))
+        if types[node.name].blocks is not None:
+            steps += _scale_steps(graph, node)
+    return steps
+
+
+def _scale_steps(graph: ModelGraph, node: Node) -> list[Step]:
+    """Return the steps of the scales that stand beside a matrix, of the names under which llama.cpp reads them."""
+    own = own_scales(graph, node)
+    if not own:
+        return []
+    span, derived = node.inputs[0].spans[0], node.inputs[0].derived
+    file = graph.checkpoint.files[span.file]
+    assert isinstance(file, Dequantized) and derived is not None
+    stem, grade = node.name.removesuffix(".weight"), Grade.REPACKED if all(one.exact for one in own) else Grade.ROUNDED
+    numbers = {SCALE: np.concatenate([one.scales for one in own])}
+    inputs = [one.inputs for one in own if one.inputs is not None]
+    if len(inputs) == len(own):
+        numbers[INPUT_SCALE] = np.concatenate(inputs)
+    steps = []
+    for end, values in numbers.items():
+        ref = file.numbers(f"{node.inputs[0].name} ({end[1:]})", values, span.file, derived)
+        role = Role(f"{stem}{end}", (str(len(values)),), {}, always_f32=True)
+        made = Node(f"{stem}{end}", role, values.shape, (ref,), SAME)
+        steps.append(Step(made, block_type("F32"), Route.COPY, grade))
+    return steps
+
+
+def type_in_file(node: Node) -> BlockType:
+    """Return the type that a tensor of an output has there: that of its blocks, where a scale stands beside them."""
+    ref = node.inputs[0]
+    return block_type(ref.derived.exact[0]) if ref.derived is not None and ref.derived.exact else ref.type
 
 
 def steps_of_types(graph: ModelGraph, types: Mapping[str, BlockType]) -> list[Step]:
@@ -245,5 +285,7 @@ def _step(graph: ModelGraph, node: Node, decided: Decision) -> Step:
     if any(ref.type != first.type for ref in node.inputs):
         names = ", ".join(sorted({ref.type.name for ref in node.inputs}))
         raise UnsupportedTypeError(f"{node.name}: parts of different types", path=graph.checkpoint.path, found=names)
+    if decided.blocks is not None:
+        node, first = replace(node, inputs=decided.blocks), decided.blocks[0]
     route, grade = promised(first.type, decided.type, node.layout, derived=first.derived is not None)
     return Step(node, decided.type, route, grade, why=decided.why, ragged=decided.ragged)

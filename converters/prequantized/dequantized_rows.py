@@ -7,17 +7,24 @@ in the order of the schemes' own: (q − zero) × scale.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import CHUNK, raw_rows, values_of
+from ggferry.converters.prequantized.exact_blocks import (
+    ExactBlocks,
+    Groups,
+    Levels,
+    ScaledBlocks,
+    is_shuffled,
+    run_length,
+)
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Span, TensorRef
 from ggferry.formats.errors import OutOfRangeError, TruncatedError
 from ggferry.quant.codec import block_type
-from ggferry.quant.codecs.packed import WORD_BITS, gptq_zeros, unpack, unpack_down, unpack_stream
+from ggferry.quant.codecs.packed import WORD_BITS, unpack, unpack_down, unpack_stream
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
@@ -47,6 +54,30 @@ class Grid:
     wide: int = 0
     bits: int = 0
 
+    def range(self, checkpoint: Checkpoint, rows: int) -> tuple[int, int]:
+        """Return the least and the greatest of integers, for a matrix of so many rows; they are read in pieces."""
+        height = -(-rows // (self.tall or rows)) if self.bits else self.ref.rows
+        step = max(1, CHUNK // (4 * self.ref.columns))
+        lows, highs = [], []
+        for start in range(0, height, step):
+            stop = min(height, start + step)
+            if self.bits:
+                found = self._unpacked(checkpoint, np.arange(start, stop))
+            else:
+                found = values_of(checkpoint, self.ref, start, stop)
+            lows.append(found.min())
+            highs.append(found.max())
+        return int(min(lows)), int(max(highs))
+
+    def _unpacked(self, checkpoint: Checkpoint, rows: Array) -> Floats:
+        """Return the numbers at these ascending places along the first axis, of those that words hold."""
+        low, high = int(rows[0]), int(rows[-1]) + 1
+        per = WORD_BITS // self.bits
+        words = raw_rows(checkpoint, self.ref, low // per, -(-high // per)).view("<u4")
+        found: Floats = unpack_down(words, self.bits)[rows - low // per * per].astype(np.float32)
+        found -= np.float32(1 << self.bits - 1)
+        return found
+
     def over(self, checkpoint: Checkpoint, start: int, stop: int, columns: Array) -> Floats:
         """Return the numbers of rows `start:stop`, spread over the columns of the matrix.
 
@@ -67,10 +98,7 @@ class Grid:
         rows = np.arange(start, stop) // (self.tall or stop)
         low, high = int(rows[0]), int(rows[-1]) + 1
         if self.bits:
-            per = WORD_BITS // self.bits
-            words = raw_rows(checkpoint, ref, low // per, -(-high // per)).view("<u4")
-            found = unpack_down(words, self.bits)[rows - low // per * per].astype(np.float32)
-            found -= np.float32(1 << self.bits - 1)
+            found = self._unpacked(checkpoint, rows)
         else:
             found = values_of(checkpoint, ref, low, high)[rows - low]
         spread: Floats = found if found.shape[1] == 1 else found[:, columns]
@@ -102,6 +130,14 @@ class Scaled:
     """Whether packed values continue across the ends of words."""
 
     def __call__(self, start: int, stop: int) -> Floats:
+        values, groups = self._values(start, stop), self._groups()
+        if self.zero is not None:
+            values -= self.zero.over(self.checkpoint, start, stop, groups)
+        values *= self.scale.over(self.checkpoint, start, stop, groups)
+        return values
+
+    def _values(self, start: int, stop: int) -> Floats:
+        """Return the stored numbers, as float32."""
         if self.bits:
             packed = raw_rows(self.checkpoint, self.weight, start, stop)
             found = (
@@ -109,16 +145,29 @@ class Scaled:
                 if self.dense
                 else unpack(packed.view("<u4"), self.bits)[:, : self.columns]
             )
-            values = found.astype(np.float32)
+            values: Floats = found.astype(np.float32)
             values -= np.float32(1 << self.bits - 1)
-        else:
-            values = values_of(self.checkpoint, self.weight, start, stop)
-        groups = self._groups()
+            return values
+        return values_of(self.checkpoint, self.weight, start, stop)
+
+    def groups(self) -> Groups | None:
+        """Return what the matrix consists of; None where its numbers or zero points are no integers."""
+        if not self.bits and self.weight.type.name != "I8":
+            return None
+        if self.zero is not None and self.zero.ref.type.name not in ("I8", "I32"):
+            return None
+        least = -(1 << (self.bits or 8) - 1)
+        low, high = (0, 0) if self.zero is None else self.zero.range(self.checkpoint, self.weight.rows)
+        columns = self._groups()
+        size, ordered = run_length(columns), is_shuffled(columns)
+        return Groups(least - high, -1 - least - low, size, self._levels, ordered=ordered)
+
+    def _levels(self, start: int, stop: int, every: int) -> Levels:
+        values, groups = self._values(start, stop), self._groups()
         if self.zero is not None:
             values -= self.zero.over(self.checkpoint, start, stop, groups)
-        values *= self.scale.over(self.checkpoint, start, stop, groups)
-        scaled: Floats = values
-        return scaled
+        scales = self.scale.over(self.checkpoint, start, stop, groups[::every])
+        return Levels(values.astype(np.int16), scales)
 
     def _groups(self) -> Array:
         if self.order is not None:
@@ -126,55 +175,6 @@ class Scaled:
             if not (found == -1).any():
                 return in_range(self.checkpoint, self.order, found, self.scale.ref.columns)
         return np.arange(self.columns) // (self.scale.wide or self.columns)
-
-
-@dataclass(frozen=True, slots=True)
-class Gptq:
-    """A matrix of GPTQ, whose tensors are stored transposed.
-
-    Attributes:
-        checkpoint: Where its tensors are.
-        words: The packed values, `(columns / values in a word, rows)`.
-        zeros: The packed zero points, `(groups, rows / values in a word)`.
-        scales: `(groups, rows)`.
-        order: The group of each column, `(columns,)`; None where neighbors form the groups.
-        bits: Bits of a value.
-        group: Columns of a group.
-        first_version: Whether zero points are stored as in GPTQ's first format (`gptq_zeros`).
-    """
-
-    checkpoint: Checkpoint
-    words: TensorRef
-    zeros: TensorRef
-    scales: TensorRef
-    order: TensorRef | None
-    bits: int
-    group: int
-    first_version: bool
-
-    def __call__(self, start: int, stop: int) -> Floats:
-        per, words = gptq_unit(self.bits)
-        low, high = start // per, -(-stop // per)
-        last = min(high * words, self.zeros.columns)
-        stored = raw_columns(self.checkpoint, self.zeros, low * words, last)
-        zeros = unpack_stream(stored, self.bits, (last - low * words) * WORD_BITS // self.bits)
-        zeros = gptq_zeros(zeros[:, start - low * per : stop - low * per], self.bits, self.first_version)
-        rotated = np.ascontiguousarray(raw_columns(self.checkpoint, self.words, start, stop).view("<u4").T)
-        count = self.words.rows * WORD_BITS // self.bits
-        levels = unpack_stream(rotated.view(np.uint8), self.bits, count).T
-        part = columns_of(self.scales, start, stop)
-        scales = values_of(self.checkpoint, part, 0, part.rows)
-        groups = np.arange(len(levels)) // self.group
-        if self.order is not None:
-            groups = in_range(self.checkpoint, self.order, indices(self.checkpoint, self.order), self.scales.rows)
-        values = levels - zeros[groups]  # uint8 − int16 → int16
-        return np.ascontiguousarray((values * scales[groups]).T)
-
-
-def gptq_unit(bits: int) -> tuple[int, int]:
-    """Return (values, words) of the shortest run of values that fills whole words."""
-    words = math.lcm(bits, WORD_BITS) // WORD_BITS
-    return words * WORD_BITS // bits, words
 
 
 def columns_of(ref: TensorRef, start: int, stop: int) -> TensorRef:
@@ -218,28 +218,13 @@ def in_range(checkpoint: Checkpoint, ref: TensorRef, found: Array, groups: int) 
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4:
-    """Make GGUF's blocks of MXFP4 from the two tensors of gpt-oss.
+class Held:
+    """Rows that are held: a few numbers."""
 
-    GGUF's byte holds one value of each half of the 32 in a block.
+    values: Floats
 
-    Attributes:
-        checkpoint: Where the tensors are.
-        blocks: `(…, groups, 16)`, two neighboring values in a byte.
-        scales: `(…, groups)`.
-    """
-
-    checkpoint: Checkpoint
-    blocks: TensorRef
-    scales: TensorRef
-
-    def __call__(self, start: int, stop: int) -> Bytes:
-        groups = self.scales.columns
-        pairs = raw_rows(self.checkpoint, self.blocks, start * groups, stop * groups)
-        values = np.stack((pairs & 15, pairs >> 4), -1).reshape(len(pairs), 32)
-        scale = raw_rows(self.checkpoint, self.scales, start, stop).reshape(-1, 1)
-        found: Bytes = np.concatenate((scale, values[:, :16] | values[:, 16:] << 4), 1).reshape(stop - start, -1)
-        return found
+    def __call__(self, start: int, stop: int) -> Floats:
+        return self.values[start:stop]
 
 
 class Dequantized:
@@ -250,9 +235,20 @@ class Dequantized:
         self.size = 0
         self._starts: list[int] = []
         self._matrices: list[tuple[Rows, int, int]] = []
+        self._groups: dict[int, tuple[TensorRef, Groups | ScaledBlocks]] = {}
+        """What a matrix consists of that GGUF has blocks for, by the offset of its values."""
+        self._carried: dict[tuple[int, str], TensorRef] = {}
+        """Matrices as blocks, by the offset of their values and the type."""
 
     def add(
-        self, name: str, shape: tuple[int, ...], rows: Rows, file: int, derived: Derivation, kind: str = "F32"
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: Rows,
+        file: int,
+        derived: Derivation,
+        kind: str = "F32",
+        groups: Groups | ScaledBlocks | None = None,
     ) -> TensorRef:
         """Add a matrix, or a stack of them, and return it as a tensor.
 
@@ -263,12 +259,51 @@ class Dequantized:
             file: The number that this source will have among the checkpoint's files.
             derived: How its values are computed, in words and types.
             kind: What `rows` returns: 'F32' for float32, else the block type of its bytes.
+            groups: What it consists of, where `derived` names types of blocks that hold it.
         """
         ref = TensorRef(name, block_type(kind), shape, (Span(file, self.size, shape),), derived=derived)
-        self._starts.append(self.size)
+        if groups is not None and derived.exact:
+            self._groups[self.size] = ref, groups
         self._matrices.append((rows, ref.rows, ref.row_bytes))
+        self._starts.append(self.size)
         self.size += ref.nbytes
         return ref
+
+    def as_blocks(self, ref: TensorRef, kind: str) -> TensorRef | None:
+        """Return a matrix of values, whole and in its rows' order, as one of blocks that hold them exactly.
+
+        None where `ref` is no such matrix, or blocks of `kind` do not hold it.
+        """
+        span, derived = ref.spans[0], ref.derived
+        if not self.holds(ref, kind) or derived is None:
+            return None
+        whole, groups = self._groups[span.offset]
+        key = span.offset, kind
+        if key not in self._carried:
+            rows: Rows
+            if isinstance(groups, ScaledBlocks):
+                rows = groups.rows
+            else:
+                rows = ExactBlocks(ref.name, self.path, groups, kind)
+            self._carried[key] = self.add(whole.name, whole.shape, rows, span.file, derived, kind)
+        return replace(self._carried[key], name=ref.name, shape=ref.shape)
+
+    def holds(self, ref: TensorRef, kind: str) -> bool:
+        """Return whether `as_blocks` has blocks of a type for a matrix of values."""
+        (span, *more), derived = ref.spans, ref.derived
+        if span.offset not in self._groups or derived is None or kind not in derived.exact:
+            return False
+        whole, _ = self._groups[span.offset]
+        return not more and not span.strides and (ref.elements, ref.columns) == (whole.elements, whole.columns)
+
+    def own_scale(self, ref: TensorRef) -> ScaledBlocks | None:
+        """Return the blocks and the scale of a matrix of values that has one of its own; None where it has none."""
+        _, groups = self._groups.get(ref.spans[0].offset, (None, None))
+        return groups if isinstance(groups, ScaledBlocks) else None
+
+    def numbers(self, name: str, values: Floats, file: int, derived: Derivation) -> TensorRef:
+        """Add a vector whose values are held, and return it as a tensor."""
+        return self.add(name, values.shape, Held(values.reshape(1, -1)), file, derived)
 
     def read(self, offset: int, size: int) -> bytes:
         out = bytearray(size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import raw_rows, values_of
+from ggferry.converters.prequantized.exact_blocks import ScaledBlocks
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import BadValueError
 from ggferry.quant.codecs.fp4 import LEVELS
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
     from ggferry.quant.types import Bytes, Floats
 
 GROUP, MX_GROUP, BLOCK = 16, 32, 64
-OWN_SCALE = (
-    "each matrix has a scale of its own, a float32 that no block can hold; llama.cpp reads it from a tensor '.scale' "
-    "beside a matrix of NVFP4, which ggferry does not write"
-)
-"""Why NVFP4 of ModelOpt and compressed-tensors is not kept as GGUF's blocks."""
 NAN, SIGN = 0x7F, 0x80
 
 
@@ -87,6 +83,37 @@ class Nvfp4Blocks:
         grouped = scales.reshape(stop - start, -1, BLOCK // GROUP)
         found: Bytes = np.concatenate((grouped, packed), 2).reshape(stop - start, -1)
         return found
+
+
+def scaled_blocks(
+    checkpoint: Checkpoint,
+    codes: TensorRef,
+    scales: TensorRef,
+    whole: TensorRef,
+    given: TensorRef | None,
+    *,
+    divides: bool = False,
+) -> ScaledBlocks:
+    """Return NVFP4 as blocks and a scale of the whole matrix, which multiplies.
+
+    Args:
+        checkpoint: Where the tensors are.
+        codes: Two values in a byte.
+        scales: Scales of 16 columns.
+        whole: The scale of the whole.
+        given: That of activations, if any.
+        divides: Whether both divide, as compressed-tensors keeps them, so that their reciprocals are what multiplies.
+    """
+
+    def number(ref: TensorRef) -> Floats:
+        with np.errstate(all="ignore"):  # a zero or a NaN is found by whoever reads the values
+            found = values_of(checkpoint, ref, 0, 1).reshape(-1)
+            inverse: Floats = np.float32(1) / found
+            return inverse if divides else found
+
+    usable = given is not None and given.type.name in ("F32", "F16", "BF16") and given.elements == 1
+    inputs = number(given) if given is not None and usable else None
+    return ScaledBlocks("NVFP4", Nvfp4Blocks(checkpoint, codes, scales), number(whole), inputs, not divides)
 
 
 @dataclass(frozen=True, slots=True)

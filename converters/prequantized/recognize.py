@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
+from ggferry.converters.prequantized.exact_blocks import exact_types
+from ggferry.converters.prequantized.own_scales import with_own_scales
 from ggferry.converters.prequantized.schemes._common import DEQUANTIZE, FP8, Config, Found, Scheme
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, UnsupportedError
@@ -50,6 +52,8 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
         UnsupportedError: The scheme, which is named, is not supported.
         MissingError, ShapeError, InconsistentError: The tensors contradict the scheme.
     """
+    if kind_of(checkpoint.container) is Kind.GGUF:
+        return with_own_scales(checkpoint)
     if kind_of(checkpoint.container) is not Kind.TRAINING:
         return checkpoint
     packed = [ref for ref in checkpoint.tensors.values() if ref.type.name not in PLAIN]
@@ -106,9 +110,21 @@ _SIGNS = {
 }
 
 
+_AUTO_ROUND = {
+    f"{prefix}{form}": scheme
+    for prefix in ("auto_round:", "")
+    for form, scheme in (("auto_gptq", "gptq"), ("gptq", "gptq"), ("auto_awq", "awq"), ("awq", "awq"))
+}
+"""What AutoRound packs as the schemes of others: `packing_format` → scheme. Source: auto-round `inference/backend.py`
+(`BackendInfos`: 'auto_gptq' has the zero points of GPTQ's first format), transformers' `AutoRoundConfig`."""
+
+
 def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
     """Return the name of the scheme, also for configurations that do not state it: MLX's, and old ones."""
     stated = config.get("quant_method")
+    if isinstance(stated, str) and stated.lower() in ("auto-round", "intel/auto-round"):
+        form, kind = config.get("packing_format", "auto_round:gptq"), config.get("data_type", "int")
+        return (_AUTO_ROUND.get(str(form)) if kind == "int" else None) or f"auto-round, {form} of {kind}"
     if isinstance(stated, str):
         return stated.lower()
     for key, method in _SIGNS.items():
@@ -135,40 +151,61 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
     natural = natural_type(checkpoint)
     tensors: dict[str, TensorRef] = {}
     dropped = list(found.dropped)
+    carried: Counter[tuple[str, bool, str]] = Counter()
     for name, ref in checkpoint.tensors.items():
         if name in found.matrices:
             made = found.matrices[name]
             if made.name != name and made.name in checkpoint.tensors:
                 raise InconsistentError(f"{made.name!r} is there plain and quantized", path=checkpoint.path)
-            kept = natural if made.kind == "F32" else made.kind
-            derived = Derivation(found.scheme, block_type(kept), ref.type.name not in FP8)
-            tensors[made.name] = source.add(made.name, made.shape, made.rows, len(checkpoint.files), derived, made.kind)
+            exact, why = exact_types(made.groups, made.shape[-1]) if made.groups else ((), made.why)
+            derived = Derivation(
+                found.scheme, block_type(natural), ref.type.name not in FP8, exact, why, made.form or "quantized"
+            )
+            tensors[made.name] = source.add(
+                made.name, made.shape, made.rows, len(checkpoint.files), derived, made.kind, made.groups
+            )
+            carried[(exact[0] if exact else "F32") if made.kind == "F32" else made.kind, bool(exact), why] += 1
+        elif name in found.used:
+            continue
         elif name.endswith(RUNTIME):
             dropped.append(Dropped(ref, "a scale for activations or caches, which a GGUF model does not quantize so"))
-        elif name not in found.used:
+        else:
             tensors[name] = ref
     return replace(
         checkpoint,
         files=(*checkpoint.files, source),
         tensors=tensors,
-        notes=(*checkpoint.notes, *_notes(found, natural)),
+        notes=(*checkpoint.notes, *_notes(found.scheme, carried, natural)),
         dropped=(*checkpoint.dropped, *(drop for drop in dropped if drop.ref.name not in tensors)),
     )
 
 
-def _notes(found: Found, natural: str) -> list[str]:
-    """Return what became of the quantized tensors, a line for each kind of result."""
-    counts = Counter((made.kind, made.why) for made in found.matrices.values())
-    return [
-        f"{count} tensors were quantized already ({found.scheme}) and are "
-        + (
-            f"dequantized{f' ({why})' if why else ''}; 'keep' makes {natural} of them, as config.json names it, "
-            "and --outtype f32 loses nothing"
-            if kind == "F32"
-            else f"laid out as GGUF has {kind}; 'keep' loses nothing"
-        )
-        for (kind, why), count in sorted(counts.items())
-    ]
+def _notes(scheme: str, carried: Counter[tuple[str, bool, str]], natural: str) -> list[str]:
+    """Return what became of the quantized tensors, a line for each kind of result.
+
+    `carried` counts them by type, whether it is one of blocks made of values, and why it is none of blocks.
+    """
+    lines = []
+    for (kind, exact, why), count in sorted(carried.items()):
+        if exact:
+            outcome = (
+                f"fit blocks of {kind}: 'keep' carries them without quantizing again (--dequantize makes {natural} of "
+                "them), every other type is made of their values"
+            )
+            if kind == "NVFP4":
+                outcome += (
+                    "; their own scales stand beside them where llama.cpp multiplies by these, elsewhere 'keep' makes "
+                    f"{natural} of them"
+                )
+        elif kind == "F32":
+            outcome = (
+                f"are dequantized{f' ({why})' if why else ''}; 'keep' makes {natural} of them, as config.json names "
+                "it, and --outtype f32 loses nothing"
+            )
+        else:
+            outcome = f"are laid out as GGUF has {kind}; 'keep' loses nothing"
+        lines.append(f"{count} tensors were quantized already ({scheme}) and {outcome}")
+    return lines
 
 
 def natural_type(checkpoint: Checkpoint) -> str:

@@ -13,10 +13,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ggferry.converters.conversion_plan.carried_blocks import as_blocks, exact_types
 from ggferry.converters.conversion_plan.grades import Grade, measured
+from ggferry.converters.conversion_plan.steps import type_in_file
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.formats.errors import VerificationError
@@ -37,6 +40,9 @@ from ggferry.support.threads import each, workers
 if TYPE_CHECKING:
     from ggferry.quant.types import Bytes, Floats
 
+OWN_SCALE_ROUNDED = 2.0**-21
+"""How far a value may lie from the source's, times it, where the scale of its matrix is a reciprocal that was rounded:
+that rounding and one of each of two products, on either side."""
 SAMPLE = 16
 """Chunks of a tensor that are encoded again to learn what error our own encoder leaves."""
 
@@ -150,11 +156,13 @@ class _Seen(NamedTuple):
         blocks: The bytes.
         apart: How far their values lie from the source's.
         kept: Whether they were held against their mark instead of being encoded again.
+        carried: Whether they are the levels of a quantized checkpoint, whose scales alone were rounded to float16.
     """
 
     blocks: Bytes
     apart: Differences
     kept: bool
+    carried: bool = False
 
 
 class _Comparison:
@@ -168,9 +176,14 @@ class _Comparison:
         # Importances belong to columns, so rows must stay whole.
         self.origin = origin if self.encoding.imatrix else rows.view_for_streaming(origin, self.after)
         self.mirror = rows.view_for_streaming(node, self.before) if self.origin.shape != node.shape else node
-        self.bitwise = self.before == self.after and self.origin.layout.block_safe
+        self.scaled = node.inputs[0].derived is not None
+        """Whether the output's blocks have a scale beside them, so that their values are products."""
+        self.bitwise = self.before == self.after and self.origin.layout.block_safe and not self.scaled
         pair = codec(self.before.name).repack
         self.rescaled = pair is not None and pair.target == self.after.name
+        self.carried = self._as_carried()
+        self.scales_rounded, self.values_rounded = threading.Event(), threading.Event()
+        """Whether chunks differ as carried levels with rounded scales do, and whether others do."""
         self.parts: dict[int, Differences] = {}
         """By first row and added in that order, so that the last digits do not depend on which thread was first."""
         self.progress = progress
@@ -181,6 +194,13 @@ class _Comparison:
         """Whether the given importance matrix did not give the bytes, so that they may have been made without one."""
         self.kept: dict[int, int] = {}
         """By first row, rows whose bytes were held against their marks instead of being encoded again."""
+
+    def _as_carried(self) -> Node | None:
+        """Return the source's tensor as the blocks that a quantized checkpoint's levels and scales make, if they do."""
+        if not self.after.quantized or self.after.name not in exact_types(self.source, self.origin):
+            return None
+        blocks = as_blocks(self.source, self.origin, self.after.name)
+        return None if blocks is None else replace(self.origin, inputs=blocks)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges of rows that are compared at once."""
@@ -198,11 +218,12 @@ class _Comparison:
         """Return what was found."""
         largest = max((part.largest for part in self.parts.values()), default=0.0)
         same_bytes = self.bitwise and not self.origin.inputs[0].derived
-        grade = measured(self.origin.layout, same_bytes=same_bytes, same_values=largest == 0.0, rescales=self.rescaled)
+        rescales = self.rescaled or (self.scales_rounded.is_set() and not self.values_rounded.is_set())
+        grade = measured(self.origin.layout, same_bytes=same_bytes, same_values=largest == 0.0, rescales=rescales)
         found = TensorProof(
             self.node.name,
             self.before.name,
-            self.after.name,
+            type_in_file(self.node).name,
             grade,
             largest,
             0.0 if self.bitwise else self._relative_rms(),
@@ -293,6 +314,8 @@ class _Comparison:
             if not self.other_bytes.is_set():
                 seen[self.after.name] = found
         self.parts[start] = found.apart
+        if found.apart.largest:
+            (self.scales_rounded if found.carried else self.values_rounded).set()
         if found.kept:
             self.kept[start] = len(blocks)
         self._advance((stop - start) * self.after.row_bytes(self.mirror.shape[-1]))
@@ -301,7 +324,14 @@ class _Comparison:
         """Compare what was read of the output with the source's rows. Raises VerificationError."""
         expected = self.values(self.source.checkpoint, self.origin, start, stop)
         found = codec(self.after.name).values(blocks, self.mirror.shape[-1])
-        apart = differences(expected, found, self._bound(start, stop))
+        bound = self._bound(start, stop)
+        carried = self._is_carried(start, stop, blocks, expected, found)
+        if self.scaled:
+            carried = not np.array_equal(expected, found)
+            bound = Limits(self.after.name, (np.abs(expected) * np.float32(OWN_SCALE_ROUNDED)).reshape(-1))
+        elif carried:
+            bound = Limits(self.after.name, rescaling_bound(self.after.name, blocks, self.mirror.shape[-1]).reshape(-1))
+        apart = differences(expected, found, bound)
         if apart.outside is not None:
             row, column = divmod(apart.outside, expected.shape[1])
             raise self._wrong(
@@ -310,8 +340,18 @@ class _Comparison:
                 f"{found[row, column]!r}",
                 f"{expected[row, column]!r}",
             )
-        kept = bool(apart.largest) and not self.rescaled and self._rounded(start, expected, blocks, found)
-        return _Seen(blocks, apart, kept)
+        rounded = bool(apart.largest) and not self.rescaled and not carried
+        kept = rounded and self._rounded(start, expected, blocks, found)
+        return _Seen(blocks, apart, kept, carried)
+
+    def _is_carried(self, start: int, stop: int, blocks: Bytes, expected: Floats, found: Floats) -> bool:
+        """Return whether values that differ do so because the scales of carried blocks were rounded to float16.
+
+        Values that are equal need no reason. Else the bytes must be those that levels and rounded scales make.
+        """
+        if self.carried is None or np.array_equal(expected, found):
+            return False
+        return np.array_equal(rows.laid_out(self.source.checkpoint, self.carried, start, stop), blocks)
 
     def _rounded(self, start: int, expected: Floats, blocks: Bytes, found: Floats) -> bool:
         """Check that rows are the source's, rounded; return whether by their mark. Raises VerificationError."""

@@ -37,12 +37,15 @@ class TensorInfo:
         shape: Elements along each axis, outermost first.
         type: Name of the type it has now, or would be written in without a recipe.
         fixed: Whether no recipe changes that, unless a pattern names it.
+        source: How its source stores it, in lower case: its type, or 'fp8', 'int4', … of a quantized checkpoint; ''
+            where that is `type`.
     """
 
     name: str
     shape: tuple[int, ...]
     type: str
     fixed: bool = False
+    source: str = ""
 
     @property
     def columns(self) -> int:
@@ -378,7 +381,8 @@ class _Chooser:
             "columns": tensor.columns,
         }
         roles = (role, "output") if self.tied and role == "token_embd" else (role,)
-        return Subject(tensor.name, roles, n, flags, {"arch": facts.architecture, "type": kind}, numbers)
+        words = {"arch": facts.architecture, "type": kind, "source": tensor.source or tensor.type.lower()}
+        return Subject(tensor.name, roles, n, flags, words, numbers)
 
 
 def _place(name: str) -> tuple[int, str]:

@@ -49,7 +49,11 @@ FLAGS = {
     "grouped": "K and V heads are fewer than Q heads",
     "tied": "the model has no output.weight",
 }
-WORDS = {"arch": "general.architecture", "type": "the type the lines above arrived at"}
+WORDS = {
+    "arch": "general.architecture",
+    "type": "the type the lines above arrived at",
+    "source": "how the source stores it: fp8, int4, nf4, … of a quantized checkpoint, else its type in lower case",
+}
 NUMBERS = {
     "count": "tensors of this role the rules decided before, in sorted order",
     "layer": "attn_v and, without experts, ffn_*: count; else the block number",
@@ -231,12 +235,19 @@ def parse_condition(word: str) -> Condition:
         return Condition(name, negated)
     if name in WORDS and operator in {"=", "!="} and not negated:
         names = tuple(value.split(","))
-        return Condition(name, operator, tuple(map(target_type, names)) if name == "type" else names)
+        return Condition(name, operator, _words(name, names))
     if name in NUMBERS and operator and not negated:
         return Condition(name, operator, _amount(value))
     if name in {*FLAGS, *WORDS, *NUMBERS}:
         raise BlockError(f"{word!r}: {name} is {_usage(name)}")
     raise BlockError(f"{word!r}: unknown condition; known: {', '.join([*FLAGS, *WORDS, *NUMBERS])}")
+
+
+def _words(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what a word is compared with, as the word has it: types in capitals, sources in lower case."""
+    if name == "type":
+        return tuple(map(target_type, values))
+    return tuple(value.lower() for value in values) if name == "source" else values
 
 
 def more(i: int, n: int) -> bool:

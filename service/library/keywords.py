@@ -133,6 +133,7 @@ class Planning(SourceOptions, TypeOptions, total=False):
     mmproj_outtype: str | None
     mmproj_out: str | None
     expand: Literal["f16", "f32", "q8_0"]
+    dequantize: bool
     split_max_tensors: int
     split_max_size: int | str | None
     tensor_first_split: bool

@@ -137,7 +137,15 @@ def compressed(bits: int, group: int | None, form: str, symmetric: bool = True) 
 # --- GPTQ --------------------------------------------------------------------------------------------------
 
 
-def gptq(bits: int, group: int, *, order: str = "plain", version: int = 1, scales: Any = torch.float16) -> Quantize:
+def gptq(
+    bits: int,
+    group: int,
+    *,
+    order: str = "plain",
+    version: int = 1,
+    scales: Any = torch.float16,
+    symmetric: bool = False,
+) -> Quantize:
     """qweight `(in × bits / 32, out)`, qzeros `(groups, out × bits / 32)`, scales `(groups, out)`, g_idx `(in,)`."""
 
     def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
@@ -149,7 +157,7 @@ def gptq(bits: int, group: int, *, order: str = "plain", version: int = 1, scale
             rng.shuffle(owner)
         top = (1 << bits) - 1
         scale = torch.from_numpy(rng.uniform(0.01, 0.03, (count, rows)).astype(np.float32)).to(scales)
-        zero = rng.integers(0, top + 1, (count, rows))
+        zero = np.full((count, rows), 1 << bits - 1) if symmetric else rng.integers(0, top + 1, (count, rows))
         wide = scale.float().numpy()
         levels = np.clip(np.round(weight.T / wide[owner]) + zero[owner], 0, top).astype(int)
         stored = (zero - 1) % (top + 1) if version == 1 else zero

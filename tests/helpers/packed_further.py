@@ -17,7 +17,7 @@ from helpers.quantized_llama import Quantize, Tensors
 # --- AWQ ---------------------------------------------------------------------------------------------------
 
 
-def awq(group: int, scales: torch.dtype = torch.float16) -> Quantize:
+def awq(group: int, scales: torch.dtype = torch.float16, symmetric: bool = False) -> Quantize:
     """`qweight` (in, out / 8), `qzeros` (groups, out / 8): AutoAWQ's `WQLinear_GEMM.from_linear`, `order_map`."""
     order_map = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -34,7 +34,7 @@ def awq(group: int, scales: torch.dtype = torch.float16) -> Quantize:
         owner = np.arange(columns) // (group if group > 0 else columns)
         count = int(owner[-1]) + 1
         scale = torch.from_numpy(rng.uniform(0.01, 0.03, (count, rows)).astype(np.float32)).to(scales)
-        zero = rng.integers(0, 16, (count, rows))
+        zero = np.full((count, rows), 8) if symmetric else rng.integers(0, 16, (count, rows))
         wide = scale.float().numpy()
         levels = np.clip(np.round(weight.T / wide[owner]) + zero[owner], 0, 15).astype(int)
         base = name.removesuffix("weight")

@@ -22,13 +22,13 @@ Quantize = Callable[[str, np.ndarray, np.random.Generator], tuple[Tensors, np.nd
 """name of the weight, its values → the tensors that stand for it, and what they mean in float32."""
 
 
-def model(quantize: Quantize, ff: int = FF) -> tuple[Tensors, dict[str, np.ndarray]]:
+def model(quantize: Quantize, ff: int = FF, vocab: int = VOCAB) -> tuple[Tensors, dict[str, np.ndarray]]:
     """A tiny LLaMA whose matrices inside the blocks are quantized; their meaning by name."""
     rng = np.random.default_rng(5)
     kv = WIDTH // HEADS * KV_HEADS
     tensors: Tensors = {}
     meaning = {}
-    for name, shape in (("model.embed_tokens", (VOCAB, WIDTH)), ("lm_head", (VOCAB, WIDTH)), ("model.norm", (WIDTH,))):
+    for name, shape in (("model.embed_tokens", (vocab, WIDTH)), ("lm_head", (vocab, WIDTH)), ("model.norm", (WIDTH,))):
         tensors[f"{name}.weight"] = torch.tensor(rng.normal(1 if len(shape) == 1 else 0, 0.2, shape)).bfloat16()
     for n in range(LAYERS):
         block = f"model.layers.{n}"

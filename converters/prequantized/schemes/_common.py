@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Rows, Scaled
+from ggferry.converters.prequantized.exact_blocks import Groups, ScaledBlocks
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UnsupportedError
 from ggferry.quant.codecs.packed import WORD_BITS
@@ -19,14 +20,26 @@ DEQUANTIZE = "ask for the unquantized checkpoint, or dequantize it with the libr
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix, or a stack of them, that packed tensors stand for. `kind`: what its rows are, values (F32) or blocks
-    of a type. `why`: why they are values, where GGUF has blocks of that scheme."""
+    """A matrix, or a stack of them, that packed tensors stand for.
+
+    Attributes:
+        name: Name of the matrix.
+        shape: Elements along each axis, outermost first.
+        rows: Computes its rows.
+        kind: What its rows are: values (F32), or blocks of a type.
+        why: Why GGUF has no blocks that hold it, where `groups` do not say it; '' for nothing to say.
+        groups: Integers and scales that it consists of, from which follows whether blocks of GGUF hold it exactly; None
+            where its numbers are no integers.
+        form: How its numbers are stored, as recipes name it: 'fp8', 'int4', 'nf4', …
+    """
 
     name: str
     shape: tuple[int, ...]
     rows: Rows
     kind: str = "F32"
     why: str = ""
+    groups: Groups | ScaledBlocks | None = None
+    form: str = ""
 
 
 @dataclass(slots=True)
@@ -67,7 +80,8 @@ def take(
 ) -> None:
     rows, columns = matrix(checkpoint, ref)
     values = Scaled(checkpoint, ref, columns, scale, zero, 0, order)
-    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values)
+    form = "fp8" if ref.type.name in FP8 else "int8"
+    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values, groups=values.groups(), form=form)
     found.used |= {grid.ref.name for grid in (scale, zero) if grid} | ({order.name} if order else set())
 
 

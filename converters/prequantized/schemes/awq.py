@@ -6,10 +6,11 @@ Source: AutoAWQ `modules/linear/gemm.py` (`WQLinear_GEMM.from_linear`: order_map
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.model_graph.rows import values_of
+from ggferry.converters.model_graph.rows import CHUNK, raw_rows, values_of
 from ggferry.converters.prequantized.dequantized_rows import columns_of, raw_columns
+from ggferry.converters.prequantized.exact_blocks import Groups, Levels
 from ggferry.converters.prequantized.schemes._common import (
     DEQUANTIZE,
     Config,
@@ -48,12 +49,34 @@ class Awq:
     group: int
 
     def __call__(self, start: int, stop: int) -> Floats:
+        levels, groups = self._turned(start, stop)
+        return np.ascontiguousarray((levels * self._scales(start, stop)[groups]).T)
+
+    def groups(self) -> Groups:
+        """What the matrix consists of; its zero points are read for that."""
+        step = max(1, CHUNK // (4 * self.words.columns))
+        found = []
+        for start in range(0, self.zeros.rows, step):
+            packed = raw_rows(self.checkpoint, self.zeros, start, min(self.zeros.rows, start + step))
+            found.append(unpack(packed.view("<u4"), BITS))
+        low, high = int(min(zeros.min() for zeros in found)), int(max(zeros.max() for zeros in found))
+        size = min(self.group, self.words.rows)
+        return Groups(-high, (1 << BITS) - 1 - low, size, self._levels)
+
+    def _levels(self, start: int, stop: int, every: int) -> Levels:
+        levels, groups = self._turned(start, stop)
+        return Levels(levels.T, self._scales(start, stop)[groups[::every]].T)
+
+    def _scales(self, start: int, stop: int) -> Floats:
         part = columns_of(self.scales, start, stop)
-        scales = values_of(self.checkpoint, part, 0, part.rows)
+        return values_of(self.checkpoint, part, 0, part.rows)
+
+    def _turned(self, start: int, stop: int) -> tuple[Any, Any]:
+        """Levels less zero points, int16 `(columns, rows)`, and the group of each column."""
         groups = np.arange(self.words.rows) // self.group
         levels = self._nibbles(self.words, start, stop).astype(np.int16)
         levels -= self._nibbles(self.zeros, start, stop)[groups]
-        return np.ascontiguousarray((levels * scales[groups]).T)
+        return levels, groups
 
     def _nibbles(self, ref: TensorRef, start: int, stop: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
         low = start // PER_WORD
@@ -75,7 +98,8 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         if name.endswith(".qweight"):
             base = name.removesuffix(".qweight")
             made = _awq(checkpoint, config, base, words)
-            found.matrices[name] = Matrix(f"{base}.weight", (words.shape[1] * PER_WORD, words.shape[0]), made)
+            shape = (words.shape[1] * PER_WORD, words.shape[0])
+            found.matrices[name] = Matrix(f"{base}.weight", shape, made, groups=made.groups(), form="int4")
             found.used |= {made.zeros.name, made.scales.name}
     return found
 

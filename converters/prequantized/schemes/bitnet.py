@@ -5,9 +5,10 @@ Source: transformers' `integrations/bitnet.py` (`unpack_weights`, `BitLinear`, `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import raw_rows, values_of
+from ggferry.converters.prequantized.exact_blocks import Groups, Levels
 from ggferry.converters.prequantized.schemes._common import (
     DEQUANTIZE,
     Config,
@@ -41,16 +42,30 @@ class Ternary:
     divides: bool
 
     def __call__(self, start: int, stop: int) -> Floats:
+        out, scale = self._codes(start, stop, np.float32), self._scale()
+        found: Floats = out / scale if self.divides else out * scale
+        return found
+
+    def groups(self) -> Groups:
+        """One scale for all: what multiplies, or the inverse of what divides."""
+        return Groups(-1, 1, self.packed.columns, self._levels)
+
+    def _levels(self, start: int, stop: int, every: int) -> Levels:
+        scale = self._scale().reshape(1, 1)
+        return Levels(self._codes(start, stop, np.int8), np.float32(1) / scale if self.divides else scale)
+
+    def _scale(self) -> Floats:
+        return values_of(self.checkpoint, self.scale, 0, 1).reshape(())
+
+    def _codes(self, start: int, stop: int, kind: Any) -> Any:
         quarter = self.packed.shape[0]
-        out = np.empty((stop - start, self.packed.columns), np.float32)
+        out = np.empty((stop - start, self.packed.columns), kind)
         for part in range(start // quarter, (stop - 1) // quarter + 1):
             low, high = max(start, part * quarter), min(stop, (part + 1) * quarter)
             codes = raw_rows(self.checkpoint, self.packed, low - part * quarter, high - part * quarter)
             out[low - start : high - start] = codes >> 2 * part & 3
         out -= 1
-        scale = values_of(self.checkpoint, self.scale, 0, 1).reshape(())
-        found: Floats = out / scale if self.divides else out * scale
-        return found
+        return out
 
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
@@ -70,7 +85,8 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
             scale = of_type(checkpoint, piece(checkpoint, f"{name}_scale", name), "F32", "F16", "BF16")
             of_shape(checkpoint, scale, name, (1,), ())
             values = Ternary(checkpoint, ref, scale, layer == "bitlinear")
-            found.matrices[name] = Matrix(name, (rows * PER_BYTE, columns), values)
+            shape = (rows * PER_BYTE, columns)
+            found.matrices[name] = Matrix(name, shape, values, groups=values.groups(), form="ternary")
             found.used.add(scale.name)
     return found
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import raw_rows, values_of
 from ggferry.converters.prequantized.dequantized_rows import reshaped
+from ggferry.converters.prequantized.exact_blocks import Groups, Levels
 from ggferry.converters.prequantized.schemes._common import (
     DEQUANTIZE,
     Config,
@@ -99,6 +100,14 @@ class Int8Rows:
         values *= np.float32(PER_LEVEL)
         return values
 
+    def groups(self) -> Groups:
+        """A scale for each row."""
+        return Groups(-128, 127, self.weight.columns, self._levels)
+
+    def _levels(self, start: int, stop: int, every: int) -> Levels:
+        levels = raw_rows(self.checkpoint, self.weight, start, stop).view(np.int8)
+        return Levels(levels, values_of(self.checkpoint, self.greatest, start, stop) * np.float32(PER_LEVEL))
+
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
     found, kinds = Found("bitsandbytes"), set()
@@ -109,7 +118,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
                 raise UnsupportedError(
                     f"4 bits of {base!r}", path=checkpoint.path, found=kind, expected="nf4, fp4", hint=DEQUANTIZE
                 )
-            _four_bits(checkpoint, found, base, ref)
+            _four_bits(checkpoint, found, base, ref, kind)
             found.used.add(name)
             kinds.add(kind)
         elif name.endswith(".weight") and ref.type.name == "I8":
@@ -137,11 +146,11 @@ def _eight_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
             )
         found.used.add(form.name)
     values = Int8Rows(checkpoint, ref, reshaped(scale, (rows, 1)))
-    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values)
+    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values, groups=values.groups(), form="int8")
     found.used.add(scale.name)
 
 
-def _four_bits(checkpoint: Checkpoint, found: Found, base: str, state: TensorRef) -> None:
+def _four_bits(checkpoint: Checkpoint, found: Found, base: str, state: TensorRef, kind: str) -> None:
     codes = of_type(checkpoint, piece(checkpoint, base, state.name), "U8")
     said = _state(checkpoint, state)
     shape, block = said.get("shape"), _number(checkpoint, state, said, "blocksize")
@@ -162,7 +171,8 @@ def _four_bits(checkpoint: Checkpoint, found: Found, base: str, state: TensorRef
     values = FourBits(
         checkpoint, reshaped(codes, (size, 1)), reshaped(scales, (blocks, 1)), levels, shape[1], block, nested
     )
-    found.matrices[base] = Matrix(base, (shape[0], shape[1]), values)
+    why = f"the 16 levels of {kind.upper()} are those of no block of GGUF"
+    found.matrices[base] = Matrix(base, (shape[0], shape[1]), values, why=why, form=kind)
     found.used |= {scales.name, levels.name}
 
 

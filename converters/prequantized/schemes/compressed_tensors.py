@@ -11,10 +11,10 @@ from ggferry.converters.prequantized.dequantized_rows import Grid, Scaled
 from ggferry.converters.prequantized.micro_scales import (
     GROUP,
     MX_GROUP,
-    OWN_SCALE,
     Mxfp4Blocks,
     Mxfp8Values,
     Nvfp4Values,
+    scaled_blocks,
 )
 from ggferry.converters.prequantized.schemes._common import (
     DEQUANTIZE,
@@ -152,7 +152,7 @@ def _packed(checkpoint: Checkpoint, groups: list[Config], found: Found, ref: Ten
     dense = _is_dense(checkpoint, ref, columns, bits)
     scales, zero, order = _grids(checkpoint, settings, ref, scale, shape, bits)
     values = Scaled(checkpoint, ref, columns, scales, zero, bits, order, dense)
-    found.matrices[ref.name] = Matrix(base, shape, values)
+    found.matrices[ref.name] = Matrix(base, shape, values, groups=values.groups(), form=f"int{bits}")
     found.used.add(scale.name)
 
 
@@ -188,10 +188,14 @@ def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
         raise UnsupportedError(f"{ref.name!r} of {shape[1]} columns, or with zero points", path=checkpoint.path)
     of_shape(checkpoint, scale, ref.name, (rows, shape[1] // group))
     if whole is None:
-        found.matrices[ref.name] = Matrix(base, shape, Mxfp4Blocks(checkpoint, ref, scale), "MXFP4")
+        found.matrices[ref.name] = Matrix(base, shape, Mxfp4Blocks(checkpoint, ref, scale), "MXFP4", form="mxfp4")
     else:
         of_shape(checkpoint, of_type(checkpoint, whole, "F32"), ref.name, (1,), ())
-        found.matrices[ref.name] = Matrix(base, shape, Nvfp4Values(checkpoint, ref, scale, over=whole), why=OWN_SCALE)
+        values = Nvfp4Values(checkpoint, ref, scale, over=whole)
+        given = checkpoint.tensors.get(f"{base.removesuffix('weight')}input_global_scale")
+        blocks = scaled_blocks(checkpoint, ref, scale, whole, given, divides=True)
+        found.matrices[ref.name] = Matrix(base, shape, values, groups=blocks, form="nvfp4")
+        found.used |= {given.name} if given is not None else set()
         found.used.add(whole.name)
     found.used.add(scale.name)
 
@@ -201,7 +205,7 @@ def _mxfp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, scale: TensorRe
     if columns % MX_GROUP:
         raise ShapeError(f"{ref.name!r} in groups of {MX_GROUP}", path=checkpoint.path, found=list(ref.shape))
     of_shape(checkpoint, of_type(checkpoint, scale, "U8"), ref.name, (rows, columns // MX_GROUP))
-    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), Mxfp8Values(checkpoint, ref, scale))
+    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), Mxfp8Values(checkpoint, ref, scale), form="mxfp8")
     found.used.add(scale.name)
 
 

@@ -5,7 +5,12 @@ Source: GPTQModel's and AutoGPTQ's `quantize_config.json`.
 
 from __future__ import annotations
 
-from ggferry.converters.prequantized.dequantized_rows import Gptq
+import math
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.model_graph.rows import CHUNK, raw_rows, values_of
+from ggferry.converters.prequantized.dequantized_rows import columns_of, in_range, indices, raw_columns
+from ggferry.converters.prequantized.exact_blocks import Groups, Levels, is_shuffled, run_length
 from ggferry.converters.prequantized.schemes._common import (
     DEQUANTIZE,
     Config,
@@ -18,7 +23,93 @@ from ggferry.converters.prequantized.schemes._common import (
 )
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
-from ggferry.quant.codecs.packed import WORD_BITS
+from ggferry.quant.codecs.packed import WORD_BITS, gptq_zeros, unpack_stream
+from ggferry.support.heavy import np
+from ggferry.support.records import dataclass
+
+if TYPE_CHECKING:
+    from ggferry.quant.codec import Floats
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """A matrix of GPTQ, whose tensors are stored transposed.
+
+    Attributes:
+        checkpoint: Where its tensors are.
+        words: The packed values, `(columns / values in a word, rows)`.
+        zeros: The packed zero points, `(groups, rows / values in a word)`.
+        scales: `(groups, rows)`.
+        order: The group of each column, `(columns,)`; None where neighbors form the groups.
+        bits: Bits of a value.
+        group: Columns of a group.
+        first_version: Whether zero points are stored as in GPTQ's first format (`gptq_zeros`).
+    """
+
+    checkpoint: Checkpoint
+    words: TensorRef
+    zeros: TensorRef
+    scales: TensorRef
+    order: TensorRef | None
+    bits: int
+    group: int
+    first_version: bool
+
+    def __call__(self, start: int, stop: int) -> Floats:
+        levels, groups = self._turned(start, stop)
+        return np.ascontiguousarray((levels * self._scales(start, stop)[groups]).T)
+
+    def groups(self) -> Groups:
+        """Return what the matrix consists of; its zero points are read for that."""
+        low, high = self._zero_range()
+        columns = self._groups(self.words.rows * WORD_BITS // self.bits)
+        top = (1 << self.bits) - 1
+        return Groups(-high, top - low, run_length(columns), self._levels, ordered=is_shuffled(columns))
+
+    def _levels(self, start: int, stop: int, every: int) -> Levels:
+        levels, groups = self._turned(start, stop)
+        return Levels(levels.T, self._scales(start, stop)[groups[::every]].T)
+
+    def _zero_range(self) -> tuple[int, int]:
+        """Return the least and the greatest zero point, read in pieces."""
+        step = max(1, CHUNK // (4 * self.scales.columns))
+        found = []
+        for start in range(0, self.zeros.rows, step):
+            stored = raw_rows(self.checkpoint, self.zeros, start, min(self.zeros.rows, start + step))
+            zeros = unpack_stream(stored, self.bits, self.scales.columns)
+            found.append(gptq_zeros(zeros, self.bits, self.first_version))
+        return int(min(zeros.min() for zeros in found)), int(max(zeros.max() for zeros in found))
+
+    def _scales(self, start: int, stop: int) -> Floats:
+        part = columns_of(self.scales, start, stop)
+        return values_of(self.checkpoint, part, 0, part.rows)
+
+    def _groups(self, columns: int) -> Array:
+        if self.order is None:
+            return np.arange(columns) // self.group
+        return in_range(self.checkpoint, self.order, indices(self.checkpoint, self.order), self.scales.rows)
+
+    def _turned(self, start: int, stop: int) -> tuple[Array, Array]:
+        """Return the levels of these rows less their zero points, int16 `(columns, rows)`, and each column's group."""
+        per, words = gptq_unit(self.bits)
+        low, high = start // per, -(-stop // per)
+        last = min(high * words, self.zeros.columns)
+        stored = raw_columns(self.checkpoint, self.zeros, low * words, last)
+        zeros = unpack_stream(stored, self.bits, (last - low * words) * WORD_BITS // self.bits)
+        zeros = gptq_zeros(zeros[:, start - low * per : stop - low * per], self.bits, self.first_version)
+        rotated = np.ascontiguousarray(raw_columns(self.checkpoint, self.words, start, stop).view("<u4").T)
+        count = self.words.rows * WORD_BITS // self.bits
+        levels = unpack_stream(rotated.view(np.uint8), self.bits, count).T
+        groups = self._groups(len(levels))
+        return levels - zeros[groups], groups  # uint8 − int16 → int16
+
+
+def gptq_unit(bits: int) -> tuple[int, int]:
+    """Return (values, words) of the shortest run of values that fills whole words."""
+    words = math.lcm(bits, WORD_BITS) // WORD_BITS
+    return words * WORD_BITS // bits, words
 
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
@@ -40,7 +131,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         order = checkpoint.tensors.get(f"{base}.g_idx")
         made = _gptq_matrix(checkpoint, config, words, zeros, scales, order, version == "gptq")
         shape = (words.shape[1], words.shape[0] * WORD_BITS // made.bits)
-        found.matrices[name] = Matrix(f"{base}.weight", shape, made)
+        found.matrices[name] = Matrix(f"{base}.weight", shape, made, groups=made.groups(), form=f"int{made.bits}")
         found.used |= {f"{base}.{end}" for end in ("qzeros", "scales", "g_idx")}
         widths.add(made.bits)
     found.scheme = f"GPTQ of {' and '.join(map(str, sorted(widths)))} bits"
@@ -95,8 +186,6 @@ def _drop_empty_biases(checkpoint: Checkpoint, found: Found) -> None:
 
 
 def _holds_values(checkpoint: Checkpoint, ref: TensorRef) -> bool:
-    from ggferry.converters.model_graph.rows import values_of
-
     return any(values_of(checkpoint, ref, row, row + 1).any() for row in range(ref.rows))
 
 

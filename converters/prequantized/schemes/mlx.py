@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.model_graph.rows import raw_rows, values_of
 from ggferry.converters.prequantized.dequantized_rows import Rows
+from ggferry.converters.prequantized.exact_blocks import Groups, Levels
 from ggferry.converters.prequantized.micro_scales import (
     BLOCK,
     GROUP,
@@ -65,6 +66,18 @@ class Affine:
         found: Floats = values.reshape(stop - start, columns)
         return found
 
+    def groups(self) -> Groups:
+        """Levels from 0, and a minimum for each group."""
+        size = self.words.columns * WORD_BITS // self.bits // self.scales.columns
+        return Groups(0, (1 << self.bits) - 1, size, self._levels, minimum=True)
+
+    def _levels(self, start: int, stop: int, every: int) -> Levels:
+        columns = self.words.columns * WORD_BITS // self.bits
+        levels = unpack_stream(raw_rows(self.checkpoint, self.words, start, stop), self.bits, columns)
+        groups = np.arange(0, columns, every) // (columns // self.scales.columns)
+        scales, biases = (values_of(self.checkpoint, ref, start, stop) for ref in (self.scales, self.biases))
+        return Levels(levels, scales[:, groups], biases[:, groups])
+
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
     found, kinds = Found("MLX"), set()
@@ -110,7 +123,9 @@ def _matrix(
         of_shape(checkpoint, ref, words.name, (rows, columns // group))
         found.used.add(ref.name)
     kind, values = _rows(checkpoint, words, pieces, str(mode), bits, columns)
-    return Matrix(words.name, (rows, columns), values, kind)
+    form = f"int{bits}" if mode == "affine" else str(mode)
+    groups = values.groups() if isinstance(values, Affine) else None
+    return Matrix(words.name, (rows, columns), values, kind, groups=groups, form=form)
 
 
 def _rows(

@@ -6,7 +6,7 @@ transformers' and vLLM's readers of hf_quant_config.json.
 
 from __future__ import annotations
 
-from ggferry.converters.prequantized.micro_scales import GROUP, OWN_SCALE, Nvfp4Values
+from ggferry.converters.prequantized.micro_scales import GROUP, Nvfp4Values, scaled_blocks
 from ggferry.converters.prequantized.schemes._common import (
     DEQUANTIZE,
     FP8,
@@ -60,7 +60,10 @@ def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
     whole = of_type(checkpoint, piece(checkpoint, f"{ref.name}_scale_2", ref.name), "F32")
     of_shape(checkpoint, whole, ref.name, (), (1,))
     values = Nvfp4Values(checkpoint, ref, scale, by=whole)
-    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values, why=OWN_SCALE)
+    given = checkpoint.tensors.get(f"{ref.name.removesuffix('weight')}input_scale")
+    blocks = scaled_blocks(checkpoint, ref, scale, whole, given)
+    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values, groups=blocks, form="nvfp4")
+    found.used |= {given.name} if given is not None else set()
     found.used |= {scale.name, whole.name}
 
 

@@ -6,12 +6,44 @@ has the same values in another order of nibbles: nothing is dequantized.
 
 from __future__ import annotations
 
-from ggferry.converters.prequantized.dequantized_rows import Mxfp4
+from typing import TYPE_CHECKING
+
+from ggferry.converters.model_graph.rows import raw_rows
 from ggferry.converters.prequantized.schemes._common import Config, Found, Matrix, Scheme, piece
-from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import ShapeError
+from ggferry.support.heavy import np
+from ggferry.support.records import dataclass
+
+if TYPE_CHECKING:
+    from ggferry.quant.codec import Bytes
 
 BLOCKS, SCALES = "_blocks", "_scales"
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """Make GGUF's blocks of MXFP4 from the two tensors of gpt-oss.
+
+    GGUF's byte holds one value of each half of the 32 in a block.
+
+    Attributes:
+        checkpoint: Where the tensors are.
+        blocks: `(…, groups, 16)`, two neighboring values in a byte.
+        scales: `(…, groups)`.
+    """
+
+    checkpoint: Checkpoint
+    blocks: TensorRef
+    scales: TensorRef
+
+    def __call__(self, start: int, stop: int) -> Bytes:
+        groups = self.scales.columns
+        pairs = raw_rows(self.checkpoint, self.blocks, start * groups, stop * groups)
+        values = np.stack((pairs & 15, pairs >> 4), -1).reshape(len(pairs), 32)
+        scale = raw_rows(self.checkpoint, self.scales, start, stop).reshape(-1, 1)
+        found: Bytes = np.concatenate((scale, values[:, :16] | values[:, 16:] << 4), 1).reshape(stop - start, -1)
+        return found
 
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
@@ -30,7 +62,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
                 expected=f"U8 {[*scales.shape, 16]}",
             )
         shape = (*scales.shape[:-1], scales.columns * 32)
-        found.matrices[name] = Matrix(base, shape, Mxfp4(checkpoint, blocks, scales), "MXFP4")
+        found.matrices[name] = Matrix(base, shape, Mxfp4(checkpoint, blocks, scales), "MXFP4", form="mxfp4")
         found.used.add(scales.name)
     return found
 

@@ -106,14 +106,14 @@ def test_other_outtypes_and_threads(tmp_path: Path) -> None:
 def test_integers_are_not_quantized_again_unasked(case: str, tmp_path: Path) -> None:
     """As with a GGUF source of a quantized type. FP8 is a float of less precision, and nobody needs to be asked."""
     quantize, config = CASES[case]
-    asked = request(write(tmp_path / "in", model(quantize)[0], config), tmp_path / "out.gguf", "q8_0", "fast")
+    asked = request(write(tmp_path / "in", model(quantize)[0], config), tmp_path / "out.gguf", "iq4_nl", "fast")
     if config["quant_method"] in ("gptq",) or case.startswith("ct int"):
         with pytest.raises(RefusedError, match=r"blk.*(GPTQ of|compressed-tensors, ).* already.*--allow-requantize"):
             convert(asked)
         assert not (tmp_path / "out.gguf").exists()
-        asked = replace(asked, options=Options(outtype="q8_0", allow_requantize=True))
+        asked = replace(asked, options=Options(outtype="iq4_nl", allow_requantize=True))
     convert(asked)
-    assert open_gguf(str(tmp_path / "out.gguf")).tensors["blk.0.attn_q.weight"].type.name == "Q8_0"
+    assert open_gguf(str(tmp_path / "out.gguf")).tensors["blk.0.attn_q.weight"].type.name == "IQ4_NL"
 
 
 def test_any_rows_are_the_same_rows(tmp_path: Path) -> None:

@@ -34,6 +34,16 @@ blk.31.* columns>=512            -> Q5_K
 """
 
 
+def test_rules_see_how_the_source_stores_a_tensor() -> None:
+    """In any case; where nothing else is said, its source is its type."""
+    mine = parse_recipe("default keep\nany source=FP8,nf4 -> Q8_0\nany source!=fp8,bf16 -> Q6_K\n")
+    assert parse_recipe(format_recipe(mine)) == mine
+    sources = {"a": "fp8", "b": "int4", "c": ""}
+    tensors = [TensorInfo(f"blk.0.{name}.weight", (256, 256), "BF16", source=kind) for name, kind in sources.items()]
+    types = {name[6]: choice.type for name, choice in choose(mine, tensors, ModelFacts("llama", 1)).items()}
+    assert types == {"a": "Q8_0", "b": "Q6_K", "c": "BF16"}
+
+
 @pytest.mark.parametrize("name", [*recipe_ids(), "copy", "keep"])
 def test_built_in_recipes_can_be_written_and_read(name: str) -> None:
     assert parse_recipe(format_recipe(recipe(name))) == recipe(name)
