@@ -16,7 +16,7 @@ from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes
+    from ggferry.quant.types import Bytes
 
 
 @dataclass(frozen=True, slots=True)

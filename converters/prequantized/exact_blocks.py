@@ -20,7 +20,7 @@ from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 Array = Any
 

@@ -24,7 +24,7 @@ from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Bytes, Floats
+    from ggferry.quant.types import Bytes, Floats
 
 SCALE, INPUT_SCALE = ".scale", ".input_scale"
 _ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")

@@ -28,7 +28,7 @@ from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.types import Floats
 
 Array = Any
 
