@@ -1,0 +1,36 @@
+"""A log of what was changed by whom, sign-ins under way at an OpenID provider, and who made a token."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade() -> None:
+    """Add two tables and a column."""
+    op.add_column("ggferry_tokens", sa.Column("made_by", sa.Text))
+    op.create_table(
+        "ggferry_audit",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+        sa.Column("at", sa.Double),
+        sa.Column("actor", sa.Text),
+        sa.Column("token", sa.Text),
+        sa.Column("address", sa.Text),
+        sa.Column("action", sa.Text),
+        sa.Column("subject", sa.Text),
+        sa.Column("status", sa.Integer),
+        sa.Column("request", sa.Text, unique=True),
+        sa.Column("detail", sa.Text),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ggferry_audit_at", "ggferry_audit", ["at"])
+    op.create_table(
+        "ggferry_sign_ins",
+        sa.Column("id", sa.Text, primary_key=True),
+        sa.Column("nonce", sa.Text, nullable=False),
+        sa.Column("verifier", sa.Text, nullable=False),
+        sa.Column("browser", sa.Text, nullable=False),
+        sa.Column("page", sa.Text),
+        sa.Column("created", sa.Double),
+    )
