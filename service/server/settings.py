@@ -38,6 +38,9 @@ class Settings:
         drain: How long running jobs may go on after SIGTERM.
         keep_outputs: How long uploads and outputs are kept; None: for good.
         keep_records: How long ended jobs stay in the ledger; None: for good.
+        keep_audit: How long entries of the audit log stay; None: for good.
+        trusted_proxies: Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed.
+        root_path: What a proxy has before every path, as '/ggferry'; '' for none.
     """
 
     data: str
@@ -60,6 +63,9 @@ class Settings:
     drain: float = 30.0
     keep_outputs: float | None = None
     keep_records: float | None = None
+    keep_audit: float | None = 365 * DAY
+    trusted_proxies: tuple[str, ...] = ()
+    root_path: str = ""
 
     @property
     def ledger_place(self) -> str:

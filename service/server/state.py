@@ -10,6 +10,7 @@ from ggferry.formats.errors import GgferryError
 from ggferry.service.apply import job
 from ggferry.service.apply.job import Outcome
 from ggferry.service.records.ledger import Job
+from ggferry.service.server.guard.auditing import Auditor
 from ggferry.service.server.guard.callers import Doorkeeper
 from ggferry.service.server.guard.lookups import Lookups
 from ggferry.service.server.guard.observe import Log, Observer
@@ -41,6 +42,7 @@ class Service:
         store: The ledger with the server's tables.
         doorkeeper: Finds tokens.
         observer: Logs and figures.
+        auditor: Enters in the audit log who changed what.
         inspectors: Worker processes that answer questions about models.
         lookups: Turns of callers at these.
         probe: Whether the ledger answers and the disk has room.
@@ -59,6 +61,7 @@ class Service:
     store: Store
     doorkeeper: Doorkeeper
     observer: Observer
+    auditor: Auditor
     inspectors: InspectorPool
     lookups: Lookups
     probe: Probe
@@ -93,6 +96,7 @@ class Service:
         self.planner.close()
         self.inspectors.close()
         self.lookups.close()
+        self.doorkeeper.close()
         self.probe.close()
         self.notifier.close()
         self.housekeeper.close()
@@ -140,6 +144,7 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
         store,
         Doorkeeper(store),
         observer,
+        Auditor(store, observer),
         inspectors,
         Lookups(),
         Probe(store.fault, settings.data),

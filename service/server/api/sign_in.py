@@ -9,6 +9,7 @@ from fastapi.responses import RedirectResponse
 
 from ggferry.service.server.api.common import ServiceDep, form_of
 from ggferry.service.server.guard import callers
+from ggferry.service.server.guard.context import ROOT
 from ggferry.service.server.guard.middleware import with_session
 
 router = APIRouter(include_in_schema=False)
@@ -19,6 +20,8 @@ async def sign_in(request: Request, service: ServiceDep) -> Response:
     """Begin a session with a token that a person typed."""
     form = await form_of(request)
     session = await asyncio.to_thread(service.doorkeeper.begin_session, form.get("token", "").strip())
+    token = await asyncio.to_thread(service.doorkeeper.find, session) if session is not None else None
+    await asyncio.to_thread(service.auditor.sign_in, request.scope, "token", token.name if token else None)
     if session is None:
         return RedirectResponse("/login?wrong=1", 303)
     return with_session(RedirectResponse("/", 303), session, request.scope)
@@ -29,5 +32,12 @@ def sign_out(request: Request, service: ServiceDep) -> Response:
     """End the session whose cookie the request brings."""
     service.doorkeeper.end_session(request.state.caller.token.id)
     answer = RedirectResponse("/login", 303)
-    answer.delete_cookie(callers.cookie_name(request.headers), httponly=True, samesite="strict")
+    scheme = request.scope.get("scheme", "http")
+    answer.delete_cookie(
+        callers.cookie_name(request.headers, scheme),
+        path=ROOT.get() or "/",
+        secure=scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
     return answer

@@ -16,21 +16,24 @@ from typing import Any, TextIO
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
+from ggferry.service.server.guard.context import REQUEST
 from ggferry.support.printable import printable, printable_json
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)  # seconds
+API = "/api/v1"
 QUIET = ("/health", "/ready", "/metrics")
 
 
 class Log:
-    """Writes one JSON object a line: time, level, event, and facts."""
+    """Writes one JSON object a line: time, level, event, and facts; within a request also its id."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out, self._lock = out or sys.stderr, threading.Lock()
 
     def write(self, event: str, level: str = "info", **facts: Any) -> None:
         """Write a line; text of others is escaped. A log that cannot be written (a full disk) ends no request."""
-        shown = {name: value for name, value in facts.items() if value is not None}
+        known = {"request": REQUEST.get(), **facts}
+        shown = {name: value for name, value in known.items() if value is not None}
         line = {"time": round(time.time(), 3), "level": level, "event": event, **shown}
         try:
             text = printable_json(line, default=str)
@@ -48,6 +51,13 @@ class Watched:
     id: str = field(default_factory=lambda: os.urandom(8).hex())
     began: float = field(default_factory=time.perf_counter)
     status: int = 0
+
+
+def route_of(scope: Any) -> str | None:
+    """Return the path of the route that answers a request, with its parameters' names; None where none does."""
+    path = getattr(scope.get("route"), "path", None)
+    below = API if scope["path"].startswith(f"{API}/") else ""  # a route of a router does not know where that stands
+    return None if path is None else path if path.startswith(below) else below + path
 
 
 class Observer:
@@ -82,7 +92,7 @@ class Observer:
     def end(self, watched: Watched) -> None:
         """Count and log a request that was answered."""
         scope = watched.scope
-        route = getattr(scope.get("route"), "path", None) or "other"
+        route = route_of(scope) or "other"
         method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE") else "other"
         took = time.perf_counter() - watched.began
         self.requests.labels(method, route, str(watched.status)).inc()

@@ -1,7 +1,8 @@
 """Claims of a job are counted: before, two claims by one holder could not be distinguished. ggferry_schema says 2."""
 
-import sqlalchemy as sa
 from alembic import op
+
+from ggferry.support.heavy import sa
 
 revision = "0002"
 down_revision = "0001"

@@ -1,7 +1,8 @@
 """A log of what was changed by whom, sign-ins under way at an OpenID provider, and who made a token."""
 
-import sqlalchemy as sa
 from alembic import op
+
+from ggferry.support.heavy import sa
 
 revision = "0002"
 down_revision = "0001"
