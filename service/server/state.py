@@ -14,6 +14,7 @@ from ggferry.service.server.guard.auditing import Auditor
 from ggferry.service.server.guard.callers import Doorkeeper
 from ggferry.service.server.guard.lookups import Lookups
 from ggferry.service.server.guard.observe import Log, Observer
+from ggferry.service.server.guard.openid import OpenId
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
@@ -43,6 +44,7 @@ class Service:
         doorkeeper: Finds tokens.
         observer: Logs and figures.
         auditor: Enters in the audit log who changed what.
+        openid: The OpenID provider by which people sign in; None: there is none.
         inspectors: Worker processes that answer questions about models.
         lookups: Turns of callers at these.
         probe: Whether the ledger answers and the disk has room.
@@ -62,6 +64,7 @@ class Service:
     doorkeeper: Doorkeeper
     observer: Observer
     auditor: Auditor
+    openid: OpenId | None
     inspectors: InspectorPool
     lookups: Lookups
     probe: Probe
@@ -145,6 +148,7 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
         Doorkeeper(store),
         observer,
         Auditor(store, observer),
+        None if settings.openid is None else OpenId(settings.openid),
         inspectors,
         Lookups(),
         Probe(store.fault, settings.data),

@@ -23,6 +23,7 @@ from ggferry.service.server.pages.views import (
     Problem,
     Progress,
     Proof,
+    Provider,
     Shell,
     TensorPage,
     TensorRow,
@@ -340,6 +341,8 @@ def pages() -> dict[str, str]:
         "tokens-made": show("token_list", "tokens", page=replace(tokens(), made=MADE_TOKEN)),
         "audit": show("audit", "audit", page=entries()),
         "audit-empty": show("audit", "audit", page=AuditPage(text="nobody")),
-        "sign-in": page("sign_in", Shell("sign in"), problem=None),
+        "sign-in": page("sign_in", Shell("sign in"), problem=None, provider=None),
+        "sign-in-provider": page("sign_in", Shell("sign in"), problem=None, provider=Provider("id.example.org")),
+        "signed-in": page("signed_in", Shell("sign in")),
         "problem": show("problem", "", problem=gone),
     }

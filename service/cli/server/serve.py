@@ -91,8 +91,32 @@ def run(
     root_path: Annotated[
         str, typer.Option("--root-path", metavar="PATH", help="Path below which a proxy serves this, as /ggferry.")
     ] = "",
+    oidc_issuer: Annotated[
+        str | None, typer.Option("--oidc-issuer", metavar="URL", help="OpenID provider by which people sign in.")
+    ] = None,
+    oidc_client: Annotated[
+        str | None, typer.Option("--oidc-client", metavar="ID", help="Id under which it knows this server.")
+    ] = None,
+    oidc_secret: Annotated[
+        str | None, typer.Option("--oidc-secret", metavar="PLACE", help="Its secret: env:NAME or file:PATH.")
+    ] = None,
+    oidc_claim: Annotated[
+        str, typer.Option("--oidc-claim", metavar="NAME", help="Claim that says what a person may do.")
+    ] = "groups",
+    oidc_scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--oidc-scope",
+            metavar="VALUE=SCOPE",
+            help="Value of the claim, * for any person, and the scope it gives; repeatable.",
+        ),
+    ] = None,
+    oidc_hours: Annotated[
+        float, typer.Option("--oidc-hours", min=0.01, help="Hours after which they sign in again.")
+    ] = 12.0,
 ) -> None:
     """Serve the HTTP API and the page until SIGTERM; the link that is printed signs a browser in."""
+    from ggferry.service.cli.server.openid import openid_settings
     from ggferry.service.server.settings import DAY, Settings
     from ggferry.service.workers.supervisor import Limits
 
@@ -122,6 +146,7 @@ def run(
         keep_audit=keep_audit * DAY,
         trusted_proxies=_addresses(proxy or ()),
         root_path=_root_path(root_path),
+        openid=openid_settings(oidc_issuer, oidc_client, oidc_secret, oidc_claim, oidc_scope or (), oidc_hours),
     )
     context.obj = settings
     if context.invoked_subcommand is not None:

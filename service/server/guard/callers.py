@@ -130,15 +130,15 @@ class Doorkeeper:
         return ("cookie", cookie) if cookie is not None else ("", "")
 
 
-def cookie_name(headers: Mapping[str, str], scheme: str = "http") -> str:
-    """Return the name of the session's cookie: with the port that the browser calls, since cookies know no ports.
+def cookie_name(headers: Mapping[str, str], scheme: str = "http", name: str = COOKIE) -> str:
+    """Return a cookie's name, the session's by default: with the port that the browser calls; cookies know no ports.
 
     Over TLS it has the prefix by which browsers take it from this host over TLS only (RFC 6265bis, 4.1.3).
     """
     host = headers.get("host", "")
     port = host.rpartition(":")[2] if not host.endswith("]") else ""
     prefix = "" if scheme != "https" else "__Secure-" if ROOT.get() else "__Host-"  # __Host- holds for the path / only
-    return prefix + (f"{COOKIE}_{port}" if port.isdecimal() else COOKIE)
+    return prefix + (f"{name}_{port}" if port.isdecimal() else name)
 
 
 def csrf_of(session: str) -> str:

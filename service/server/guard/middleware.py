@@ -24,8 +24,10 @@ from ggferry.service.server.guard.rates import Rates
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store.database import REPLACED
 
-PUBLIC = ("/health", "/ready", "/login", "/static/", "/favicon.ico")
+PUBLIC = ("/health", "/ready", "/login", "/sign-in", "/sign-in/callback", "/static/", "/favicon.ico")
 """Paths that need no token. What begins with a slash at its end stands for all below."""
+SIGN_INS = ("/login", "/sign-in", "/sign-in/callback")
+"""Those of them at which who asks too often is refused."""
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -109,7 +111,7 @@ class Front:
             answer = await self._identify(scope, headers)
             if answer is not None:
                 return answer
-        elif path == "/login":
+        elif path in SIGN_INS:
             self.rates.check(f"sign-in from {_address(scope)}", self.rate)
         if not (method == "PUT" and path.startswith(UPLOADS)):
             receive = await self._body(scope, headers, receive)

@@ -84,14 +84,8 @@ def server_tables(meta: Any) -> SimpleNamespace:
         sa.Index("ggferry_audit_at", "at"),
         sqlite_autoincrement=True,
     )
-    sign_ins = sa.Table(
-        "ggferry_sign_ins", meta,
-        column("id", text, primary_key=True), column("nonce", text, nullable=False),
-        column("verifier", text, nullable=False), column("browser", text, nullable=False), column("page", text),
-        column("created", real),
-    )
     return SimpleNamespace(
-        audit=audit, sign_ins=sign_ins,
+        audit=audit,
         tokens=tokens, plans=plans, models=models, uploads=uploads, received=received, events=events, answers=answers,
         outputs=outputs, hooks=hooks, notices=notices,
     )

@@ -157,6 +157,16 @@ def revoke(store: Store, wanted: str) -> str:
     return str(ids[0])
 
 
+def enter_person(store: Store, key: str, name: str, scope: str) -> None:
+    """Enter a person whom an OpenID provider knows, or what it says of them now. Nobody signs in by this row itself."""
+    digest = digest_of(secrets.token_hex(32))
+    store.put(
+        store.t.tokens, id=key, name=name, kind=PERSON, scope=scope, digest=digest, parent=None, created=time.time()
+    )
+    table = store.t.tokens
+    store.run(sa.update(table).where(table.c.id == key, table.c.kind == PERSON).values(name=name, scope=scope))
+
+
 def end_session(store: Store, key: str) -> None:
     """End one session of a browser."""
     table = store.t.tokens

@@ -1,4 +1,4 @@
-"""A log of what was changed by whom, sign-ins under way at an OpenID provider, and who made a token."""
+"""A log of what was changed by whom, and who made a token."""
 
 from alembic import op
 
@@ -9,7 +9,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Add two tables and a column."""
+    """Add a table and a column."""
     op.add_column("ggferry_tokens", sa.Column("made_by", sa.Text))
     op.create_table(
         "ggferry_audit",
@@ -26,12 +26,3 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index("ggferry_audit_at", "ggferry_audit", ["at"])
-    op.create_table(
-        "ggferry_sign_ins",
-        sa.Column("id", sa.Text, primary_key=True),
-        sa.Column("nonce", sa.Text, nullable=False),
-        sa.Column("verifier", sa.Text, nullable=False),
-        sa.Column("browser", sa.Text, nullable=False),
-        sa.Column("page", sa.Text),
-        sa.Column("created", sa.Double),
-    )
