@@ -65,6 +65,7 @@ class Settings:
         trusted_proxies: Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed.
         root_path: What a proxy has before every path, as '/ggferry'; '' for none.
         openid: The OpenID provider by which people sign in; None: there is none.
+        traces: Whether traces are sent to an OpenTelemetry collector.
     """
 
     data: str
@@ -91,6 +92,7 @@ class Settings:
     trusted_proxies: tuple[str, ...] = ()
     root_path: str = ""
     openid: OpenIdSettings | None = None
+    traces: bool = False
 
     @property
     def ledger_place(self) -> str:

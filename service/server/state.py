@@ -15,6 +15,7 @@ from ggferry.service.server.guard.callers import Doorkeeper
 from ggferry.service.server.guard.lookups import Lookups
 from ggferry.service.server.guard.observe import Log, Observer
 from ggferry.service.server.guard.openid import OpenId
+from ggferry.service.server.guard.tracing import Tracer
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
@@ -106,17 +107,19 @@ class Service:
         self.uploads.close()
         self.hub.close()
         self.store.close()
+        self.observer.close()
 
 
-def open_service(settings: Settings, log: Log | None = None) -> Service:
+def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | None = None) -> Service:
     """Open the ledger and make the folders of a server. Raises GgferryError."""
+    tracer = Tracer() if tracer is None and settings.traces else tracer
     for folder in (settings.data, settings.uploads, settings.quarantine, settings.outputs):
         os.makedirs(folder, 0o700, exist_ok=True)
     found = os.stat(settings.data)
     if found.st_mode & 0o077 and found.st_uid == os.geteuid():  # it was there before: it becomes its owner's alone
         os.chmod(settings.data, 0o700)
     store = Store(settings.ledger_place)
-    observer = Observer(log or Log(), lambda: store.counts().items())
+    observer = Observer(log or Log(), lambda: store.counts().items(), tracer)
     progress = ProgressBoard(store)
     hub = Hub(store, progress.running)
     outputs = Outputs(store, lambda path: settings.outputs)

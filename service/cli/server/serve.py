@@ -11,6 +11,7 @@ import typer
 
 from ggferry.formats.errors import UsageError
 from ggferry.service.cli.options import print_json, say, size_of, tell
+from ggferry.service.cli.server.backup import backup, restore
 
 if TYPE_CHECKING:
     from ggferry.service.server.settings import Settings
@@ -23,6 +24,8 @@ serve = typer.Typer(
 token = typer.Typer(help="Tokens that let callers in.", no_args_is_help=True, rich_markup_mode=None)
 commands.add_typer(serve, name="serve")
 serve.add_typer(token, name="token")
+serve.command()(backup)
+serve.command()(restore)
 webhook = typer.Typer(help="Receivers of notices when jobs end.", no_args_is_help=True, rich_markup_mode=None)
 serve.add_typer(webhook, name="webhook")
 
@@ -114,6 +117,9 @@ def run(
     oidc_hours: Annotated[
         float, typer.Option("--oidc-hours", min=0.01, help="Hours after which they sign in again.")
     ] = 12.0,
+    traces: Annotated[
+        bool, typer.Option("--traces", help="Send OpenTelemetry traces, as the OTEL_… variables say where.")
+    ] = False,
 ) -> None:
     """Serve the HTTP API and the page until SIGTERM; the link that is printed signs a browser in."""
     from ggferry.service.cli.server.openid import openid_settings
@@ -147,6 +153,7 @@ def run(
         trusted_proxies=_addresses(proxy or ()),
         root_path=_root_path(root_path),
         openid=openid_settings(oidc_issuer, oidc_client, oidc_secret, oidc_claim, oidc_scope or (), oidc_hours),
+        traces=traces,
     )
     context.obj = settings
     if context.invoked_subcommand is not None:

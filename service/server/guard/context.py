@@ -6,6 +6,8 @@ from contextvars import ContextVar
 
 REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
 """Id of the request, for lines of the log; None outside of one."""
+TRACE: ContextVar[str | None] = ContextVar("trace", default=None)
+"""Id of the request's trace, for lines of the log; None where there are no traces."""
 ROOT: ContextVar[str] = ContextVar("root", default="")
 """What browsers have before every path of this server, as '/ggferry'; '' for none."""
 
