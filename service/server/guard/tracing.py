@@ -40,7 +40,7 @@ class Tracer:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         around = TraceContextTextMapPropagator().extract(headers)
         client = scope.get("client")
-        facts = {"http.request.method": scope["method"], "ggferry.request": request}
+        facts: dict[str, Any] = {"http.request.method": scope["method"], "ggferry.request": request}
         facts |= {"client.address": str(client[0])} if client else {}
         span = self._tracer.start_span("request", around, kind=SpanKind.SERVER, attributes=facts)
         TRACE.set(f"{span.get_span_context().trace_id:032x}")
@@ -57,7 +57,7 @@ class Tracer:
         """Begin or end the span of a job, from an event of the engine."""
         job, state = str(event["id"]), event["state"]
         if state == "running":
-            facts = {"ggferry.job": job, "ggferry.attempt": int(event.get("attempt") or 0)}
+            facts: dict[str, Any] = {"ggferry.job": job, "ggferry.attempt": int(event.get("attempt") or 0)}
             self._jobs[job] = self._tracer.start_span("job", attributes=facts)
         elif (span := self._jobs.pop(job, None)) is not None:
             span.set_attribute("ggferry.state", state)

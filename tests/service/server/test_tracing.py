@@ -123,7 +123,7 @@ def test_a_collector_gets_them(tmp_path: Path, fixtures: Path, away: bool) -> No
         assert ended(server.client(), job)["state"] == "done"
         time.sleep(0.5)
     lines = server.log.read_text().splitlines()
-    assert all(line.startswith(("{", "serving ", "open ")) for line in lines), "warnings of the library are JSON, too"
+    assert all(line.startswith("{") for line in lines), "warnings of the library are JSON, too"
     if away:
         return
     collector.shutdown()
