@@ -30,6 +30,7 @@ class Proxy:
     url: str
     port: int
     trust: ssl.SSLContext
+    cert: Path
 
 
 def free_port() -> int:
@@ -123,7 +124,7 @@ def proxy(kind: str, folder: Path, server: int) -> Iterator[Proxy]:
                     break
             assert process.poll() is None and time.monotonic() < until, (folder / "out").read_text()
             time.sleep(0.05)
-        yield Proxy(f"https://localhost:{port}/ggferry", port, ssl.create_default_context(cafile=str(cert)))
+        yield Proxy(f"https://localhost:{port}/ggferry", port, ssl.create_default_context(cafile=str(cert)), cert)
     finally:
         process.terminate()
         try:

@@ -12,7 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+import ggferry
 from helpers.attack_tools import typed
+from helpers.builders import Llama
 from helpers.proxies import Proxy, proxy
 from helpers.server import Server, ended, serving, submitted
 
@@ -125,7 +127,7 @@ def test_a_browser_behind_a_real_proxy(front: Proxy, behind: Server) -> None:
         newest = behind.client().get("/audit").json()["items"][0]
         assert (newest["action"], newest["address"]) == ("POST /tokens", "127.0.0.1")
         out = browser.post(f"{front.url}/logout", data={"csrf": csrf})
-        assert str(out.url) == f"{front.url}/login" and not list(browser.cookies.jar)
+        assert str(out.url) == f"{front.url}/login?out=1" and not list(browser.cookies.jar)
 
 
 @pytest.mark.slow
@@ -139,6 +141,19 @@ def test_events_and_downloads_pass_a_real_proxy(front: Proxy, behind: Server) ->
         (file,) = http.get(f"{front.url}/api/v1/jobs/{job}/files").json()
         part = http.get(front.url + file["url"], headers={"Range": "bytes=0-99"})
         assert part.status_code == 206 and part.content[:4] == b"GGUF"
+
+
+@pytest.mark.slow
+def test_the_client_works_below_a_path(
+    front: Proxy, behind: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(front.cert))
+    client = ggferry.Client(front.url, behind.token)
+    model = Llama(n_ff=96, seed=front.port, kind="F16", container="ggjt", version=1).write(tmp_path / "m.bin")
+    (job,) = client.submit(str(model), verify="none")
+    client.wait([job])
+    files = client.fetch(job, str(tmp_path / "new"))
+    assert Path(files[0].path).read_bytes()[:4] == b"GGUF"
 
 
 @pytest.mark.slow
