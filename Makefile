@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser corpus models faults fuzz kills reference-checked dist docs check lint types clean
+.PHONY: setup demo test slow postgres browser container corpus models faults fuzz kills reference-checked dist docs check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -58,6 +58,11 @@ faults: $(VENV)/.dev
 # of it, days; FUZZ='gguf --seconds 600' ten minutes of one. It goes on from .fuzz/corpus; finds are in .fuzz/finds.
 fuzz: $(VENV)/.dev
 	$(BIN)/python tests/fuzz/run.py $(FUZZ)
+
+# The Containerfile built, and what it makes started read only as its own user: as root, with buildah (apt-get install
+# buildah). CONTAINER='--base IMAGE' takes another base image.
+container:
+	$(PYTHON) tools/check_container.py $(CONTAINER)
 
 kills: $(VENV)/.dev
 	$(BIN)/python -m pytest -m kills -s

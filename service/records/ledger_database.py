@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError, UnreachableError, UsageError
 from ggferry.service.records.ledger_rows import HINT, DamagedError, check_row, damaged, decoded
-from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, Statements, prepare_sqlite, tables
+from ggferry.service.records.ledger_tables import SCHEMA, Statements, prepare_sqlite, tables
 from ggferry.service.records.ledger_url import connect_options, full_url, hide_secrets, redact
+from ggferry.service.records.schema.upgrade import LEDGER, prepare, refuse_newer
 from ggferry.support.heavy import sa
 
 DAMAGED = ("Could not decode to UTF-8", "malformed JSON", "malformed database schema")
@@ -178,9 +179,17 @@ class LedgerDatabase:
         return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
 
     def _make_tables(self, connection: Any) -> None:
+        """Make the tables, or bring older ones up to date. Raises UsageError for those of a newer ggferry."""
         self._alone(connection)
-        self._meta.create_all(connection)
-        self._check_schema(connection)
+        version = SCHEMA
+        stated = sa.inspect(connection).has_table(self.schema.name)
+        if stated and (found := connection.execute(sa.select(self.schema.c.version)).scalars().all()):
+            version = max(found)
+        if version > SCHEMA:
+            raise refuse_newer(LEDGER.what, str(version), str(SCHEMA), self.shown)
+        prepare(connection, LEDGER, (self.jobs, self.attempts, self.schema), f"{version:04}", self.shown)
+        if not connection.execute(sa.select(self.schema.c.version)).scalars().all():
+            connection.execute(sa.insert(self.schema).values(version=SCHEMA))
         self._add_indexes(connection)
 
     def _add_indexes(self, connection: Any) -> None:
@@ -191,25 +200,6 @@ class LedgerDatabase:
             if index.name not in there:
                 with suppress(sa.exc.ProgrammingError), connection.begin_nested():
                     index.create(connection)
-
-    def _check_schema(self, connection: Any) -> None:
-        """Upgrade tables of an older version. Raises UsageError for those of a newer one."""
-        found = connection.execute(sa.select(self.schema.c.version)).scalars().all()
-        if not found:
-            connection.execute(sa.insert(self.schema).values(version=SCHEMA))
-            return
-        version = max(found)
-        if version > SCHEMA:
-            raise UsageError(
-                "the ledger was made by a newer ggferry",
-                path=self.shown,
-                found=f"version {version}",
-                expected=f"version {SCHEMA}",
-                hint="use that ggferry, or a new ledger",
-            )
-        for older in range(version, SCHEMA):
-            for statement in UPGRADES[older]:
-                connection.execute(sa.text(statement))
 
     def _alone(self, connection: Any) -> None:
         """Wait until nobody else registers jobs or creates tables; SQLite's transactions exclude each other anyway."""

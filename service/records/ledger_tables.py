@@ -19,16 +19,8 @@ QUEUED, RUNNING, VERIFYING, DONE, FAILED, QUARANTINED, SKIPPED = STATES = (
 HELD = (RUNNING, VERIFYING)
 LONGEST_DELAY = 60.0  # seconds that a job is put back for at most
 SCHEMA = 2
-UPGRADES = {
-    1: (  # 2 counts the claims of a job; before it, two claims by one holder could not be distinguished
-        "ALTER TABLE ggferry_jobs ADD COLUMN claims BIGINT NOT NULL DEFAULT 0",
-        "ALTER TABLE ggferry_jobs ADD COLUMN ticket TEXT",
-        "ALTER TABLE ggferry_attempts ADD COLUMN token BIGINT",
-        "UPDATE ggferry_jobs SET claims = attempts + losses",
-        "UPDATE ggferry_schema SET version = 2",
-    )
-}
-"""The statements that lead from a version to the next, in SQL that SQLite and PostgreSQL share."""
+"""What `ggferry_schema` states; a ggferry refuses a ledger that states more. It rises where an older ggferry, which may
+run beside this one, could no longer work with the tables; every change of them is a module of `schema/versions/`."""
 
 
 def tables() -> tuple[Any, Any, Any, Any]:

@@ -8,14 +8,16 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 import ggferry
 from ggferry.formats.errors import GgferryError
-from ggferry.service.server.api import archive, downloads, events, health, jobs, sign_in, uploads
+from ggferry.service.server.api import administration, archive, downloads, events, health, jobs, sign_in, uploads
 from ggferry.service.server.api.common import VERSION, Problem
 from ggferry.service.server.guard import problems
 from ggferry.service.server.guard.middleware import Front, is_page
 from ggferry.service.server.guard.problems import HttpError
+from ggferry.service.server.pages import administration as admin_pages
 from ggferry.service.server.pages.routes import add_pages, error_page
 from ggferry.service.server.state import Service
 from ggferry.support.printable import printable
@@ -39,13 +41,18 @@ def application(service: Service) -> ASGIApp:
     app.state.service = service
     for router in (archive.router, jobs.router, uploads.router, events.router, downloads.router):
         app.include_router(router, prefix=VERSION)
+    app.include_router(administration.router, prefix=VERSION)
     app.include_router(health.router)
     app.include_router(sign_in.router)
     add_pages(app)
+    app.include_router(admin_pages.router)
     _answer_errors(app, service)
     _describe(app)
     settings = service.settings
-    return Front(app, service.doorkeeper, settings.names, service.observer, settings.rate)
+    front = Front(app, service.doorkeeper, settings.names, service.observer, service.auditor, settings)
+    if not settings.trusted_proxies:
+        return front
+    return ProxyHeadersMiddleware(front, [*settings.trusted_proxies])  # type: ignore[arg-type,return-value]
 
 
 def _answer_errors(app: FastAPI, service: Service) -> None:
@@ -99,6 +106,8 @@ def _describe(app: FastAPI) -> None:
             parts.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
             parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"token": []}]
+            if root := app.state.service.settings.root_path:
+                schema["servers"] = [{"url": root}]
             for path in ("/health", "/ready"):
                 schema["paths"][path]["get"]["security"] = []
         assert app.openapi_schema is not None

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
@@ -41,10 +41,12 @@ def serve(settings: Settings, tell: Callable[[str], None]) -> None:
     port = listener.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     shown = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else host
-    tell(f"serving  http://{host}:{port}/ · ledger {service.store.shown} · data {settings.data}")
-    _tell_link(service, f"http://{shown}:{port}/", tell)
     _log_libraries(service.observer.log)
-    service.observer.log.write("start", host=settings.host, port=port, ledger=service.store.shown)
+    log = service.observer.log
+    log.write("start", host=settings.host, port=port, ledger=service.store.shown, data=settings.data)
+    if sys.stderr.isatty():
+        tell(f"serving  http://{host}:{port}/ · ledger {service.store.shown} · data {settings.data}")
+    _tell_link(service, f"http://{shown}:{port}{settings.root_path}/", tell)
     try:
         server.run([listener])
     finally:
@@ -74,19 +76,19 @@ def _log_libraries(log: Log) -> None:
 def _tell_link(service: Service, page: str, tell: Callable[[str], None]) -> None:
     """Tell a person at a terminal the link that signs them in.
 
-    Anywhere else the lines are a log, which is kept and sent on: there the link is in a file that its owner alone can
-    read.
+    Anywhere else there is a log of nothing but JSON, which is kept and sent on: there the link is in a file that its
+    owner alone can read.
     """
     link = f"{page}?token={service.link()}"
     if sys.stderr.isatty():
         tell(f"open     {link}")
         return
     path = os.path.join(service.settings.data, LINK)
-    with suppress(FileNotFoundError):
-        os.remove(path)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+    own = f"{path}.{os.urandom(4).hex()}"  # another server may start in the same folder
+    with open(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
         file.write(f"{link}\n")
-    tell(f"open     {page} · the link that signs in is in {path}")
+    os.replace(own, path)
+    service.observer.log.write("open", url=page, link_in=path)
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -14,6 +14,29 @@ DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
+class OpenIdSettings:
+    """The OpenID provider by which people sign in.
+
+    Attributes:
+        issuer: Its URL; `/.well-known/openid-configuration` is below it.
+        client: Id under which it knows this server.
+        secret: 'env:NAME' or 'file:PATH' of the secret that goes with it; None: there is none.
+        claim: The claim whose values decide what a person may do.
+        scopes: Values of this claim, '*' for any person, and the scope that each gives.
+        seconds: How long a session lasts.
+        ask: The scopes of OpenID that are asked for.
+    """
+
+    issuer: str
+    client: str
+    secret: str | None = None
+    claim: str = "groups"
+    scopes: tuple[tuple[str, str], ...] = ()
+    seconds: float = 12 * 3600.0
+    ask: str = "openid profile email"
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The options of `serve`. Sizes are bytes, times seconds.
 
@@ -38,6 +61,11 @@ class Settings:
         drain: How long running jobs may go on after SIGTERM.
         keep_outputs: How long uploads and outputs are kept; None: for good.
         keep_records: How long ended jobs stay in the ledger; None: for good.
+        keep_audit: How long entries of the audit log stay; None: for good.
+        trusted_proxies: Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed.
+        root_path: What a proxy has before every path, as '/ggferry'; '' for none.
+        openid: The OpenID provider by which people sign in; None: there is none.
+        traces: Whether traces are sent to an OpenTelemetry collector.
     """
 
     data: str
@@ -60,6 +88,11 @@ class Settings:
     drain: float = 30.0
     keep_outputs: float | None = None
     keep_records: float | None = None
+    keep_audit: float | None = 365 * DAY
+    trusted_proxies: tuple[str, ...] = ()
+    root_path: str = ""
+    openid: OpenIdSettings | None = None
+    traces: bool = False
 
     @property
     def ledger_place(self) -> str:

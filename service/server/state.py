@@ -10,9 +10,12 @@ from ggferry.formats.errors import GgferryError
 from ggferry.service.apply import job
 from ggferry.service.apply.job import Outcome
 from ggferry.service.records.ledger import Job
+from ggferry.service.server.guard.auditing import Auditor
 from ggferry.service.server.guard.callers import Doorkeeper
 from ggferry.service.server.guard.lookups import Lookups
 from ggferry.service.server.guard.observe import Log, Observer
+from ggferry.service.server.guard.openid import OpenId
+from ggferry.service.server.guard.tracing import Tracer
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
@@ -41,6 +44,8 @@ class Service:
         store: The ledger with the server's tables.
         doorkeeper: Finds tokens.
         observer: Logs and figures.
+        auditor: Enters in the audit log who changed what.
+        openid: The OpenID provider by which people sign in; None: there is none.
         inspectors: Worker processes that answer questions about models.
         lookups: Turns of callers at these.
         probe: Whether the ledger answers and the disk has room.
@@ -59,6 +64,8 @@ class Service:
     store: Store
     doorkeeper: Doorkeeper
     observer: Observer
+    auditor: Auditor
+    openid: OpenId | None
     inspectors: InspectorPool
     lookups: Lookups
     probe: Probe
@@ -93,23 +100,26 @@ class Service:
         self.planner.close()
         self.inspectors.close()
         self.lookups.close()
+        self.doorkeeper.close()
         self.probe.close()
         self.notifier.close()
         self.housekeeper.close()
         self.uploads.close()
         self.hub.close()
         self.store.close()
+        self.observer.close()
 
 
-def open_service(settings: Settings, log: Log | None = None) -> Service:
+def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | None = None) -> Service:
     """Open the ledger and make the folders of a server. Raises GgferryError."""
+    tracer = Tracer() if tracer is None and settings.traces else tracer
     for folder in (settings.data, settings.uploads, settings.quarantine, settings.outputs):
         os.makedirs(folder, 0o700, exist_ok=True)
     found = os.stat(settings.data)
     if found.st_mode & 0o077 and found.st_uid == os.geteuid():  # it was there before: it becomes its owner's alone
         os.chmod(settings.data, 0o700)
     store = Store(settings.ledger_place)
-    observer = Observer(log or Log(), lambda: store.counts().items())
+    observer = Observer(log or Log(), lambda: store.counts().items(), tracer)
     progress = ProgressBoard(store)
     hub = Hub(store, progress.running)
     outputs = Outputs(store, lambda path: settings.outputs)
@@ -140,6 +150,8 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
         store,
         Doorkeeper(store),
         observer,
+        Auditor(store, observer),
+        None if settings.openid is None else OpenId(settings.openid),
         inspectors,
         Lookups(),
         Probe(store.fault, settings.data),

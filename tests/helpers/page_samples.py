@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ggferry.service.library.answers import DroppedTensor
+from ggferry.service.server.pages.administration import AuditPage, TokenPage
 from ggferry.service.server.pages.render import page
 from ggferry.service.server.pages.views import (
     PER_PAGE,
@@ -22,15 +23,18 @@ from ggferry.service.server.pages.views import (
     Problem,
     Progress,
     Proof,
+    Provider,
     Shell,
     TensorPage,
     TensorRow,
     Upload,
 )
+from ggferry.service.server.store.audit import AuditRecord
 from ggferry.service.server.store.models import Folder
+from ggferry.service.server.store.tokens import MadeToken, TokenRecord
 from ggferry.service.server.work.outputs import Output
 
-SHELL = Shell(version="0.1.0", csrf="token", active=3)
+SHELL = Shell(version="0.1.0", csrf="token", active=3, may_manage=True)
 LONG = "a-model-whose-name-somebody-made-from-every-option-of-its-training-run-" * 3 + "final-v2.bin"
 NASTY = "<script>alert(1)</script>\x1b[31m\u202e'\"&{{7*7}}.bin"
 ORIGIN = "default: LLaMA-1 was trained on 2048 tokens; neither legacy files nor params.json store it"
@@ -249,6 +253,51 @@ def activity() -> Activity:
     return Activity(run, (*jobs, row(7, state="running")), 76, 790 << 30, recent)
 
 
+MADE_TOKEN: MadeToken = {
+    "id": "0123456789ab",
+    "token": "ggf_0123456789ab_00",
+    "name": "ci",
+    "scope": "read",
+    "expires": None,
+}
+
+
+def tokens() -> TokenPage:
+    """Return the page of tokens, one of them with a hostile name."""
+    plain: TokenRecord = {
+        "id": "0123456789ab",
+        "name": "ci",
+        "kind": "token",
+        "scope": "submit",
+        "created": 1.7e9,
+        "expires": 1.9e9,
+        "used": 1.7e9,
+        "quota": 10**12,
+        "rate": None,
+        "made_by": None,
+    }
+    never: TokenRecord = {**plain, "name": NASTY, "expires": None, "used": None, "quota": None, "made_by": NASTY}
+    return TokenPage((plain, never, {**never, "kind": "person", "name": LONG}))
+
+
+def entries() -> AuditPage:
+    """Return a page of the audit log."""
+    one: AuditRecord = {
+        "id": 7,
+        "at": 1.7e9,
+        "actor": NASTY,
+        "token": "0123456789ab",
+        "address": "2001:db8::1",
+        "action": "POST /api/v1/jobs/{job}/cancel",
+        "subject": LONG,
+        "status": 200,
+        "request": "00112233aabbccdd",
+        "detail": NASTY,
+    }
+    two: AuditRecord = {**one, "status": None, "token": None, "address": None, "request": None, "detail": None}
+    return AuditPage((one, two), NASTY, "/audit?before=7")
+
+
 def pages() -> dict[str, str]:
     """Return every page in every state by name."""
     add = AddPage(
@@ -288,6 +337,12 @@ def pages() -> dict[str, str]:
         "add-problem": show("add", "add", add=replace(add, uploads=(), problem=PROBLEM, path="/etc")),
         "activity": show("activity", "activity", activity=activity()),
         "activity-empty": show("activity", "activity", activity=Activity()),
-        "sign-in": page("sign_in", Shell("sign in"), problem=None),
+        "tokens": show("token_list", "tokens", page=tokens()),
+        "tokens-made": show("token_list", "tokens", page=replace(tokens(), made=MADE_TOKEN)),
+        "audit": show("audit", "audit", page=entries()),
+        "audit-empty": show("audit", "audit", page=AuditPage(text="nobody")),
+        "sign-in": page("sign_in", Shell("sign in"), problem=None, provider=None),
+        "sign-in-provider": page("sign_in", Shell("sign in"), problem=None, provider=Provider("id.example.org")),
+        "signed-in": page("signed_in", Shell("sign in")),
         "problem": show("problem", "", problem=gone),
     }

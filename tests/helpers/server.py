@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -35,7 +34,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return self.link.partition("/?")[0]
+        return "/".join(self.link.split("/", 3)[:3])
 
     @property
     def port(self) -> int:
@@ -77,7 +76,7 @@ def start(data: Path, *options: str | Path, port: int = 0, **env: str) -> Server
         )
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
-        if re.search(r"open +http://\S+", log.read_text()):
+        if '"event": "open"' in log.read_text():
             return Server(data, process, (data / "sign-in-link").read_text().strip(), log)
         time.sleep(0.02)
     process.kill()

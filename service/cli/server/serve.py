@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ggferry.formats.errors import UsageError
 from ggferry.service.cli.options import print_json, say, size_of, tell
+from ggferry.service.cli.server.backup import backup, restore
 
 if TYPE_CHECKING:
     from ggferry.service.server.settings import Settings
@@ -21,6 +24,8 @@ serve = typer.Typer(
 token = typer.Typer(help="Tokens that let callers in.", no_args_is_help=True, rich_markup_mode=None)
 commands.add_typer(serve, name="serve")
 serve.add_typer(token, name="token")
+serve.command()(backup)
+serve.command()(restore)
 webhook = typer.Typer(help="Receivers of notices when jobs end.", no_args_is_help=True, rich_markup_mode=None)
 serve.add_typer(webhook, name="webhook")
 
@@ -75,8 +80,49 @@ def run(
     keep_records: Annotated[
         float | None, typer.Option("--keep-records", min=0, metavar="DAYS", help="Then ended jobs leave the ledger.")
     ] = None,
+    keep_audit: Annotated[
+        float, typer.Option("--keep-audit", min=0, metavar="DAYS", help="Then entries leave the audit log.")
+    ] = 365.0,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            metavar="ADDRESS",
+            help="Address or network of a proxy whose X-Forwarded-For and -Proto are believed; repeatable.",
+        ),
+    ] = None,
+    root_path: Annotated[
+        str, typer.Option("--root-path", metavar="PATH", help="Path below which a proxy serves this, as /ggferry.")
+    ] = "",
+    oidc_issuer: Annotated[
+        str | None, typer.Option("--oidc-issuer", metavar="URL", help="OpenID provider by which people sign in.")
+    ] = None,
+    oidc_client: Annotated[
+        str | None, typer.Option("--oidc-client", metavar="ID", help="Id under which it knows this server.")
+    ] = None,
+    oidc_secret: Annotated[
+        str | None, typer.Option("--oidc-secret", metavar="PLACE", help="Its secret: env:NAME or file:PATH.")
+    ] = None,
+    oidc_claim: Annotated[
+        str, typer.Option("--oidc-claim", metavar="NAME", help="Claim that says what a person may do.")
+    ] = "groups",
+    oidc_scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--oidc-scope",
+            metavar="VALUE=SCOPE",
+            help="Value of the claim, * for any person, and the scope it gives; repeatable.",
+        ),
+    ] = None,
+    oidc_hours: Annotated[
+        float, typer.Option("--oidc-hours", min=0.01, help="Hours after which they sign in again.")
+    ] = 12.0,
+    traces: Annotated[
+        bool, typer.Option("--traces", help="Send OpenTelemetry traces, as the OTEL_… variables say where.")
+    ] = False,
 ) -> None:
     """Serve the HTTP API and the page until SIGTERM; the link that is printed signs a browser in."""
+    from ggferry.service.cli.server.openid import openid_settings
     from ggferry.service.server.settings import DAY, Settings
     from ggferry.service.workers.supervisor import Limits
 
@@ -103,6 +149,11 @@ def run(
         drain=drain,
         keep_outputs=None if keep is None else keep * DAY,
         keep_records=None if keep_records is None else keep_records * DAY,
+        keep_audit=keep_audit * DAY,
+        trusted_proxies=_addresses(proxy or ()),
+        root_path=_root_path(root_path),
+        openid=openid_settings(oidc_issuer, oidc_client, oidc_secret, oidc_claim, oidc_scope or (), oidc_hours),
+        traces=traces,
     )
     context.obj = settings
     if context.invoked_subcommand is not None:
@@ -114,6 +165,26 @@ def run(
         words = f"the service needs a package that is not here: {error.name}"
         raise UsageError(words, hint="pip install 'ggferry[service]'") from None
     start(settings, say)
+
+
+def _addresses(given: Sequence[str]) -> tuple[str, ...]:
+    import ipaddress
+
+    for each in given:
+        try:
+            ipaddress.ip_network(each)
+        except ValueError:
+            raise UsageError(
+                "--trusted-proxy", found=each, expected="an address or a network, as 10.0.0.1 or 10.0.0.0/24"
+            ) from None
+    return tuple(given)
+
+
+def _root_path(given: str) -> str:
+    path = given.rstrip("/")
+    if path and not re.fullmatch(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+", path):
+        raise UsageError("--root-path", found=given, expected="a path, as /ggferry")
+    return path
 
 
 def _data(given: str | None) -> str:
@@ -162,11 +233,13 @@ def add(
 ) -> None:
     """Make a token and print it; it is not shown again."""
     from ggferry.service.server.settings import DAY
-    from ggferry.service.server.store import tokens
+    from ggferry.service.server.store import audit, tokens
 
     seconds = None if days is None else days * DAY
     room = None if quota is None else size_of(quota, "--quota")
-    made = tokens.add(_store(context), name, scope, seconds=seconds, quota=room, rate=rate)
+    store, who = _store(context), _user()
+    made = tokens.add(store, name, scope, seconds=seconds, quota=room, rate=rate, made_by=who)
+    audit.note(store, who, "serve token add", subject=f"token {made.split('_')[1]}", detail=f"{name}: {scope}")
     if as_json:
         print_json({"token": made, "id": made.split("_")[1], "name": name, "scope": scope})
     else:
@@ -175,23 +248,73 @@ def add(
 
 @token.command(name="list")
 def list_tokens(context: typer.Context, as_json: Json = False) -> None:
-    """List tokens: id, scope, name; never the token itself."""
+    """List tokens: id, scope, last use, expiry, name; never the token itself."""
     from ggferry.service.server.store import tokens
 
     for each in tokens.every(_store(context)):
         if as_json:
             print_json(each)
         else:
-            tell(f"{each['id']}  {each['scope']:<7} {each['name']}")
+            used = _moment(each["used"]) or "never used"
+            ends = _moment(each["expires"]) or "no end"
+            tell(f"{each['id']}  {each['scope']:<7} {used:<17} {ends:<17} {each['name']}")
 
 
 @token.command()
 def revoke(context: typer.Context, wanted: Annotated[str, typer.Argument(metavar="TOKEN", help="Id or name.")]) -> None:
     """End a token, and the browser sessions that were begun with it."""
-    from ggferry.service.server.store import tokens
+    from ggferry.service.server.store import audit, tokens
 
-    tokens.revoke(_store(context), wanted)
+    store = _store(context)
+    audit.note(store, _user(), "serve token revoke", subject=f"token {tokens.revoke(store, wanted)}")
     say("revoked")
+
+
+def _user() -> str:
+    import getpass
+
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a number without a name
+        name = str(os.getuid())
+    return f"command line: {name}"
+
+
+def _moment(seconds: float | None) -> str:
+    from datetime import UTC, datetime
+
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M Z")
+
+
+# --- the audit log -------------------------------------------------------------------------------------------------
+
+
+@serve.command(name="audit")
+def show_audit(
+    context: typer.Context,
+    text: Annotated[str, typer.Argument(metavar="[TEXT]", help="Stands in the actor, action, subject or detail.")] = "",
+    days: Annotated[float | None, typer.Option("--days", min=0, help="Of the last days alone.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Entries at most, the newest.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """List what was changed: when, who, what, from where; the newest first."""
+    import time
+    from dataclasses import replace
+
+    from ggferry.service.server.settings import DAY
+    from ggferry.service.server.store import audit
+
+    store, left = _store(context), limit
+    query = audit.AuditQuery(text, since=None if days is None else time.time() - days * DAY, limit=audit.MOST)
+    while left > 0 and (found := audit.find(store, replace(query, limit=min(left, audit.MOST)))):
+        query, left = replace(query, before=found[-1]["id"]), left - len(found)
+        for each in found:
+            if as_json:
+                print_json(each)
+            else:
+                status = each["status"] if each["status"] is not None else ""
+                about = "  ".join(filter(None, (each["subject"], each["detail"], each["address"])))
+                tell(f"{_moment(each['at'])}  {each['actor']}  {each['action']}  {status}  {about}".rstrip())
 
 
 # --- webhooks ------------------------------------------------------------------------------------------------------
@@ -204,9 +327,12 @@ def add_webhook(
     context: typer.Context, url: Annotated[str, typer.Argument(help="Where notices are sent.")], as_json: Json = False
 ) -> None:
     """Enter a receiver and print its id and the secret that signs its notices; it is not shown again."""
+    from ggferry.service.server.store import audit
     from ggferry.service.server.work import notices
 
-    made = notices.add(_store(context), url)
+    store = _store(context)
+    made = notices.add(store, url)
+    audit.note(store, _user(), "serve webhook add", subject=f"webhook {made['id']}")
     if as_json:
         print_json(made)
     else:
@@ -240,7 +366,10 @@ def test_webhook(context: typer.Context, wanted: Hook) -> None:
 @webhook.command(name="remove")
 def remove_webhook(context: typer.Context, wanted: Hook) -> None:
     """Remove a receiver, and what waits for it."""
+    from ggferry.service.server.store import audit
     from ggferry.service.server.work import notices
 
-    notices.remove(_store(context), wanted)
+    store = _store(context)
+    notices.remove(store, wanted)
+    audit.note(store, _user(), "serve webhook remove", subject=f"webhook {wanted}")
     say("removed")

@@ -6,10 +6,14 @@ import hashlib
 import hmac
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.requests import cookie_parser
 
+from ggferry.formats.errors import GgferryError
+from ggferry.service.server.guard.context import ROOT
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.store import tokens
 from ggferry.service.server.store.database import Store
@@ -18,6 +22,7 @@ from ggferry.service.server.store.tokens import Token
 COOKIE, CSRF_HEADER, CSRF_FIELD = "ggferry_session", "x-csrf-token", "csrf"
 SESSION_SECONDS = 7 * 86400.0
 SAFE = ("GET", "HEAD", "OPTIONS")
+USE_STEP = 60.0  # seconds between two notes of a token's last use
 FRESH = 1.0  # seconds for which a token that was found is not asked for again
 
 
@@ -54,6 +59,12 @@ class Doorkeeper:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._known: dict[str, tuple[float, Token | None]] = {}
+        self._used: dict[str, float] = {}
+        self._uses = ThreadPoolExecutor(1, "ggferry-uses")
+
+    def close(self) -> None:
+        """Note no further uses of tokens."""
+        self._uses.shutdown(wait=False, cancel_futures=True)
 
     def find(self, text: str) -> Token | None:
         """Return the token that `text` is, or None."""
@@ -67,7 +78,22 @@ class Doorkeeper:
             self._known.clear()
         found = tokens.find(self.store, text)
         self._known[key] = (now, found)
+        if found is not None and now - self._used.get(found.id, -USE_STEP) >= USE_STEP:
+            if len(self._used) > 1000:
+                self._used.clear()
+            self._used[found.id] = now
+            with suppress(RuntimeError):  # the server is ending
+                self._uses.submit(self._note_use, found)
         return found
+
+    def _note_use(self, token: Token) -> None:
+        """Note that a token was used, in a thread of its own: no question waits for the ledger's lock on writes."""
+        with suppress(GgferryError):
+            tokens.note_use(self.store, token)
+
+    def forget(self) -> None:
+        """Ask again for every token, since some have changed."""
+        self._known.clear()
 
     def begin_session(self, text: str) -> str | None:
         """Return the cookie's value for a browser that brought a token; None for a wrong one."""
@@ -91,7 +117,7 @@ class Doorkeeper:
         tokens.end_session(self.store, key)
         self._known.clear()
 
-    def caller(self, headers: Mapping[str, str]) -> tuple[str, str]:
+    def caller(self, headers: Mapping[str, str], scheme: str = "http") -> tuple[str, str]:
         """Return how a request says who it is: ('bearer' or 'cookie' or '', what it brought).
 
         Cookies of other applications on the same host may hold anything, JSON among it, which `http.cookies` refuses
@@ -100,15 +126,19 @@ class Doorkeeper:
         kind, _, text = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return "bearer", text.strip()
-        cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers))
+        cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers, scheme))
         return ("cookie", cookie) if cookie is not None else ("", "")
 
 
-def cookie_name(headers: Mapping[str, str]) -> str:
-    """Return the name of the session's cookie: with the port that the browser calls, since cookies know no ports."""
+def cookie_name(headers: Mapping[str, str], scheme: str = "http", name: str = COOKIE) -> str:
+    """Return a cookie's name, the session's by default: with the port that the browser calls; cookies know no ports.
+
+    Over TLS it has the prefix by which browsers take it from this host over TLS only (RFC 6265bis, 4.1.3).
+    """
     host = headers.get("host", "")
     port = host.rpartition(":")[2] if not host.endswith("]") else ""
-    return f"{COOKIE}_{port}" if port.isdecimal() else COOKIE
+    prefix = "" if scheme != "https" else "__Secure-" if ROOT.get() else "__Host-"  # __Host- holds for the path / only
+    return prefix + (f"{name}_{port}" if port.isdecimal() else name)
 
 
 def csrf_of(session: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -45,7 +46,8 @@ class Lookups:
         turns.count += 1
         try:
             async with turns.free:
-                return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+                context = copy_context()  # the request's id for the log, and the root of its addresses
+                return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, work)
         finally:
             turns.count -= 1
             if not turns.count:

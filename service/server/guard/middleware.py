@@ -15,14 +15,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ggferry.formats.errors import GgferryError
 from ggferry.service.server.guard import bodies, callers, problems
+from ggferry.service.server.guard.auditing import Auditor
 from ggferry.service.server.guard.callers import Caller, Doorkeeper
-from ggferry.service.server.guard.observe import Observer
+from ggferry.service.server.guard.context import REQUEST, ROOT, below_root
+from ggferry.service.server.guard.observe import Observer, Watched
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.guard.rates import Rates
+from ggferry.service.server.settings import Settings
 from ggferry.service.server.store.database import REPLACED
 
-PUBLIC = ("/health", "/ready", "/login", "/static/", "/favicon.ico")
+PUBLIC = ("/health", "/ready", "/login", "/sign-in", "/sign-in/callback", "/static/", "/favicon.ico")
 """Paths that need no token. What begins with a slash at its end stands for all below."""
+SIGN_INS = ("/login", "/sign-in", "/sign-in/callback")
+"""Those of them at which who asks too often is refused."""
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -33,6 +38,7 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
+HSTS = "max-age=31536000"
 UPLOADS = "/api/v1/uploads/"
 """Below it, the body of a PUT is a piece of a file: read by the route, which bounds it."""
 
@@ -41,9 +47,16 @@ class Front:
     """Checks every request, finds its caller, and gives every answer its headers; `names`: those of the server."""
 
     def __init__(
-        self, app: ASGIApp, doorkeeper: Doorkeeper, names: Iterable[str], observer: Observer, rate: float
+        self,
+        app: ASGIApp,
+        doorkeeper: Doorkeeper,
+        names: Iterable[str],
+        observer: Observer,
+        auditor: Auditor,
+        settings: Settings,
     ) -> None:
-        self.app, self.doorkeeper, self.observer, self.rate = app, doorkeeper, observer, rate
+        self.app, self.doorkeeper, self.observer, self.auditor = app, doorkeeper, observer, auditor
+        self.rate, self.root = settings.rate, settings.root_path
         self.names, self.rates = {name.lower() for name in names}, Rates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,8 +66,10 @@ class Front:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
+        scope = self._below_root(scope)
         watched = self.observer.begin(scope)
-        sending = _Sending(scope, send, watched)
+        REQUEST.set(watched.id)
+        sending = _Sending(scope, send, watched, self.auditor)
         try:
             answer = await self._admit(scope, receive, sending)
         except HttpError as error:
@@ -72,7 +87,14 @@ class Front:
         finally:
             self.observer.end(watched)
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
+    def _below_root(self, scope: Scope) -> Scope:
+        """Return a request as if there were no proxy that serves us below a path, whether it cuts the path or not."""
+        ROOT.set(self.root)
+        if self.root and (scope["path"] + "/").startswith(self.root + "/"):
+            return {**scope, "path": scope["path"].removeprefix(self.root) or "/"}
+        return scope
+
+    async def _admit(self, scope: Scope, receive: Receive, send: _Sending) -> Response | None:
         """Let a request through, or return the answer that it gets instead."""
         bodies.check_headers(scope["headers"])
         headers = Headers(scope=scope)
@@ -89,10 +111,11 @@ class Front:
             answer = await self._identify(scope, headers)
             if answer is not None:
                 return answer
-        elif path == "/login":
+        elif path in SIGN_INS:
             self.rates.check(f"sign-in from {_address(scope)}", self.rate)
         if not (method == "PUT" and path.startswith(UPLOADS)):
             receive = await self._body(scope, headers, receive)
+        send.audited = await self.auditor.begin(scope, send.watched)
         if method == "HEAD":
             await self._head(scope, receive, send)
         else:
@@ -112,7 +135,7 @@ class Front:
             await self.app({**scope, "method": "GET"}, receive, headers_only)
 
     async def _identify(self, scope: Scope, headers: Headers) -> Response | None:
-        how, text = self.doorkeeper.caller(headers)
+        how, text = self.doorkeeper.caller(headers, scope.get("scheme", "http"))
         token = await asyncio.to_thread(self.doorkeeper.find, text) if text else None
         self.rates.check(token.owner if token else _address(scope), token.rate or self.rate if token else self.rate)
         if token is None or (how == "bearer") is not (token.kind == "token"):
@@ -138,12 +161,18 @@ class Front:
         if not callers.is_same_site(headers):
             return RedirectResponse("/login?elsewhere=1", 303)
         session = await asyncio.to_thread(self.doorkeeper.begin_session, text)
+        name = await asyncio.to_thread(self._name_of, session)
+        await asyncio.to_thread(self.auditor.sign_in, scope, "link", name)
         if session is None:
             return RedirectResponse("/login?wrong=1", 303)
         rest = urlencode([pair for pair in query if pair[0] != "token"])
         # one slash: what begins with two, or with a backslash, is another server's address
         page = "/" + quote(scope["path"].lstrip("/\\"))
         return with_session(RedirectResponse(page + (f"?{rest}" if rest else ""), 303), session, scope)
+
+    def _name_of(self, session: str | None) -> str | None:
+        token = self.doorkeeper.find(session) if session is not None else None
+        return None if token is None else token.name
 
     async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """Read a body that is no upload, check it, and return what gives it to the route."""
@@ -179,8 +208,11 @@ class _HeadersSent(OSError):
 class _Sending:
     """Sends an answer with the headers that all have, and notes its status."""
 
-    def __init__(self, scope: Scope, send: Send, watched: Any) -> None:
-        self._scope, self._send, self._watched = scope, send, watched
+    audited = False
+    """Whether the request is in the audit log, and how it ended is to be entered."""
+
+    def __init__(self, scope: Scope, send: Send, watched: Watched, auditor: Auditor) -> None:
+        self._scope, self._send, self.watched, self._auditor = scope, send, watched, auditor
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -189,8 +221,15 @@ class _Sending:
                 headers.setdefault(name, value)
             if not self._scope["path"].startswith("/static/"):
                 headers.setdefault("Cache-Control", "no-store")
-            headers["X-Request-Id"] = self._watched.id
-            self._watched.status = message["status"]
+            headers["X-Request-Id"] = self.watched.id
+            if self._scope.get("scheme") == "https":
+                headers.setdefault("Strict-Transport-Security", HSTS)
+            if self.audited:
+                self.audited = False
+                await self._auditor.complete(self._scope, self.watched, message["status"], headers.get("location"))
+            if "location" in headers:
+                headers["location"] = below_root(headers["location"])
+            self.watched.status = message["status"]
         await self._send(message)
 
 
@@ -222,12 +261,13 @@ def with_session(response: Response, session: str, scope: Scope) -> Response:
     """Return an answer that also begins a browser's session."""
     secure = scope.get("scheme") == "https"
     response.set_cookie(
-        callers.cookie_name(Headers(scope=scope)),
+        callers.cookie_name(Headers(scope=scope), scope.get("scheme", "http")),
         session,
         int(callers.SESSION_SECONDS),
         httponly=True,
         samesite="strict",
         secure=secure,
+        path=ROOT.get() or "/",
     )
     return response
 

@@ -16,21 +16,25 @@ from typing import Any, TextIO
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
+from ggferry.service.server.guard.context import REQUEST, TRACE
+from ggferry.service.server.guard.tracing import Tracer
 from ggferry.support.printable import printable, printable_json
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)  # seconds
+API = "/api/v1"
 QUIET = ("/health", "/ready", "/metrics")
 
 
 class Log:
-    """Writes one JSON object a line: time, level, event, and facts."""
+    """Writes one JSON object a line: time, level, event, and facts; within a request also its id."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out, self._lock = out or sys.stderr, threading.Lock()
 
     def write(self, event: str, level: str = "info", **facts: Any) -> None:
         """Write a line; text of others is escaped. A log that cannot be written (a full disk) ends no request."""
-        shown = {name: value for name, value in facts.items() if value is not None}
+        known = {"request": REQUEST.get(), "trace": TRACE.get(), **facts}
+        shown = {name: value for name, value in known.items() if value is not None}
         line = {"time": round(time.time(), 3), "level": level, "event": event, **shown}
         try:
             text = printable_json(line, default=str)
@@ -48,13 +52,26 @@ class Watched:
     id: str = field(default_factory=lambda: os.urandom(8).hex())
     began: float = field(default_factory=time.perf_counter)
     status: int = 0
+    span: Any = None
+
+
+def route_of(scope: Any) -> str | None:
+    """Return the path of the route that answers a request, with its parameters' names; None where none does."""
+    path = getattr(scope.get("route"), "path", None)
+    below = API if scope["path"].startswith(f"{API}/") else ""  # a route of a router does not know where that stands
+    return None if path is None else path if path.startswith(below) else below + path
 
 
 class Observer:
     """Counts and logs requests and jobs. No label holds a name of a file or a model."""
 
-    def __init__(self, log: Log, states: Callable[[], Iterable[tuple[str, int]]] = lambda: ()) -> None:
-        self.log = log
+    def __init__(
+        self,
+        log: Log,
+        states: Callable[[], Iterable[tuple[str, int]]] = lambda: (),
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.log, self._tracer = log, tracer
         self.registry = CollectorRegistry()
         make: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("ggferry_http_requests", "Requests.", ("method", "route", "status"), **make)
@@ -77,19 +94,26 @@ class Observer:
 
     def begin(self, scope: Any) -> Watched:
         """Begin to watch a request."""
-        return Watched(scope)
+        watched = Watched(scope)
+        if self._tracer is not None and scope["path"] not in QUIET:
+            watched.span = self._tracer.begin_request(scope, watched.id)
+        return watched
 
     def end(self, watched: Watched) -> None:
         """Count and log a request that was answered."""
         scope = watched.scope
-        route = getattr(scope.get("route"), "path", None) or "other"
+        route = route_of(scope) or "other"
+        caller = scope.get("state", {}).get("caller")
+        if self._tracer is not None and watched.span is not None:
+            facts = {"ggferry.token": caller.token.id if caller else None}
+            facts |= {f"ggferry.{name}": value for name, value in (scope.get("path_params") or {}).items()}
+            self._tracer.end_request(watched.span, scope["method"], route_of(scope), watched.status, facts)
         method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE") else "other"
         took = time.perf_counter() - watched.began
         self.requests.labels(method, route, str(watched.status)).inc()
         self.seconds.labels(route).observe(took)
         if scope["path"] in QUIET:
             return
-        caller = scope.get("state", {}).get("caller")
         params = scope.get("path_params") or {}
         self.log.write(
             "request",
@@ -115,6 +139,8 @@ class Observer:
         """Count a job that ended, from an event of the engine."""
         if event["event"] != "job":
             return
+        if self._tracer is not None:
+            self._tracer.see(event)
         job = str(event["id"])
         if event["state"] == "running":
             self._began[job] = time.perf_counter()
@@ -123,6 +149,11 @@ class Observer:
         self.jobs.labels(event["state"]).inc()
         if began is not None:
             self.job_seconds.observe(time.perf_counter() - began)
+
+    def close(self) -> None:
+        """Send the last spans."""
+        if self._tracer is not None:
+            self._tracer.close()
 
     def text(self) -> bytes:
         """Return the figures as Prometheus reads them."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from hashlib import blake2b
 from typing import Any
 
+from ggferry.service.server.guard.context import ROOT
 from ggferry.service.server.pages import charts, wording
 from ggferry.service.server.pages.views import ACTIVE, PER_PAGE, Shell
 from ggferry.support.heavy import jinja2
@@ -25,6 +27,9 @@ FUNCTIONS = (
     "percent",
     "shape",
     "listed",
+)
+_ADDRESS = re.compile(
+    r'(\s(?:(?:href|src|action|formaction|data-(?:branch|load|outcome|refresh))="|content="\d+;url=))/(?!/)'
 )
 MOST_ROWS = 500
 """Rows of a table that has no pages."""
@@ -67,6 +72,7 @@ def environment() -> jinja2.Environment:
         "charts": charts,
         "asset": asset,
         "url": url,
+        "root": ROOT.get,
         "GRADES": wording.GRADES,
         "STATES": wording.STATES,
         "VERDICTS": wording.VERDICTS,
@@ -80,10 +86,19 @@ def environment() -> jinja2.Environment:
 
 def page(template: str, shell: Shell, **views: Any) -> str:
     """Return a whole page."""
-    return environment().get_template(f"{template}.html").render(shell=shell, **views)
+    return _below_root(environment().get_template(f"{template}.html").render(shell=shell, **views))
 
 
 def fragment(template: str, name: str, *views: Any) -> str:
     """Return what one macro of a template makes, for what a page loads later."""
     module = environment().get_template(f"{template}.html").module
-    return str(getattr(module, name)(*views))
+    return _below_root(str(getattr(module, name)(*views)))
+
+
+def _below_root(text: str) -> str:
+    """Return a page whose addresses are those behind a proxy that serves us below a path.
+
+    What looks like an attribute is one: texts of others have their quotation marks escaped.
+    """
+    root = ROOT.get()
+    return _ADDRESS.sub(lambda found: f"{found[1]}{root}/", text) if root else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
@@ -17,9 +18,10 @@ from ggferry.service.records.ledger import DONE
 from ggferry.service.server import functions
 from ggferry.service.server.api.common import form_of
 from ggferry.service.server.guard.callers import Caller
+from ggferry.service.server.guard.context import below_root
 from ggferry.service.server.guard.problems import HttpError, status_of
 from ggferry.service.server.pages import archive_view, model_view, plan_view, render
-from ggferry.service.server.pages.views import ACTIVE, AddPage, ModelPage, Problem, Shell, Upload
+from ggferry.service.server.pages.views import ACTIVE, AddPage, ModelPage, Problem, Provider, Shell, Upload
 from ggferry.service.server.state import Service
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -298,8 +300,8 @@ def submit(request: Request, plan: str) -> Response:
 
 
 @router.get("/login")
-def sign_in_page(request: Request, wrong: str = "", elsewhere: str = "") -> Response:
-    """Show where a token is typed in."""
+def sign_in_page(request: Request, wrong: str = "", elsewhere: str = "", out: str = "") -> Response:
+    """Show where a token is typed in, or a provider signs in."""
     problem = None
     if wrong:
         hint = "copy the whole link that the server printed, or ask for a new token"
@@ -307,7 +309,17 @@ def sign_in_page(request: Request, wrong: str = "", elsewhere: str = "") -> Resp
     elif elsewhere:
         hint = "copy the link into the address bar, or type the token here"
         problem = Problem("A link on another site signs nobody in.", hint=hint, fault="")
-    return show(request, "sign_in", "sign in", problem=problem)
+    return show(request, "sign_in", "sign in", problem=problem, provider=provider_of(request, bool(out)))
+
+
+def provider_of(request: Request, out: bool) -> Provider | None:
+    """Return the OpenID provider by which people sign in; `out`: also where its own session is ended."""
+    openid = service_of(request).openid
+    if openid is None:
+        return None
+    page = f"{request.scope.get('scheme', 'http')}://{request.headers['host']}{below_root('/login')}"
+    end = openid.sign_out_address(page) if out else None
+    return Provider(urlsplit(openid.settings.issuer).hostname or "OpenID", end)
 
 
 @router.get("/static/{name}")

@@ -46,6 +46,14 @@ class Shell:
 
 
 @dataclass(frozen=True, slots=True)
+class Provider:
+    """The OpenID provider by which people sign in; `sign_out`: its address that ends its own session."""
+
+    name: str
+    sign_out: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """An error as a person reads it.
 

@@ -14,10 +14,13 @@ from ggferry.service.records.fields import TriedRow
 from ggferry.service.records.ledger import DONE, FAILED, HELD, QUARANTINED, QUEUED, SKIPPED, Ledger
 from ggferry.service.records.ledger_database import LedgerDatabase
 from ggferry.service.records.plan_file import CONVERT
+from ggferry.service.records.schema.upgrade import History, prepare
 from ggferry.service.server.store.tables import TRIGGERS, server_tables
 from ggferry.support.heavy import sa
 
 T = TypeVar("T")
+VERSIONS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "versions")
+SERVER = History(VERSIONS, "ggferry_server_version", "ggferry_tokens", "0002", "server's part of the ledger")
 REPLACED = "the ledger's file was removed or replaced while the server runs"
 CANCELLED = {"class": "Cancelled", "message": "cancelled by a user", "hint": "retry queues it again"}
 
@@ -58,6 +61,7 @@ class Store(Ledger):
         if "ggferry_tokens" not in self._meta.tables:  # this is asked again while the database is away
             self.t = server_tables(self._meta)
         LedgerDatabase._make_tables(self, connection)
+        prepare(connection, SERVER, vars(self.t).values(), "0001", self.shown)
         for statement in TRIGGERS[connection.dialect.name]:
             connection.exec_driver_sql(statement)
 

@@ -19,7 +19,7 @@ def server_tables(meta: Any) -> SimpleNamespace:
         column("id", text, primary_key=True), column("name", text, nullable=False), column("kind", text),
         column("scope", text, nullable=False), column("digest", text, nullable=False), column("parent", text),
         column("created", real), column("expires", real), column("used", real), column("quota", number),
-        column("rate", real),
+        column("rate", real), column("made_by", text),
     )
     plans = sa.Table(
         "ggferry_plans", meta,
@@ -76,7 +76,16 @@ def server_tables(meta: Any) -> SimpleNamespace:
         column("id", text, primary_key=True), column("hook", text, index=True), column("body", text),
         column("tries", sa.Integer), column("next", real, index=True), column("done", real), column("error", text),
     )
+    audit = sa.Table(
+        "ggferry_audit", meta,
+        column("id", key, primary_key=True, autoincrement=True), column("at", real), column("actor", text),
+        column("token", text), column("address", text), column("action", text), column("subject", text),
+        column("status", sa.Integer), column("request", text, unique=True), column("detail", text),
+        sa.Index("ggferry_audit_at", "at"),
+        sqlite_autoincrement=True,
+    )
     return SimpleNamespace(
+        audit=audit,
         tokens=tokens, plans=plans, models=models, uploads=uploads, received=received, events=events, answers=answers,
         outputs=outputs, hooks=hooks, notices=notices,
     )

@@ -19,7 +19,7 @@ from ggferry.support.heavy import sa
 
 READ, SUBMIT, ADMIN = SCOPES = ("read", "submit", "admin")
 """Each may do what those before it may."""
-TOKEN, SESSION = "token", "session"
+TOKEN, SESSION, PERSON = "token", "session", "person"
 PREFIX = "ggf"
 LONGEST = 200  # characters of what may be a token
 
@@ -31,7 +31,7 @@ class Token:
     Attributes:
         id: Its public part, which logs show.
         name: What its maker called it.
-        kind: 'token', or 'session' of a browser.
+        kind: 'token', 'session' of a browser, or 'person' whom an OpenID provider knows.
         scope: What it allows.
         expires: When it ends, seconds since 1970; None: when it is revoked.
         owner: Id of the token whose quota it uses: its own, or that of the token a session was begun with.
@@ -54,16 +54,32 @@ class Token:
 
 
 class TokenRecord(TypedDict):
-    """A token as a list shows it; times are seconds since 1970, `quota` bytes, `rate` requests a second."""
+    """A token as a list shows it; times are seconds since 1970, `quota` bytes, `rate` requests a second.
+
+    `kind` is 'token', or 'person' for whoever came by the OpenID provider; `used` is the last use, to the minute;
+    `made_by` whoever made it.
+    """
 
     id: str
     name: str
+    kind: str
     scope: str
     created: float
     expires: float | None
     used: float | None
     quota: int | None
     rate: float | None
+    made_by: str | None
+
+
+class MadeToken(TypedDict):
+    """A new token; `token` is what its owner sends, and is shown once."""
+
+    id: str
+    token: str
+    name: str
+    scope: str
+    expires: float | None
 
 
 def digest_of(secret: str) -> str:
@@ -81,6 +97,7 @@ def add(
     parent: str | None = None,
     quota: int | None = None,
     rate: float | None = None,
+    made_by: str | None = None,
 ) -> str:
     """Make a token and return it; it cannot be shown again. Raises UsageError."""
     if scope not in SCOPES:
@@ -90,7 +107,7 @@ def add(
     key, secret, now = secrets.token_hex(6), secrets.token_hex(32), time.time()
     values: dict[str, Any] = {"id": key, "name": name, "kind": kind, "scope": scope, "digest": digest_of(secret)}
     values |= {"parent": parent, "created": now, "expires": None if seconds is None else now + seconds}
-    store.put(store.t.tokens, **values, quota=quota, rate=rate)
+    store.put(store.t.tokens, **values, quota=quota, rate=rate, made_by=made_by)
     return f"{PREFIX}_{key}_{secret}"
 
 
@@ -114,21 +131,40 @@ def _token(row: Mapping[str, Any]) -> Token:
 
 
 def every(store: Store) -> list[TokenRecord]:
-    """Return all tokens that a person made, without their digests."""
+    """Return all tokens that a person made, and the persons, without digests."""
     table = store.t.tokens
-    columns = [column for column in table.c if column.name not in ("digest", "parent", "kind")]
-    rows = store.all(sa.select(*columns).where(table.c.kind == TOKEN).order_by(table.c.created, table.c.id))
+    columns = [column for column in table.c if column.name not in ("digest", "parent")]
+    query = sa.select(*columns).where(table.c.kind.in_((TOKEN, PERSON)))
+    rows = store.all(query.order_by(table.c.created, table.c.id))
     return cast("list[TokenRecord]", rows)
 
 
-def revoke(store: Store, wanted: str) -> None:
-    """End a token, by id or name, and the sessions that were begun with it. Raises NotFoundError."""
+def note_use(store: Store, token: Token) -> None:
+    """Note that a token was used just now; of a session, that whom it belongs to was."""
     table = store.t.tokens
-    mine = sa.select(table.c.id).where((table.c.id == wanted) | ((table.c.name == wanted) & (table.c.kind == TOKEN)))
-    ids = [row["id"] for row in store.all(mine)]
+    used = table.c.id.in_({token.id, token.owner})
+    store.run(sa.update(table).where(used).values(used=time.time()))
+
+
+def revoke(store: Store, wanted: str) -> str:
+    """End a token, by id or name, and the sessions that were begun with it; return its id. Raises NotFoundError."""
+    table = store.t.tokens
+    named = (table.c.name == wanted) & table.c.kind.in_((TOKEN, PERSON))
+    ids = [row["id"] for row in store.all(sa.select(table.c.id).where((table.c.id == wanted) | named))]
     if len(ids) != 1:
         raise NotFoundError(f"{len(ids)} tokens go by this name", found=wanted)
     store.run(sa.delete(table).where((table.c.id == ids[0]) | (table.c.parent == ids[0])))
+    return str(ids[0])
+
+
+def enter_person(store: Store, key: str, name: str, scope: str) -> None:
+    """Enter a person whom an OpenID provider knows, or what it says of them now. Nobody signs in by this row itself."""
+    digest = digest_of(secrets.token_hex(32))
+    store.put(
+        store.t.tokens, id=key, name=name, kind=PERSON, scope=scope, digest=digest, parent=None, created=time.time()
+    )
+    table = store.t.tokens
+    store.run(sa.update(table).where(table.c.id == key, table.c.kind == PERSON).values(name=name, scope=scope))
 
 
 def end_session(store: Store, key: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from ggferry.formats.errors import GgferryError
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED
 from ggferry.service.server.settings import DAY, Settings
-from ggferry.service.server.store import models, tokens
+from ggferry.service.server.store import audit, models, tokens
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.sources import is_within
 from ggferry.service.server.work.uploads import ACCEPTED, RECEIVING, REFUSED, Uploads
@@ -61,6 +61,9 @@ class Housekeeper:
         ):
             if removed:
                 self._log("removed", what=name, count=removed)
+                audit.note(self.store, "the server", f"removed {name} past their time", detail=f"{removed}")
+        if self.settings.keep_audit is not None:
+            audit.prune(self.store, now - self.settings.keep_audit)
         table = self.store.t.events
         self.store.run(sa.delete(table).where(table.c.at < now - EVENTS_KEPT))
         answers = self.store.t.answers

@@ -20,27 +20,11 @@ from ggferry.service.records.ledger import DONE, FAILED, QUEUED, RUNNING, Job, L
 from ggferry.service.records.ledger_tables import SCHEMA
 from ggferry.service.records.owners import owner_name
 from ggferry.service.workers.supervisor import Limits
+from helpers import old_ledgers
 from helpers.archive_tools import plan, write
 from helpers.builders import Llama
 
 pytestmark = pytest.mark.attack
-
-VERSION_1 = """
-CREATE TABLE ggferry_jobs (
-    id TEXT NOT NULL, "plan" TEXT NOT NULL, source TEXT, output TEXT, entry JSON, state TEXT NOT NULL, bucket BIGINT,
-    "key" TEXT, bytes_in BIGINT, bytes_out BIGINT, attempts INTEGER, losses INTEGER, owner TEXT, lease_until DOUBLE,
-    not_before DOUBLE, stage TEXT, error JSON, receipt JSON, same_as TEXT, adopted BOOLEAN, peak BIGINT,
-    deleted BOOLEAN, created DOUBLE, started DOUBLE, finished DOUBLE, updated DOUBLE, PRIMARY KEY (id), UNIQUE ("key"));
-CREATE TABLE ggferry_attempts (
-    id INTEGER NOT NULL, job TEXT, attempt INTEGER, owner TEXT, outcome TEXT, error JSON, started DOUBLE, ended DOUBLE,
-    PRIMARY KEY (id));
-CREATE TABLE ggferry_schema (version INTEGER NOT NULL, PRIMARY KEY (version));
-INSERT INTO ggferry_schema VALUES (1);
-INSERT INTO ggferry_jobs VALUES ('00000001', 'plan', '/in/1', '/out/1', '{"bytes_in": 1}', 'running', 1, 'content', 1,
-    1, 2, 1, 'somewhere/else/1:1:1', 1.0, 0.0, NULL, NULL, NULL, NULL, NULL, NULL, 0, 1.0, 1.0, NULL, 1.0);
-INSERT INTO ggferry_attempts VALUES (1, '00000001', 2, 'somewhere/else/1:1:1', NULL, NULL, 1.0, NULL);
-"""
-"""A ledger as ggferry made them before tokens, a job held by a coordinator that is gone."""
 
 
 @pytest.fixture
@@ -140,7 +124,7 @@ def test_an_answer_that_was_lost_is_no_lost_lease(ledger: Ledger, monkeypatch: p
 def test_a_ledger_from_before_tokens_is_brought_up_to_date(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     with closing(sqlite3.connect(path)) as old:
-        old.executescript(VERSION_1)
+        old.executescript(old_ledgers.VERSION_1)
     ledger = Ledger(str(path), must_exist=True)
     assert ledger.counts()[RUNNING] == 1 and ledger.reclaim() == ["/in/1"]
     job = claimed(ledger)

@@ -129,7 +129,7 @@ def test_logs(server: Server, client: httpx.Client, root: Path) -> None:
     (job,) = submitted(client, root / "old.bin", verify="none", outtype="f32")
     ended(client, job)
     client.get("/browse", params={"path": "/\x1b[31m"})
-    lines = server.log.read_text().splitlines()[2:]
+    lines = server.log.read_text().splitlines()
     events = [json.loads(line) for line in lines]
     assert [each["state"] for each in events if each["event"] == "job" and each["job"] == job] == ["running", "done"]
     assert any(each["event"] == "request" and each.get("job") == job for each in events)

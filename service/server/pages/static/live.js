@@ -1,6 +1,7 @@
 // Progress as it comes: the server's event stream moves the meters; a change of state loads the part of the page again.
 "use strict";
 (() => {
+  const base = document.querySelector('meta[name="root"]').content;  // what a proxy has before every path
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   const size = (bytes) => {
     let unit = 0;
@@ -35,7 +36,7 @@
     loading.set(place, null);
     try {
       const answer = await fetch(address);
-      if (answer.redirected) location.assign("/login");  // the session has ended
+      if (answer.redirected) location.assign(base + "/login");  // the session has ended
       else if (answer.ok) {
         const text = await answer.text(), held = place.contains(document.activeElement) && document.activeElement;
         place.innerHTML = text;
@@ -78,13 +79,13 @@
     if (state && state !== outcome.querySelector(".badge").dataset.state) changed(outcome.dataset.job, state);
   };
   const connect = () => {
-    source = new EventSource("/api/v1/events" + (last === null ? "" : "?since=" + last));
+    source = new EventSource(base + "/api/v1/events" + (last === null ? "" : "?since=" + last));
     source.addEventListener("open", () => { offline.hidden = true; if (last === null) refresh(); });
     source.addEventListener("error", async () => {
       if (leaving) return;
       offline.hidden = false;
       if (source.readyState !== EventSource.CLOSED) return;  // the browser tries again by itself
-      const answer = await fetch("/api/v1/roots").catch(() => null);
+      const answer = await fetch(base + "/api/v1/roots").catch(() => null);
       if (answer && answer.status === 401) offline.textContent = "Signed out. Load the page again to sign in.";
       else setTimeout(() => { if (!leaving && !document.hidden) connect(); }, 3000);
     });

@@ -1,6 +1,7 @@
 // What every page shares: the palette's switch, filters that apply themselves, a key for the search, the tree.
 "use strict";
 (() => {
+  const base = document.querySelector('meta[name="root"]').content;  // what a proxy has before every path
   const root = document.documentElement;
   const button = document.querySelector("[data-theme-switch]");
   const name = button.querySelector("[data-theme-name]");
@@ -29,7 +30,7 @@
   const fill = async (place, address) => {
     try {
       const answer = await fetch(address);
-      if (answer.redirected) { location.assign("/login"); return false; }  // the session has ended
+      if (answer.redirected) { location.assign(base + "/login"); return false; }  // the session has ended
       place.innerHTML = await answer.text();
       return answer.ok;
     } catch {

@@ -2,6 +2,7 @@
 // or the same files are dropped again another day, sending goes on where it stopped (docs/service.md, Uploads).
 "use strict";
 (() => {
+  const base = document.querySelector('meta[name="root"]').content;  // what a proxy has before every path
   const PIECE = 8 * 1024 * 1024, PATIENCE = [1, 2, 5, 10, 20, 30, 30, 30];
   const zone = document.querySelector("[data-drop]");
   if (!zone) return;
@@ -23,7 +24,7 @@
     for (let turn = 0; ; turn++) {
       let answer;
       try {
-        answer = await fetch("/api/v1" + address, { ...options, headers: { "X-CSRF-Token": csrf, ...options.headers } });
+        answer = await fetch(base + "/api/v1" + address, { ...options, headers: { "X-CSRF-Token": csrf, ...options.headers } });
       } catch (error) {
         if (turn >= PATIENCE.length) throw error;
         await wait(PATIENCE[turn]);
@@ -139,7 +140,7 @@
   const plan = (id) => {
     const form = document.createElement("form");
     form.method = "post";
-    form.action = "/plans";
+    form.action = base + "/plans";
     const typed = (name) => document.querySelector("[data-" + name + "]").value;
     const fields = { csrf, path: "upload:" + id, outtype: typed("outtype"), further: typed("further") };
     for (const [name, value] of Object.entries(fields)) {
