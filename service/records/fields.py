@@ -364,18 +364,21 @@ class FolderItem(TypedDict):
 
 
 class UploadFile(TypedDict):
-    """A file of an upload; `offset`: the bytes that came."""
+    """A file of an upload; `offset`: the bytes that came, `sha256`: theirs, `announced`: what its sender said of all."""
 
     name: str
     bytes: int
-    sha256: NotRequired[str]
     offset: int
+    sha256: NotRequired[str]
+    announced: NotRequired[str]
 
 
 class UploadRecord(TypedDict):
-    """An upload; `source` names it in a request for a plan."""
+    """An upload; `source` names it in a request for a plan. `purpose`: 'model', or 'option' for what an option names."""
 
     id: str
+    name: str
+    purpose: str
     state: str
     bytes: int
     summary: PlanSummary | None

@@ -222,7 +222,7 @@ def outputs(service: Service, job: str) -> list[Output]:
 
 def find(service: Service, caller: Caller, source: str) -> Place:
     """Return the place that a request names. Raises AccessError, NotFoundError, UsageError."""
-    return sources.resolve(source, service.settings.places, lambda key: service.uploads.folder(key, caller.token.owner))
+    return sources.resolve(source, service.settings.places, lambda key: service.uploads.place(key, caller.token.owner))
 
 
 def make_plan(service: Service, caller: Caller, source: str, options: Mapping[str, Any], wait: float = 0) -> PlanRecord:

@@ -134,8 +134,8 @@ class Run:
         if offset == len(content):
             return offset
         piece = content[offset : offset + PIECE]
-        span = {"Content-Range": f"bytes {offset}-{offset + len(piece) - 1}/{len(content)}"}
-        found = self._answer("PUT", f"/uploads/{key}/files/0", content=piece, headers=span)
+        headers = span(content, offset, offset + len(piece))
+        found = self._answer("PUT", f"/uploads/{key}/files/0", content=piece, headers=headers)
         if found is None:
             return None
         again = self._answer("GET", f"/uploads/{key}")

@@ -58,8 +58,19 @@ class Store(Ledger):
         if "ggferry_tokens" not in self._meta.tables:  # this is asked again while the database is away
             self.t = server_tables(self._meta)
         LedgerDatabase._make_tables(self, connection)
+        self._add_columns(connection)
         for statement in TRIGGERS[connection.dialect.name]:
             connection.exec_driver_sql(statement)
+
+    def _add_columns(self, connection: Any) -> None:
+        """Add the columns that the server's tables have got since an earlier version made them."""
+        found = sa.inspect(connection)
+        for table in vars(self.t).values():
+            known = {each["name"] for each in found.get_columns(table.name)}
+            for column in (each for each in table.columns if each.name not in known):
+                kind = column.type.compile(connection.dialect)
+                unless = "" if self._sqlite else "IF NOT EXISTS "  # another server may do the same at this moment
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {unless}{column.name} {kind}")
 
     def do(self, work: Callable[[Any], T]) -> T:
         """Do `work` in a transaction, again while the database is away; it must be safe to do twice."""
