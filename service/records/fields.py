@@ -281,7 +281,10 @@ class ReportRecord(TypedDict):
 
 
 class IndexRow(TypedDict):
-    """A model of the archive, from its plan's line and its job; what is of the job is None before it is submitted."""
+    """A model of the archive, from its plan's line and its job; what is of the job is None before it is submitted.
+
+    `asked_by` is the name of the token that submitted it, `asked` when.
+    """
 
     id: str
     plan: str
@@ -306,6 +309,8 @@ class IndexRow(TypedDict):
     finished: float | None
     updated: float
     stage: str | None
+    asked_by: str | None
+    asked: float | None
 
 
 class ListedModel(IndexRow):
@@ -352,6 +357,23 @@ class Submitted(TypedDict):
     jobs: list[str]
     states: dict[str, int]
     queued: int
+
+
+class Bulk(TypedDict):
+    """What was done to several models: the ids of those it was done to, and why not to others."""
+
+    action: str
+    done: list[str]
+    refused: dict[str, str]
+
+
+class Usage(TypedDict):
+    """Bytes: those that a token has stored or announced, those it may, those of the server's disk."""
+
+    used: int
+    quota: int
+    disk_free: int
+    disk_total: int
 
 
 class FolderItem(TypedDict):

@@ -25,6 +25,7 @@ class Settings:
         host: Address to listen on.
         port: Port to listen on; 0: any.
         hosts: Names by which a browser may call this server, besides those of this machine.
+        proxies: Addresses and networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.
         private: Whether URLs of private, link-local and loopback addresses may be fetched.
         jobs: Worker processes that convert.
         limits: Limits of each worker.
@@ -47,6 +48,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = PORT
     hosts: tuple[str, ...] = ()
+    proxies: tuple[str, ...] = ()
     private: bool = False
     jobs: int = 1
     limits: Limits = field(default_factory=Limits)

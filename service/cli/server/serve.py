@@ -48,6 +48,14 @@ def run(
     allow_host: Annotated[
         list[str] | None, typer.Option("--allow-host", metavar="NAME", help="A name this server goes by; repeatable.")
     ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            metavar="ADDRESS",
+            help="Address or network of a proxy whose X-Forwarded-For and -Proto are believed; repeatable.",
+        ),
+    ] = None,
     allow_private: Annotated[
         bool, typer.Option("--allow-private-addresses", help="Fetch URLs of private and local addresses, too.")
     ] = False,
@@ -92,6 +100,7 @@ def run(
         host=host,
         port=port,
         hosts=tuple(allow_host or ()),
+        proxies=tuple(map(_network, trusted_proxy or ())),
         private=allow_private,
         jobs=jobs,
         limits=limits,
@@ -119,6 +128,18 @@ def run(
 def _data(given: str | None) -> str:
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.abspath(given or os.path.join(state, "ggferry"))
+
+
+def _network(text: str) -> str:
+    """Return an address or network as it was given. Raises UsageError for what is none."""
+    import ipaddress
+
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        words = "an address or a network, as 127.0.0.1 or 10.0.0.0/8"
+        raise UsageError("--trusted-proxy", found=text, expected=words) from None
+    return text
 
 
 def _check_roots(settings: Settings) -> None:

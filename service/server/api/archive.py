@@ -13,8 +13,8 @@ from pydantic import Field
 
 from ggferry.service.operations.inspect import InspectRequest
 from ggferry.service.operations.tokenize import TokenizeRequest
-from ggferry.service.records.fields import FolderItem, ReportRecord, Totals
-from ggferry.service.server import functions
+from ggferry.service.records.fields import FolderItem, ReportRecord, Totals, Usage
+from ggferry.service.server import changes, functions
 from ggferry.service.server.api.common import OBJECT, PROBLEMS, JobId, Reader, ServiceDep, Text
 from ggferry.service.server.api.request_models import RequestBody, takes
 from ggferry.service.server.store import models
@@ -76,6 +76,12 @@ def folders(service: ServiceDep, caller: Reader, below: FolderPath = "") -> list
 def totals(service: ServiceDep, caller: Reader) -> Totals:
     """Give the archive in numbers."""
     return functions.totals(service)
+
+
+@router.get("/usage")
+def usage(service: ServiceDep, caller: Reader) -> Usage:
+    """Give the bytes that the caller has stored and may store, and those of the server's disk."""
+    return changes.usage(service, caller)
 
 
 @router.get("/roots")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ggferry.converters.metadata.receipt_fields import KeptReceipt
 from ggferry.service.operations.edit import EditChanges
-from ggferry.service.records.fields import ModelRecord, PlanRecord
-from ggferry.service.server import functions
+from ggferry.service.records.fields import Bulk, ModelRecord, PlanRecord
+from ggferry.service.server import changes, functions
 from ggferry.service.server.api.answers import once
 from ggferry.service.server.api.common import (
     OBJECT,
@@ -55,6 +55,14 @@ class Submission(BaseModel):
     models: list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]] | None = Field(
         None, max_length=100_000, description="Ids of the models; null: all"
     )
+
+
+class Several(BaseModel):
+    """What to do, and to which models."""
+
+    model_config = ConfigDict(extra="forbid")
+    action: Literal["cancel", "retry", "delete"]
+    jobs: Annotated[list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]], Field(min_length=1, max_length=changes.MOST)]
 
 
 @takes(EditChanges)
@@ -124,13 +132,31 @@ def show(service: ServiceDep, caller: Reader, job: JobId) -> ModelRecord:
 @router.post("/jobs/{job}/cancel", response_model=OBJECT)
 def cancel(service: ServiceDep, caller: Submitter, job: JobId) -> ModelRecord:
     """End a job that has not ended; nothing of it is published."""
-    return functions.cancel(service, caller, job)
+    return changes.cancel(service, caller, job)
 
 
 @router.post("/jobs/{job}/retry", response_model=OBJECT)
 def retry(service: ServiceDep, caller: Submitter, job: JobId) -> ModelRecord:
     """Queue a job again that failed or was cancelled."""
-    return functions.retry(service, caller, job)
+    return changes.retry(service, caller, job)
+
+
+@router.delete("/jobs/{job}", status_code=204)
+def delete(service: ServiceDep, caller: Submitter, job: JobId) -> None:
+    """Remove a model that has ended, or was never submitted: its record and its files. Its owner may, and `admin`."""
+    changes.delete(service, caller, job)
+
+
+@router.delete("/jobs/{job}/files", response_model=OBJECT)
+def delete_outputs(service: ServiceDep, caller: Submitter, job: JobId) -> ModelRecord:
+    """Remove the files of a done job; it is `expired` then, and can be converted again."""
+    return changes.delete_outputs(service, caller, job)
+
+
+@router.post("/jobs/bulk")
+def bulk(service: ServiceDep, caller: Submitter, body: Several) -> Bulk:
+    """Cancel, retry or delete several models; the answer says to which it was done, and why not to others."""
+    return changes.bulk(service, caller, body.action, body.jobs)
 
 
 @router.post("/jobs/{job}/edit", status_code=201)

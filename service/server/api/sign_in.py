@@ -29,5 +29,7 @@ def sign_out(request: Request, service: ServiceDep) -> Response:
     """End the session whose cookie the request brings."""
     service.doorkeeper.end_session(request.state.caller.token.id)
     answer = RedirectResponse("/login", 303)
-    answer.delete_cookie(callers.cookie_name(request.headers), httponly=True, samesite="strict")
+    scheme = request.url.scheme
+    name, secure = callers.cookie_name(request.headers, scheme), scheme == "https"
+    answer.delete_cookie(name, httponly=True, samesite="strict", secure=secure)
     return answer

@@ -93,7 +93,7 @@ def show(service: ServiceDep, caller: Submitter, upload: UploadId) -> UploadReco
 @router.delete("/uploads/{upload}", status_code=204)
 def remove(service: ServiceDep, caller: Submitter, upload: UploadId) -> None:
     """Remove an upload that no job needs."""
-    service.uploads.remove(upload, caller.token.owner)
+    service.uploads.remove(upload, caller.token)
 
 
 @router.put(

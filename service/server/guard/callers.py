@@ -16,6 +16,7 @@ from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.tokens import Token
 
 COOKIE, CSRF_HEADER, CSRF_FIELD = "ggferry_session", "x-csrf-token", "csrf"
+SECURE = "__Host-"
 SESSION_SECONDS = 7 * 86400.0
 SAFE = ("GET", "HEAD", "OPTIONS")
 FRESH = 1.0  # seconds for which a token that was found is not asked for again
@@ -91,7 +92,7 @@ class Doorkeeper:
         tokens.end_session(self.store, key)
         self._known.clear()
 
-    def caller(self, headers: Mapping[str, str]) -> tuple[str, str]:
+    def caller(self, headers: Mapping[str, str], scheme: str = "http") -> tuple[str, str]:
         """Return how a request says who it is: ('bearer' or 'cookie' or '', what it brought).
 
         Cookies of other applications on the same host may hold anything, JSON among it, which `http.cookies` refuses
@@ -100,15 +101,19 @@ class Doorkeeper:
         kind, _, text = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return "bearer", text.strip()
-        cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers))
+        cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers, scheme))
         return ("cookie", cookie) if cookie is not None else ("", "")
 
 
-def cookie_name(headers: Mapping[str, str]) -> str:
-    """Return the name of the session's cookie: with the port that the browser calls, since cookies know no ports."""
+def cookie_name(headers: Mapping[str, str], scheme: str = "http") -> str:
+    """Return the name of the session's cookie: with the port that the browser calls, since cookies know no ports.
+
+    Over TLS it begins with `__Host-`: browsers then take it from this host alone, and send it over TLS alone (RFC
+    6265bis, 4.1.3.2).
+    """
     host = headers.get("host", "")
     port = host.rpartition(":")[2] if not host.endswith("]") else ""
-    return f"{COOKIE}_{port}" if port.isdecimal() else COOKIE
+    return (SECURE if scheme == "https" else "") + (f"{COOKIE}_{port}" if port.isdecimal() else COOKIE)
 
 
 def csrf_of(session: str) -> str:

@@ -112,7 +112,7 @@ class Front:
             await self.app({**scope, "method": "GET"}, receive, headers_only)
 
     async def _identify(self, scope: Scope, headers: Headers) -> Response | None:
-        how, text = self.doorkeeper.caller(headers)
+        how, text = self.doorkeeper.caller(headers, scope.get("scheme", "http"))
         token = await asyncio.to_thread(self.doorkeeper.find, text) if text else None
         self.rates.check(token.owner if token else _address(scope), token.rate or self.rate if token else self.rate)
         if token is None or (how == "bearer") is not (token.kind == "token"):
@@ -187,6 +187,8 @@ class _Sending:
             headers = MutableHeaders(raw=message.setdefault("headers", []))
             for name, value in SECURITY_HEADERS.items():
                 headers.setdefault(name, value)
+            if self._scope.get("scheme") == "https":
+                headers.setdefault("Strict-Transport-Security", "max-age=31536000")
             if not self._scope["path"].startswith("/static/"):
                 headers.setdefault("Cache-Control", "no-store")
             headers["X-Request-Id"] = self._watched.id
@@ -222,7 +224,7 @@ def with_session(response: Response, session: str, scope: Scope) -> Response:
     """Return an answer that also begins a browser's session."""
     secure = scope.get("scheme") == "https"
     response.set_cookie(
-        callers.cookie_name(Headers(scope=scope)),
+        callers.cookie_name(Headers(scope=scope), scope.get("scheme", "http")),
         session,
         int(callers.SESSION_SECONDS),
         httponly=True,

@@ -156,7 +156,7 @@ def activity(service: Service) -> Activity:
     """Return what is going on."""
     whole = functions.progress(service)
     working = functions.list_models(service, models.Query(states=HELD, sort="source", limit=AT_WORK))
-    ended = (DONE, FAILED, QUARANTINED, SKIPPED)
+    ended = (DONE, FAILED, QUARANTINED, SKIPPED, "cancelled")
     recent = functions.list_models(service, models.Query(states=ended, sort="updated", descending=True, limit=RECENT))
     active = _rows(service, working.items)
     waiting = int(whole["total"]) - sum(row.progress.total for row in active if row.progress)

@@ -26,6 +26,7 @@ from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockError
 from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED
+from ggferry.service.records.plan_file import CONVERT
 from ggferry.service.records.receipts import receipts_of
 from ggferry.service.server.pages import wording
 from ggferry.service.server.pages.archive_view import row_of
@@ -58,7 +59,9 @@ def page_of(found: Mapping[str, Any], uploads: str = "") -> ModelPage:
         attempts=tuple(map(_attempt, found.get("tried", ()))),
         same_as=str(found.get("entry", {}).get("same_as") or ""),
         same_job=str(found.get("same_as") or ""),
-        can_retry=row.state in (FAILED, QUARANTINED) or (found.get("error") or {}).get("class") == "Cancelled",
+        can_retry=row.state in ("cancelled", "expired", FAILED, QUARANTINED)
+        and found.get("entry", {}).get("verdict", CONVERT) == CONVERT
+        and "edit_of" not in found.get("entry", {}),
         can_cancel=row.state in ACTIVE,
         is_looked_at=False,
     )

@@ -14,7 +14,7 @@ from ggferry.formats.errors import GgferryError
 from ggferry.service.operations.tokenize import TokenizeRequest
 from ggferry.service.records.fields import UploadRecord
 from ggferry.service.records.ledger import DONE
-from ggferry.service.server import functions
+from ggferry.service.server import changes, functions
 from ggferry.service.server.api.common import form_of
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.problems import HttpError, status_of
@@ -201,14 +201,14 @@ def shown_tokens(request: Request, job: str, text: str) -> Response:
 @router.post("/models/{job}/cancel")
 def cancel(request: Request, job: str) -> Response:
     """Cancel a job."""
-    functions.cancel(service_of(request), known(request), job)
+    changes.cancel(service_of(request), known(request), job)
     return RedirectResponse(render.url("models", job), FOUND)
 
 
 @router.post("/models/{job}/retry")
 def retry(request: Request, job: str) -> Response:
     """Try a job again."""
-    functions.retry(service_of(request), known(request), job)
+    changes.retry(service_of(request), known(request), job)
     return RedirectResponse(render.url("models", job), FOUND)
 
 

@@ -38,6 +38,8 @@ STATES = {
     "done": "converted",
     "failed": "failed",
     "quarantined": "set aside",
+    "cancelled": "cancelled",
+    "expired": "files removed",
     "skipped": "skipped",
     **{verdict: words for verdict, words in VERDICTS.items() if verdict not in ("convert", "other")},
 }

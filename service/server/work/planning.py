@@ -64,11 +64,11 @@ class Planner:
             "trees": list(place.trees),
             "error": None,
         }
-        values |= {"token": token, "created": time.time(), "owner": self.owner}
+        values |= {"created": time.time(), "owner": self.owner}
         with self._lock:
             if plan in self._work and not self._work[plan].done():
                 return plan
-            insert = self.store._insert(table).values(id=plan, **values)
+            insert = self.store._insert(table).values(id=plan, token=token, **values)
             self.store.do(lambda c: c.execute(insert.on_conflict_do_update(index_elements=["id"], set_=values)))
             self._work = {key: each for key, each in self._work.items() if not each.done()}
             self._work[plan] = self._pool.submit(self._make, plan, place, recipe)

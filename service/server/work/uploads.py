@@ -33,8 +33,9 @@ from ggferry.service.records.plan_file import ARCHIVE, BAD, CONVERT, DUPLICATE, 
 from ggferry.service.records.report import summary
 from ggferry.service.server.incoming.pieces import Digests, OffsetError, Piece
 from ggferry.service.server.settings import Settings
+from ggferry.service.server.store import asked
 from ggferry.service.server.store.database import Store
-from ggferry.service.server.store.tokens import Token
+from ggferry.service.server.store.tokens import ADMIN, Token
 from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.storage.urls import Access
 from ggferry.support.heavy import sa
@@ -109,19 +110,16 @@ class Uploads:
         used = self.used(token.owner)
         if used + more > quota:
             words = "the token's quota has no room for it"
-            raise RefusedError(words, found=used + more, expected=f"≤ {quota}", hint="delete uploads, or ask for more")
+            raise RefusedError(words, found=used + more, expected=f"≤ {quota}", hint="delete uploads or outputs, or ask for more")
         room = free_bytes(self.settings.quarantine) - self._pending() - SPARE
         if more > room:
             raise RefusedError("the server's disk has no room for it", found=more, expected=f"≤ {max(0, room)}")
 
     def used(self, owner: str) -> int:
-        """Return the bytes that a token stores or has announced: its uploads, and the outputs of its plans."""
-        uploads, plans, jobs = self.store.t.uploads, self.store.t.plans, self.store.jobs
-        held = sa.select(sa.func.sum(uploads.c.bytes).label("n")).where(uploads.c.token == owner)
-        runs = sa.select(plans.c.run).where(plans.c.token == owner, plans.c.submitted.is_not(None))
-        going = jobs.c.plan.in_(runs) & jobs.c.state.in_(("queued", "running", "verifying", "done"))
-        made = sa.select(sa.func.sum(jobs.c.bytes_out).label("n")).where(going)
-        return sum(int((self.store.first(query) or {}).get("n") or 0) for query in (held, made))
+        """Return the bytes that a token stores or has announced: its uploads, and the outputs it asked for."""
+        uploads = self.store.t.uploads
+        held = self.store.first(sa.select(sa.func.sum(uploads.c.bytes).label("n")).where(uploads.c.token == owner))
+        return int((held or {}).get("n") or 0) + asked.bytes_of(self.store, owner)
 
     def _pending(self) -> int:
         """Return the bytes that are announced and have not come."""
@@ -229,9 +227,14 @@ class Uploads:
             self._finish(key)
         return is_complete
 
-    def remove(self, key: str, owner: str) -> None:
-        """Remove an upload that no job needs. Raises NotFoundError, RefusedError while one does."""
-        self.show(key, owner)
+    def remove(self, key: str, token: Token) -> None:
+        """Remove an upload that no job needs; an administrator may remove that of anybody.
+
+        Raises NotFoundError, RefusedError while a job needs it.
+        """
+        table = self.store.t.uploads
+        found = self.store.first(sa.select(table.c.token).where(table.c.id == key))
+        self.show(key, found["token"] if found is not None and token.may(ADMIN) else token.owner)
         jobs, folder = self.store.jobs, os.path.join(self.settings.uploads, key)
         needed = jobs.c.source.startswith(folder, autoescape=True) & jobs.c.state.in_(
             ("queued", "running", "verifying")

@@ -167,9 +167,9 @@ def test_cancel_and_retry(client: httpx.Client, root: Path) -> None:
     (job,) = client.post("/jobs", json={"plan": plan["id"]}).json()["jobs"]
     found = client.post(f"/jobs/{job}/cancel").json()
     if found.get("code") != "refused_error":  # else it was quicker
-        assert (found["state"], found["error"]["class"]) == ("skipped", "Cancelled")
+        assert (found["state"], found["error"]["class"]) == ("cancelled", "Cancelled")
         time.sleep(1)
-        assert client.get(f"/jobs/{job}").json()["state"] == "skipped"
+        assert client.get(f"/jobs/{job}").json()["state"] == "cancelled"
         assert client.get(f"/jobs/{job}/files").status_code == 409
         assert client.post(f"/jobs/{job}/retry").status_code == 200
     assert ended(client, job)["state"] == "done"

@@ -49,7 +49,7 @@
       if (again && place.isConnected) load(place, again);
     }, 1000);
   };
-  const ended = ["done", "failed", "quarantined", "skipped"];
+  const ended = ["done", "failed", "quarantined", "skipped", "cancelled", "expired"];
   const changed = (id, state) => {
     const outcome = document.querySelector("[data-outcome]");
     if (outcome && outcome.dataset.job === id) {
