@@ -85,6 +85,13 @@ class PlannedLine(PlanLine):
     id: str
 
 
+class Lines(TypedDict):
+    """Some of a plan's lines, and the number of the next; None after the last."""
+
+    items: list[PlannedLine]
+    next: int | None
+
+
 class PlanSummary(TypedDict):
     """A plan in numbers; `bytes_of_types` where models get several outputs."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
@@ -35,6 +36,7 @@ def application(service: Service) -> ASGIApp:
         openapi_url="/api/openapi.json",
         separate_input_output_schemas=False,
         redirect_slashes=False,
+        generate_unique_id_function=_operation,
     )
     app.state.service = service
     for router in (archive.router, jobs.router, uploads.router, events.router, downloads.router):
@@ -46,6 +48,11 @@ def application(service: Service) -> ASGIApp:
     _describe(app)
     settings = service.settings
     return Front(app, service.doorkeeper, settings.names, service.observer, settings.rate)
+
+
+def _operation(route: APIRoute) -> str:
+    """Return the id of an operation, which generated clients call a method by: 'jobs_cancel'."""
+    return f"{route.tags[0]}_{route.name}" if route.tags else route.name
 
 
 def _answer_errors(app: FastAPI, service: Service) -> None:

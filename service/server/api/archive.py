@@ -11,11 +11,12 @@ from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from ggferry.service.library.answers import ConversionPlan, Inspection
 from ggferry.service.operations.inspect import InspectRequest
 from ggferry.service.operations.tokenize import TokenizeRequest
 from ggferry.service.records.fields import FolderItem, ReportRecord, Totals, Usage
 from ggferry.service.server import changes, functions
-from ggferry.service.server.api.common import OBJECT, PROBLEMS, JobId, Reader, ServiceDep, Text
+from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep, Text, answers
 from ggferry.service.server.api.request_models import RequestBody, takes
 from ggferry.service.server.store import models
 
@@ -98,20 +99,20 @@ def browse(
     return functions.browse(service, path)
 
 
-@router.post("/inspect", response_model=OBJECT)
+@router.post("/inspect", response_model=None, responses=answers(Inspection))
 async def inspect(service: ServiceDep, caller: Reader, body: Inspecting) -> Response:
     """Show what a file holds, without reading its tensor data. A URL needs the scope `submit`."""
     request = body.as_request(InspectRequest, path=body.source)
     return await _looked(service, caller, lambda: functions.inspect(service, caller, request))
 
 
-@router.get("/models/{job}/inspection", response_model=OBJECT)
+@router.get("/models/{job}/inspection", response_model=None, responses=answers(Inspection))
 async def inspection(service: ServiceDep, caller: Reader, job: JobId) -> Response:
     """Show what a model of the archive holds."""
     return await _looked(service, caller, lambda: functions.inspection(service, caller, job))
 
 
-@router.get("/models/{job}/conversion", response_model=OBJECT)
+@router.get("/models/{job}/conversion", response_model=None, responses=answers(ConversionPlan))
 async def conversion(service: ServiceDep, caller: Reader, job: JobId) -> Response:
     """Show what a conversion would do to every tensor and key of a model."""
     return await _looked(service, caller, lambda: functions.conversion_plan(service, caller, job))
@@ -131,7 +132,7 @@ async def _looked(service: ServiceDep, caller: Reader, work: Callable[[], Any]) 
     return await service.lookups.run(caller.token, lambda: JSONResponse(jsonable_encoder(work())))
 
 
-@router.get("/report", response_model=OBJECT)
+@router.get("/report", response_model=None, responses=answers(ReportRecord))
 def report(
     service: ServiceDep, caller: Reader, plan: Annotated[str | None, Query(pattern="^[0-9a-f]{16}$")] = None
 ) -> ReportRecord:

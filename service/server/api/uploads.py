@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import JSONResponse
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ggferry.service.records.fields import UploadRecord
 from ggferry.service.server.api.answers import once
-from ggferry.service.server.api.common import OBJECT, PROBLEMS, VERSION, ServiceDep, Submitter, UploadId
+from ggferry.service.server.api.common import PROBLEMS, VERSION, ServiceDep, Submitter, UploadId, answers
 from ggferry.service.server.api.jobs import Key
 from ggferry.service.server.guard.bodies import pieces
 from ggferry.service.server.guard.problems import HttpError, of_disk
@@ -56,6 +55,13 @@ class Announced(BaseModel):
     )
 
 
+class Received(BaseModel):
+    """How much of a file the server has, and whether that is all of all files."""
+
+    offset: int
+    complete: bool
+
+
 class Announcement(BaseModel):
     """The files of an upload: a model's weights, and what stands beside them."""
 
@@ -66,7 +72,7 @@ class Announcement(BaseModel):
     )
 
 
-@router.post("/uploads", status_code=201)
+@router.post("/uploads", status_code=201, response_model=None, responses=answers(UploadRecord, 201))
 def begin(request: Request, service: ServiceDep, caller: Submitter, body: Announcement, key: Key = None) -> Response:
     """Begin an upload. Then PUT each file, whole or in pieces."""
 
@@ -78,13 +84,13 @@ def begin(request: Request, service: ServiceDep, caller: Submitter, body: Announ
     return once(service, caller, request, key, body, work)
 
 
-@router.get("/uploads", response_model=Sequence[Mapping[str, Any]])
+@router.get("/uploads", response_model=None, responses=answers(list[UploadRecord]))
 def every(service: ServiceDep, caller: Submitter) -> list[UploadRecord]:
     """List the caller's uploads, the newest first."""
     return service.uploads.every(caller.token.owner)
 
 
-@router.get("/uploads/{upload}", response_model=OBJECT)
+@router.get("/uploads/{upload}", response_model=None, responses=answers(UploadRecord))
 def show(service: ServiceDep, caller: Submitter, upload: UploadId) -> UploadRecord:
     """Show an upload: its state, and of each file the offset from which to send on."""
     return service.uploads.show(upload, caller.token.owner)
@@ -99,7 +105,8 @@ def remove(service: ServiceDep, caller: Submitter, upload: UploadId) -> None:
 @router.put(
     "/uploads/{upload}/files/{number}",
     openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": BINARY}}}},
-    responses={200: {"description": "It is on the disk up to `offset`"}, 409: {"description": "Another is next"}, 428: {"description": "A digest is needed"}},
+    response_model=None,
+    responses=answers(Received, 200, "It is on the disk up to `offset`"),
 )
 async def receive(
     request: Request,
@@ -126,15 +133,13 @@ async def receive(
     try:
         piece = await asyncio.to_thread(service.uploads.open, upload, caller.token.owner, number, start, end)
     except OffsetError as error:
-        return _at(error.at, False, 409)
+        words = "the piece does not begin where the last one ended"
+        headers = {"Upload-Offset": str(error.at)}
+        raise HttpError(409, "offset", words, headers=headers, offset=error.at, complete=False) from None
     piece.own, piece.whole = own, whole
     complete = await _take(request, service, piece)
-    return _at(piece.at, complete, 200)
-
-
-def _at(offset: int, complete: bool, status: int) -> Response:
-    body: dict[str, Any] = {"offset": offset, "complete": complete}
-    return JSONResponse(body, status, {"Upload-Offset": str(offset)})
+    received = Received(offset=piece.at, complete=complete)
+    return JSONResponse(received.model_dump(), headers={"Upload-Offset": str(piece.at)})
 
 
 def _range(given: str | None, total: int, length: str | None) -> tuple[int, int]:
