@@ -17,7 +17,8 @@ from ggferry.service.server.api.common import VERSION, Problem
 from ggferry.service.server.guard import problems
 from ggferry.service.server.guard.middleware import Front, is_page
 from ggferry.service.server.guard.problems import HttpError
-from ggferry.service.server.pages.routes import add_pages, error_page
+from ggferry.service.server.pages.routes import add_pages
+from ggferry.service.server.pages.shown import error_page
 from ggferry.service.server.state import Service
 from ggferry.support.printable import printable
 

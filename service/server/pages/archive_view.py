@@ -121,6 +121,10 @@ def row_of(found: Mapping[str, Any], uploads: str = "") -> ModelRow:
         changed=found.get("updated"),
         progress=progress_of(found.get("progress")) if found["state"] in HELD else None,
         place=_place(os.path.dirname(found["source"]), uploads),
+        asked_by=found.get("asked_by") or "",
+        asked=found.get("asked"),
+        started=found.get("started"),
+        finished=found.get("finished"),
     )
 
 

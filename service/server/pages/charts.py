@@ -88,6 +88,15 @@ def bar(parts: Sequence[Share], most: int, label: str) -> Markup:
     )
 
 
+def length(size: int, most: int, label: str) -> Markup:
+    """Return one bar as long as `size` is of `most`."""
+    width = 100 * size / most if most else 0
+    return Markup('<svg class="chart bar" width="100%" height="12" role="img" aria-label="{}">{}</svg>').format(
+        _text(f"{label}: {wording.size(size)}"),
+        Markup(f'<rect class="t0" x="0" width="{width:.3f}%" height="12"/>'),
+    )
+
+
 # --- agreement -----------------------------------------------------------------------------------------------------
 
 

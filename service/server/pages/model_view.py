@@ -30,6 +30,7 @@ from ggferry.service.records.plan_file import CONVERT
 from ggferry.service.records.receipts import receipts_of
 from ggferry.service.server.pages import wording
 from ggferry.service.server.pages.archive_view import row_of
+from ggferry.service.server.pages.option_form import OptionForm, form_of, source_named
 from ggferry.service.server.pages.views import (
     ACTIVE,
     PER_PAGE,
@@ -64,7 +65,17 @@ def page_of(found: Mapping[str, Any], uploads: str = "") -> ModelPage:
         and "edit_of" not in found.get("entry", {}),
         can_cancel=row.state in ACTIVE,
         is_looked_at=False,
+        form=_form(found, uploads),
     )
+
+
+def _form(found: Mapping[str, Any], uploads: str) -> OptionForm | None:
+    """Return the form with the options of a model, and with those that its error asks for."""
+    entry = found.get("entry") or {}
+    if "edit_of" in entry:
+        return None
+    hint = str((found.get("error") or {}).get("hint") or "")
+    return form_of(entry.get("recipe") or {}, source_named(str(found["source"]), uploads), hint, uploads)
 
 
 def problem_of(error: Mapping[str, Any], status: int | None = None) -> Problem:

@@ -9,13 +9,19 @@ from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.plan_file import CONVERT, OTHER, outputs_of, sizes_of
 from ggferry.service.server.pages.archive_view import container_of
 from ggferry.service.server.pages.model_view import problem_of
+from ggferry.service.server.pages.option_form import form_of
 from ggferry.service.server.pages.views import PER_PAGE, PlannedModel, PlannedOutput, PlanPage
 
 LOST_SHOWN = 20
 
 
-def page_of(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], verdict: str, page: int) -> PlanPage:
-    """Return a page of a plan, as `functions.show_plan` and `functions.plan_lines` describe it."""
+def page_of(
+    found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], verdict: str, page: int, uploads: str = ""
+) -> PlanPage:
+    """Return a page of a plan, as `functions.show_plan` and `functions.plan_lines` describe it.
+
+    `uploads` is the folder of what people sent.
+    """
     models = [line for line in lines if line["verdict"] != OTHER and verdict in ("", line["verdict"])]
     facts, options = found.get("summary") or {}, found.get("options") or {}
     outtype = str(options.get("outtype", "keep"))
@@ -36,7 +42,15 @@ def page_of(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], verdic
         page=page,
         state=state,
         problem=problem_of(found["error"]) if found.get("error") else None,
+        form=form_of(options, str(found["source"]), _hint(found, lines), uploads),
+        ladder=tuple((facts.get("bytes_of_types") or {}).items()),
     )
+
+
+def _hint(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the ways out that the errors of a plan name."""
+    errors = [found.get("error"), *(line.get("error") for line in lines)]
+    return "; ".join(dict.fromkeys(str(error["hint"]) for error in errors if error and error.get("hint")))
 
 
 def planned(line: Mapping[str, Any], outtype: str) -> PlannedModel:

@@ -266,6 +266,13 @@ def one(store: Store, job: str) -> IndexRow:
     return cast("IndexRow", found)
 
 
+def some(store: Store, jobs: Sequence[str]) -> list[IndexRow]:
+    """Return the rows of models, by their names; those that are unknown are left out."""
+    shown = [column.label(name) for name, column in _columns(store).items()]
+    query = sa.select(*shown).select_from(_joined(store)).where(store.t.models.c.id.in_(list(jobs)[: 2 * MOST]))
+    return cast("list[IndexRow]", store.all(query.order_by(store.t.models.c.name)))
+
+
 def facets(store: Store) -> dict[str, dict[str, int]]:
     """Return how many models have each state, container and architecture."""
     columns, found = _columns(store), {}

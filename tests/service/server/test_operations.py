@@ -117,7 +117,7 @@ def test_figures(server: Server, client: httpx.Client, root: Path) -> None:
     assert families["ggferry_job_duration_seconds"].type == "histogram"
     states = {sample.labels["state"]: sample.value for sample in families["ggferry_jobs"].samples}
     assert states["done"] >= 1
-    assert "old" not in text
+    assert "old.bin" not in text
     assert job not in text
     for name in families:
         assert not name.endswith(("_ms", "_kilobytes", "_minutes")), name

@@ -38,7 +38,9 @@
       if (answer.redirected) location.assign("/login");  // the session has ended
       else if (answer.ok) {
         const text = await answer.text(), held = place.contains(document.activeElement) && document.activeElement;
+        const picked = new Set([...place.querySelectorAll('input[name="job"]:checked')].map((each) => each.value));
         place.innerHTML = text;
+        for (const each of place.querySelectorAll('input[name="job"]')) each.checked = picked.has(each.value);
         window.ggferry.load(place);
         if (held && held.href) [...place.querySelectorAll("a")].find((each) => each.href === held.href)?.focus();
       }
@@ -56,8 +58,9 @@
       if (ended.includes(state)) load(document.querySelector("[data-whole]"), outcome.dataset.outcome + "?part=whole");
       else load(outcome, outcome.dataset.outcome + "?part=outcome");
     }
-    const list = document.querySelector("[data-refresh]");
+    const list = document.querySelector("[data-refresh]"), active = document.querySelector("[data-active]");
     if (list) load(list, list.dataset.refresh);
+    if (active) load(active, "/activity?part=active");
   };
 
   const offline = document.createElement("p");

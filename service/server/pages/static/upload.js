@@ -220,6 +220,7 @@
   list.addEventListener("click", async (event) => {
     const id = event.target.dataset.remove;
     if (!id) return;
+    event.preventDefault();
     event.target.disabled = true;
     try {
       await ask("/uploads/" + id, { method: "DELETE" });
