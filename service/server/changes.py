@@ -85,7 +85,9 @@ def bulk(service: Service, caller: Caller, action: str, jobs: Sequence[str]) -> 
     work = ACTIONS.get(action)
     if work is None or not 0 < len(jobs) <= MOST:
         raise UsageError(
-            "what to do to several models", found=f"{action} of {len(jobs)}", expected=f"{', '.join(ACTIONS)} of ≤ {MOST}"
+            "what to do to several models",
+            found=f"{action} of {len(jobs)}",
+            expected=f"{', '.join(ACTIONS)} of ≤ {MOST}",
         )
     done: list[str] = []
     refused: dict[str, str] = {}

@@ -14,7 +14,7 @@ import httpx
 from faults.interference import VARIABLE, Fault, create, shared
 
 from helpers.builders import Llama
-from helpers.server import ENDED, Server, made_token, start
+from helpers.server import ENDED, Server, made_token, span, start
 
 PIECE, SLOW, FULL = 96 << 10, 90, 20
 """Bytes of a piece; seconds that all of it may take, and that a disk stays full."""

@@ -275,7 +275,9 @@ def pages() -> dict[str, str]:
     form = form_of({"outtype": "q8_0"}, "/archive/a.bin", str(lacking.hint))
     failed = replace(model("failed"), problem=lacking, can_retry=True, can_delete=True, form=form)
     ladder = replace(plan(), form=form_of({}, "/archive"), ladder=(("q8_0", 7 << 30), ("q4_k_m", 4 << 30)))
-    ask = Ask("Delete 2 models?", "They are gone then.", (row(1), row(2)), "/models/bulk", (("job", NASTY),), "Do it", "/")
+    ask = Ask(
+        "Delete 2 models?", "They are gone then.", (row(1), row(2)), "/models/bulk", (("job", NASTY),), "Do it", "/"
+    )
     items: tuple[FolderItem, ...] = (
         {"name": NASTY, "path": f"/archive/{NASTY}", "kind": "folder", "bytes": None},
         {"name": "a.bin", "path": "/archive/a.bin", "kind": "file", "bytes": 7},

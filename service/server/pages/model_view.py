@@ -51,7 +51,7 @@ LONGEST = 600  # characters of a value
 def page_of(found: Mapping[str, Any], uploads: str = "") -> ModelPage:
     """Return the page of a model as `functions.model` describes it, without what its source holds."""
     row = row_of(found, uploads)
-    bad = row.state not in (DONE, *ACTIVE) and found.get("error")
+    bad = row.state not in (DONE, "cancelled", "expired", *ACTIVE) and found.get("error")
     return ModelPage(
         row=row,
         sentence=wording.sentence(row.architecture, row.container, row.era, row.types, 0, row.bytes_in),

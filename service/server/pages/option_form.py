@@ -16,6 +16,7 @@ from ggferry.formats.errors import UsageError
 
 OWN = ("outtype", "verify")
 """Options that stand before the groups, since everybody looks for them."""
+LABELS = {"outtype": "Type of the output", "verify": "Proof"}
 FURTHER = "further"
 LONGEST = 20_000  # characters of a field
 USUAL = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
@@ -116,9 +117,13 @@ def planned_options() -> list[Option]:
 
 def label_of(option: Option) -> str:
     """Return the name of an option for people: 'Tokenizer model'."""
+    if option.name in LABELS:
+        return LABELS[option.name]
     words = option.name.replace("_", " ")
     for word in ("mtp", "ggla", "gguf", "mmproj", "huggingface json"):
-        words = words.replace(word, {"huggingface json": "tokenizer.json"}.get(word, word if word == "mmproj" else word.upper()))
+        words = words.replace(
+            word, {"huggingface json": "tokenizer.json"}.get(word, word if word == "mmproj" else word.upper())
+        )
     return words[0].upper() + words[1:]
 
 
@@ -204,9 +209,7 @@ def needs(hint: str) -> list[str]:
 def in_words(hint: str) -> str:
     """Return an error's way out with the form's names of options in place of a command line's."""
     by_flag = {flag: label_of(each) for each in planned_options() for flag in each.all_flags}
-    return _FLAG.sub(
-        lambda found: f"“{by_flag[found['flag']]}”" if found["flag"] in by_flag else found[0], hint
-    )
+    return _FLAG.sub(lambda found: f"“{by_flag[found['flag']]}”" if found["flag"] in by_flag else found[0], hint)
 
 
 def options_in(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
@@ -245,4 +248,3 @@ def _value(option: Option, text: str) -> Any:
             raise UsageError(label_of(option), found=text, expected="a whole number")
         return int(text)
     return text
-

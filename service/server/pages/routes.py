@@ -228,7 +228,9 @@ def plan(request: Request, plan: str, verdict: str = "", page: int = 1) -> Respo
     service = service_of(request)
     found = functions.show_plan(service, plan)
     lines = functions.plan_lines(service, plan, 0, MOST_LINES)[0] if found["state"] == "ready" else []
-    return show(request, "plan", "add", plan=plan_view.page_of(found, lines, verdict, max(1, page), service.settings.uploads))
+    return show(
+        request, "plan", "add", plan=plan_view.page_of(found, lines, verdict, max(1, page), service.settings.uploads)
+    )
 
 
 @router.get("/plans/{plan}/models/{job}")

@@ -110,7 +110,9 @@ class Uploads:
         used = self.used(token.owner)
         if used + more > quota:
             words = "the token's quota has no room for it"
-            raise RefusedError(words, found=used + more, expected=f"≤ {quota}", hint="delete uploads or outputs, or ask for more")
+            raise RefusedError(
+                words, found=used + more, expected=f"≤ {quota}", hint="delete uploads or outputs, or ask for more"
+            )
         room = free_bytes(self.settings.quarantine) - self._pending() - SPARE
         if more > room:
             raise RefusedError("the server's disk has no room for it", found=more, expected=f"≤ {max(0, room)}")

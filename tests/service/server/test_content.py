@@ -7,12 +7,12 @@ import hashlib
 import sqlite3
 from pathlib import Path
 
-import ggferry
 import httpx
 import pytest
 
+import ggferry
 from ggferry.service.server.store.database import Store
-from helpers.server import Server, ended, inspected, made_token, sent, span
+from helpers.server import Server, inspected, made_token, sent, span
 
 HALF = 500
 

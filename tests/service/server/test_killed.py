@@ -17,7 +17,7 @@ import pytest
 
 from ggferry.service.records.ledger import Ledger
 from helpers.builders import Llama
-from helpers.server import ENDED, Server, made_token, start, span
+from helpers.server import ENDED, Server, made_token, span, start
 
 TYPES = ("keep", "f16", "q8_0", "f32")
 
