@@ -366,6 +366,57 @@ class Submitted(TypedDict):
     queued: int
 
 
+class HistogramRecord(TypedDict):
+    """How the values of a tensor are distributed (`converters.analysis.histogram`)."""
+
+    name: str
+    type: str
+    shape: list[int]
+    elements: int
+    not_finite: int
+    zeros: int
+    smallest: float | None
+    largest: float | None
+    mean: float | None
+    deviation: float | None
+    counts: list[int]
+
+
+class KeyDifferenceRecord(TypedDict):
+    """A key that is not the same in two models; `items` and `place` of arrays of one length."""
+
+    key: str
+    first: str | None
+    second: str | None
+    items: int | None
+    place: int | None
+    lines: list[str]
+
+
+class TensorDifferenceRecord(TypedDict):
+    """A tensor that is not the same in two models: type and shape in each, and how far its values lie apart."""
+
+    name: str
+    first: list[Any] | None
+    second: list[Any] | None
+    relative_rms: float | None
+    largest: float | None
+    not_finite: bool
+
+
+class DifferenceRecord(TypedDict):
+    """How two models differ, as `ggferry diff` says; `by_roles` where their tensors have other names."""
+
+    differs: bool
+    by_roles: bool
+    keys: list[KeyDifferenceRecord]
+    tensors: list[TensorDifferenceRecord]
+    same_keys: int
+    same_tensors: int
+    same_values: int
+    looked: bool
+
+
 class Bulk(TypedDict):
     """What was done to several models: the ids of those it was done to, and why not to others."""
 
@@ -393,7 +444,10 @@ class FolderItem(TypedDict):
 
 
 class UploadFile(TypedDict):
-    """A file of an upload; `offset`: the bytes that came, `sha256`: theirs, `announced`: what its sender said of all."""
+    """A file of an upload.
+
+    `offset`: the bytes that came, `sha256`: theirs, `announced`: what its sender said of the whole.
+    """
 
     name: str
     bytes: int
@@ -403,7 +457,10 @@ class UploadFile(TypedDict):
 
 
 class UploadRecord(TypedDict):
-    """An upload; `source` names it in a request for a plan. `purpose`: 'model', or 'option' for what an option names."""
+    """An upload; `source` names it in a request for a plan.
+
+    `purpose`: 'model', or 'option' for what an option names.
+    """
 
     id: str
     name: str

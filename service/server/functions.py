@@ -151,7 +151,7 @@ def _entry_of(service: Service, job: str) -> PlanLine:
         return cast("PlanLine", {**asdict(entry), "recipe": entry.recipe(head)})
 
 
-def _place_of(service: Service, job: str) -> tuple[str, list[str], JSONObject]:
+def place_of(service: Service, job: str) -> tuple[str, list[str], JSONObject]:
     """Return a model's source, the folders that confine it, and its recipe, for a worker that looks at it."""
     row = models.one(service.store, job)
     entry = _entry_of(service, job)
@@ -179,14 +179,14 @@ def inspect(service: Service, caller: Caller, request: InspectRequest) -> JSONOb
 
 def inspection(service: Service, caller: Caller, job: str) -> JSONObject:
     """Return what a model of the archive holds according to its headers, as `ggferry.inspect`."""
-    source, trees, recipe = _place_of(service, job)
+    source, trees, recipe = place_of(service, job)
     found: JSONObject = _look(service, caller, "inspect", source, trees, arch=recipe.get("arch"))
     return found
 
 
 def conversion_plan(service: Service, caller: Caller, job: str) -> JSONObject:
     """Return what a conversion would do to every tensor and key, as `ggferry.plan`."""
-    source, trees, recipe = _place_of(service, job)
+    source, trees, recipe = place_of(service, job)
     recipe.pop("verify", None), recipe.pop("witness", None), recipe.pop("allow_nonfinite", None)
     found: JSONObject = _look(service, caller, "plan", source, trees, **recipe)
     return found
@@ -194,7 +194,7 @@ def conversion_plan(service: Service, caller: Caller, job: str) -> JSONObject:
 
 def tokenize(service: Service, caller: Caller, job: str, request: TokenizeRequest) -> list[Token]:
     """Return the tokens of a text by a model's own vocabulary. The output's, where it is done."""
-    source, trees, _ = _place_of(service, job)
+    source, trees, _ = place_of(service, job)
     row = models.one(service.store, job)
     if row["state"] == DONE and row["output"] and not is_remote(row["output"]):
         source, trees = row["output"], [service.settings.outputs]

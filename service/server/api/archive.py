@@ -14,8 +14,8 @@ from pydantic import Field
 from ggferry.service.library.answers import ConversionPlan, Inspection
 from ggferry.service.operations.inspect import InspectRequest
 from ggferry.service.operations.tokenize import TokenizeRequest
-from ggferry.service.records.fields import FolderItem, ReportRecord, Totals, Usage
-from ggferry.service.server import changes, functions
+from ggferry.service.records.fields import DifferenceRecord, FolderItem, HistogramRecord, ReportRecord, Totals, Usage
+from ggferry.service.server import changes, comparisons, functions
 from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep, Text, answers
 from ggferry.service.server.api.request_models import RequestBody, takes
 from ggferry.service.server.store import models
@@ -125,6 +125,26 @@ async def tokens(service: ServiceDep, caller: Reader, job: JobId, body: Tokenizi
     return await _looked(
         service, caller, lambda: [asdict(each) for each in functions.tokenize(service, caller, job, request)]
     )
+
+
+@router.get("/models/{job}/histogram", response_model=None, responses=answers(HistogramRecord))
+async def histogram(
+    service: ServiceDep, caller: Reader, job: JobId, tensor: Annotated[str, Query(min_length=1, max_length=1000)]
+) -> Response:
+    """Count the values of a tensor: of the output where the model is done, else of its source."""
+    return await _looked(service, caller, lambda: comparisons.histogram(service, caller, job, tensor))
+
+
+@router.get("/models/{job}/difference", response_model=None, responses=answers(DifferenceRecord))
+async def difference(
+    service: ServiceDep,
+    caller: Reader,
+    job: JobId,
+    other: Annotated[str, Query(pattern="^[0-9a-f]{32}$", description="Id of the other model")],
+    data: bool = True,
+) -> Response:
+    """Compare two models, as `ggferry diff`: keys, tensors and, with `data`, how far values lie apart."""
+    return await _looked(service, caller, lambda: comparisons.difference(service, caller, job, other, data))
 
 
 async def _looked(service: ServiceDep, caller: Reader, work: Callable[[], Any]) -> Response:

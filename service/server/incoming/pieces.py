@@ -117,7 +117,7 @@ class Piece:
 
 
 def sha256_of(header: str | None, name: str) -> str | None:
-    """Return the SHA-256, in hex, that a field of the form of RFC 9530 states (`sha-256=:BASE64:`). Raises UsageError."""
+    """Return the SHA-256, in hex, that a field states as RFC 9530 does (`sha-256=:BASE64:`). Raises UsageError."""
     if header is None:
         return None
     for each in header.split(","):

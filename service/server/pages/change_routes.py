@@ -11,12 +11,14 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
-from ggferry.formats.errors import UsageError
+from ggferry.formats.errors import GgferryError, UsageError
+from ggferry.service.operations.edit import EditChanges
 from ggferry.service.records.fields import FolderItem
-from ggferry.service.server import changes, functions
+from ggferry.service.server import changes, comparisons, functions
+from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import render, wording
 from ggferry.service.server.pages.archive_view import row_of
-from ggferry.service.server.pages.shown import FOUND, known, service_of, show
+from ggferry.service.server.pages.shown import FOUND, known, service_of, show, told
 from ggferry.service.server.pages.views import ModelRow
 from ggferry.service.server.state import Service
 from ggferry.service.server.store import models
@@ -107,6 +109,10 @@ def _bulk(request: Request, action: str, jobs: Sequence[str], is_sure: bool) -> 
     if not jobs:
         raise UsageError("no model is selected", hint="tick the boxes before the names")
     rows = _rows(service, jobs)
+    if action == "compare":
+        if len(rows) != 2:
+            raise UsageError("two models are compared", found=len(rows), hint="tick the boxes before two names")
+        return RedirectResponse(f"{render.url('models', rows[0].id, 'difference')}?other={rows[1].id}", FOUND)
     if action == "delete" and not is_sure:
         many = wording.count(len(rows), "model")
         fields = (("action", "delete"), ("sure", "1"), *(("job", row.id) for row in rows))
@@ -149,6 +155,62 @@ async def delete(request: Request, job: str) -> Response:
     work = changes.delete_outputs if files else changes.delete
     await run_in_threadpool(work, service_of(request), known(request), job)
     return RedirectResponse(render.url("models", job) if files else "/", FOUND)
+
+
+@router.post("/models/{job}/edit")
+async def edit(request: Request, job: str) -> Response:
+    """Change keys of a done model's file, and show the new file."""
+    fields = dict(await fields_of(request))
+    lines = {
+        name: [line.strip() for line in fields.get(name, "").splitlines() if line.strip()]
+        for name in ("set", "remove", "special_tokens")
+    }
+    if not any(lines.values()):
+        raise UsageError("nothing is to be changed", hint="fill in one of the fields")
+    wanted = EditChanges(**lines)
+    service, caller = service_of(request), known(request)
+
+    def work() -> Response:
+        made = functions.edit(service, caller, job, wanted, fields.get("file") or None)
+        return RedirectResponse(render.url("models", made["id"]), FOUND)
+
+    return await service.lookups.run(caller.token, work)
+
+
+@router.get("/models/{job}/histogram")
+async def histogram(request: Request, job: str, tensor: str) -> Response:
+    """Show how the values of a tensor are distributed."""
+    service, caller = service_of(request), known(request)
+
+    def work() -> Response:
+        row = row_of(models.one(service.store, job), service.settings.uploads)
+        found, problem, status = None, None, 200
+        try:
+            found = comparisons.histogram(service, caller, job, tensor[:1000])
+        except (GgferryError, HttpError) as error:
+            status, problem = told(error)
+        views = {"row": row, "name": tensor[:1000], "found": found, "problem": problem}
+        return show(request, "histogram", "archive", status, **views)
+
+    return await service.lookups.run(caller.token, work)
+
+
+@router.get("/models/{job}/difference")
+async def difference(request: Request, job: str, other: str, data: bool = True) -> Response:
+    """Show how two models differ."""
+    service, caller = service_of(request), known(request)
+
+    def work() -> Response:
+        rows = [row_of(models.one(service.store, each), service.settings.uploads) for each in (job, other)]
+        found, problem, status = None, None, 200
+        try:
+            found = comparisons.difference(service, caller, job, other, data)
+        except (GgferryError, HttpError) as error:
+            status, problem = told(error)
+        views = {"first": rows[0], "second": rows[1], "found": found, "problem": problem}
+        return show(request, "difference", "archive", status, **views)
+
+    return await service.lookups.run(caller.token, work)
 
 
 @router.post("/uploads/{upload}/delete")

@@ -16,7 +16,7 @@ SOME = 500  # ids in a statement
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Requester:
     """Who asked for a job: the id and name of the token, and when, in seconds since 1970."""
 
     token: str
@@ -38,11 +38,11 @@ def note(store: Store, jobs: Sequence[str], token: Token, *, again: Sequence[str
     store.do(work)
 
 
-def of(store: Store, job: str) -> Asked | None:
+def of(store: Store, job: str) -> Requester | None:
     """Return who asked for a job; None for those of `ggferry apply`."""
     table = store.t.asked
     found = store.first(sa.select(table).where(table.c.job == job))
-    return None if found is None else Asked(found["token"], found["name"], found["at"])
+    return None if found is None else Requester(found["token"], found["name"], found["at"])
 
 
 def bytes_of(store: Store, owner: str) -> int:

@@ -61,7 +61,8 @@ class Uploads:
     def begin(self, token: Token, files: Sequence[Mapping[str, Any]], purpose: str = MODEL) -> UploadRecord:
         """Begin an upload of files, each with name, bytes and, where the sender knows it, sha256. Return it.
 
-        `purpose`: MODEL, or OPTION for what an option of a conversion names, which need not be a model. Raises UsageError for names that are no file's, RefusedError where there is no room or quota left.
+        `purpose`: MODEL, or OPTION for what an option of a conversion names, which need be no model. Raises UsageError
+        for names that are no file's, RefusedError where there is no room or quota left.
         """
         listed = [_listed(each) for each in files]
         check_names([each["name"] for each in listed])

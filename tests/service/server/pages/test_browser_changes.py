@@ -245,3 +245,58 @@ def test_the_keyboard_reaches_the_selection(page: Page, server: Server) -> None:
     page.keyboard.press("Space")
     assert page.locator('input[name="job"]:checked').count() == 1
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+
+
+def test_two_models_are_compared_and_tensors_looked_into(page: Page, server: Server, tmp_path: Path) -> None:
+    client = server.client()
+    source = server.data.parent / "archive" / "old.bin"
+    for outtype in ("keep", "f16"):
+        (job,) = submitted(client, source, verify="none", outtype=outtype)
+        ended(client, job)
+    page.goto(f"{server.url}/?q=old.bin&state=done")
+    boxes = page.locator('input[name="job"]')
+    expect(boxes).to_have_count(2)
+    boxes.nth(0).check()
+    page.get_by_role("button", name="Compare two").click()
+    expect(page.locator(".problem")).to_contain_text("two models are compared")
+    page.go_back()
+    for number in (0, 1):
+        boxes.nth(number).check()
+    page.get_by_role("button", name="Compare two").click()
+    expect(page.get_by_role("heading", name="How two models differ")).to_be_visible()
+    expect(page.get_by_role("rowheader", name="general.file_type")).to_be_visible()
+    check_access(page)
+    look(page, "difference", tmp_path)
+    page.goto(f"{server.url}/models/{job}")
+    page.get_by_role("link", name="token_embd.weight").click()
+    expect(page.locator("svg.chart rect")).to_have_count(64)
+    check_access(page)
+    look(page, "histogram", tmp_path)
+
+
+def test_keys_are_changed_on_the_page(page: Page, server: Server, tmp_path: Path) -> None:
+    client = server.client()
+    (job,) = submitted(client, server.data.parent / "archive" / "old.bin", verify="none")
+    ended(client, job)
+    page.goto(f"{server.url}/models/{job}")
+    page.get_by_text("Change its keys").click()
+    check_access(page)
+    look(page, "model-keys", tmp_path)
+    page.get_by_label("Set").fill("general.name=Another name\ngeneral.author=Me")
+    page.get_by_role("button", name="Make the new file").click()
+    page.wait_for_url(lambda url: job not in url)
+    expect(page.get_by_text("Asked for by the link printed at the start")).to_be_visible()
+    edited = page.url.rpartition("/")[2]
+    found = client.get(f"/models/{job}/difference", params={"other": edited}).json()
+    assert {each["key"]: each["second"] for each in found["keys"]}.items() >= {"general.author": "Me:str"}.items()
+    assert not found["tensors"]
+
+
+def test_a_ladder_is_seen_as_a_picture(page: Page, server: Server, tmp_path: Path) -> None:
+    client = server.client()
+    (job,) = submitted(client, server.data.parent / "archive" / "alice" / "m2.bin", outtype="f16,q8_0,q5_0,q4_0")
+    assert ended(client, job, 120)["state"] == "done"
+    page.goto(f"{server.url}/models/{job}")
+    expect(page.locator(".plot svg circle")).to_have_count(4)
+    check_access(page)
+    look(page, "model-ladder", tmp_path)
