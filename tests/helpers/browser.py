@@ -51,7 +51,7 @@ def signed_in(browser: Browser, server: Server) -> Generator[Page, None, None]:
     page.goto(server.link)
     yield page
     context.close()
-    assert not faults
+    assert not faults, faults
 
 
 def is_fault(message: ConsoleMessage) -> bool:

@@ -14,6 +14,7 @@ from fastapi.responses import RedirectResponse, Response
 from ggferry.formats.errors import GgferryError, UsageError
 from ggferry.service.operations.edit import EditChanges
 from ggferry.service.records.fields import FolderItem
+from ggferry.service.records.ledger import DONE
 from ggferry.service.server import changes, comparisons, functions
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import render, wording
@@ -201,13 +202,15 @@ async def difference(request: Request, job: str, other: str, data: bool = True) 
     service, caller = service_of(request), known(request)
 
     def work() -> Response:
-        rows = [row_of(models.one(service.store, each), service.settings.uploads) for each in (job, other)]
+        both = [models.one(service.store, each) for each in (job, other)]
+        rows = [row_of(each, service.settings.uploads) for each in both]
         found, problem, status = None, None, 200
         try:
             found = comparisons.difference(service, caller, job, other, data)
         except (GgferryError, HttpError) as error:
             status, problem = told(error)
-        views = {"first": rows[0], "second": rows[1], "found": found, "problem": problem}
+        names = [os.path.basename(each["output"] or "") if each["state"] == DONE else "" for each in both]
+        views = {"sides": [*zip(("first", "second"), rows, names, strict=True)], "found": found, "problem": problem}
         return show(request, "difference", "archive", status, **views)
 
     return await service.lookups.run(caller.token, work)

@@ -135,13 +135,15 @@ def ladder(ratings: Sequence[OutputSummary]) -> Markup:
     if len(rated) < 2:
         return Markup("")
     widest = max(each.bits_per_weight for each in rated)
-    powers = [math.log10(max(each.kl_divergence or 0.0, 1e-9)) for each in rated]
-    low, high = math.floor(min(powers)), math.ceil(max(powers)) + (math.ceil(max(powers)) == math.floor(min(powers)))
+    logs = [math.log10(each.kl_divergence) if (each.kl_divergence or 0) > 0 else None for each in rated]
+    known = [each for each in logs if each is not None] or [0.0]
+    low, high = math.floor(min(known)) - 1, math.ceil(max(known))  # the lowest line is for what does not differ
+    powers = [low if each is None else each for each in logs]
     parts = []
     for power in range(low, high + 1):
         y = TOP + (HEIGHT - TOP - BOTTOM) * (high - power) / (high - low)
         parts.append(f'<line class="rule" x1="{LEFT - 1}%" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="axis end" x="{LEFT - 2}%" y="{y + 4:.1f}">1e{power}</text>')
+        parts.append(f'<text class="axis end" x="{LEFT - 2}%" y="{y + 4:.1f}">{"0" if power == low else f"1e{power}"}</text>')
     for each, power in zip(rated, powers, strict=True):
         x = LEFT + (RIGHT - 8 - LEFT) * each.bits_per_weight / widest
         y = TOP + (HEIGHT - TOP - BOTTOM) * (high - power) / (high - low)

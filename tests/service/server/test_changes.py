@@ -142,3 +142,10 @@ def test_files_that_are_no_models_are_no_jobs(client: httpx.Client, root: Path, 
     jobs = submitted(client, folder, verify="none")
     assert len(jobs) == 1
     assert ended(client, jobs[0])["state"] in ("done", "skipped")
+
+
+def test_a_default_that_is_stated_changes_nothing(client: httpx.Client, own: Path) -> None:
+    """The page's form states the type, a program may leave it out: one plan, and no second job."""
+    plain = planned(client, own, verify="none")
+    assert planned(client, own, verify="none", outtype="keep", pure=False, arch=None)["id"] == plain["id"]
+    assert planned(client, own, verify="none", outtype="f32")["id"] != plain["id"]

@@ -5,6 +5,7 @@
   const PIECE = 8 * 1024 * 1024, PATIENCE = [1, 2, 5, 10, 20, 30, 30, 30];
   const zone = document.querySelector("[data-drop]");
   const list = document.querySelector("[data-uploads]"), panel = document.querySelector("[data-uploads-panel]");
+  if (!list) return;
   const csrf = document.querySelector('meta[name="csrf"]').content;
   const wait = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from helpers.browser import check_access, chromium, drop, look, signed_in, small_pieces
 from helpers.builders import Llama
-from helpers.server import Server, ended, made_token, serving, submitted
+from helpers.server import Server, ended, made_token, planned, serving, submitted
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -236,6 +236,7 @@ def test_all_but_uploads_works_without_javascript(browser: Browser, server: Serv
 
 
 def test_the_keyboard_reaches_the_selection(page: Page, server: Server) -> None:
+    planned(server.client(), server.data.parent / "archive" / "old.bin")
     page.goto(f"{server.url}/?q=old.bin")
     page.get_by_label("Search in names and folders").focus()
     for _ in range(25):

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from ggferry.converters.conversion.summary import OutputSummary
 from ggferry.service.server.pages import charts, render, wording
 from ggferry.service.server.pages.views import Agreement, ArchiveAddress, ModelRow, TensorRow
 from helpers.page_samples import NASTY, model, pages, row, tensors
@@ -241,6 +242,24 @@ def test_the_limit_stands_where_the_agreement_would_end() -> None:
     assert mark < limit and "limit 0.1" in strip and 'class="over"' not in strip
     assert 'class="over"' in charts.agreement(Agreement("x", "logits", 0.2, 0.1))
     assert 'class="limit"' not in charts.agreement(Agreement("x", "logits", 0.2))
+
+
+def test_a_ladder_without_a_difference_stands_at_the_bottom() -> None:
+    """And the more a type differs, the higher it stands; the larger it is, the further to the right."""
+    made = [("f16", 16.0, 0.0), ("q8_0", 8.5, 2e-4), ("q4_0", 4.5, 0.045)]
+    text = str(charts.ladder([OutputSummary(name, "", 1, bits, None, None, kl) for name, bits, kl in made]))
+    places = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)%" cy="([\d.]+)"', text)]
+    assert sorted(places) == [places[2], places[1], places[0]]
+    assert places[0][1] > places[1][1] > places[2][1]
+    assert text.count(">0</text>") == 1
+
+
+def test_a_histogram_is_as_tall_as_its_counts() -> None:
+    found = {"name": NASTY, "elements": 7, "smallest": -1.0, "largest": 1.0, "counts": [4, 0, 1, 2]}
+    text = str(charts.histogram(found))
+    heights = [float(each) for each in re.findall(r'<rect[^>]* height="([\d.]+)"', text)]
+    assert heights[0] == pytest.approx(2 * heights[2], abs=0.2) and heights[1] == 0
+    assert "<script" not in text
 
 
 def test_a_name_is_broken_only_after_punctuation() -> None:
