@@ -28,8 +28,9 @@ _KINDS = {
     Kind.FILE: "file",
     Kind.TEXTS: "lines",
     Kind.PAIRS: "lines",
+    Kind.TYPES: "lines",
 }
-_FEW = 12  # choices that a list shows
+_PAIRS = {Kind.PAIRS: "KEY=VALUE", Kind.TYPES: "REGEX=TYPE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def _control(option: Option, value: Any, uploads: str) -> Control:
         kind = "choice"
         first = str(default) if default is not None else ""
         choices = (first, *(each for each in choices if each != first))
-    placeholder = {Kind.PAIRS: "KEY=VALUE", Kind.FILE: "a path below a root, or upload:ID"}.get(option.kind, "")
+    placeholder = {**_PAIRS, Kind.FILE: "a path below a root, or upload:ID"}.get(option.kind, "")
     if kind == "lines" and choices:
         placeholder = f"any of: {', '.join(choices)}"
     return Control(
@@ -236,11 +237,13 @@ def _value(option: Option, text: str) -> Any:
     if option.kind is Kind.FLAG:
         return True
     lines = [line.strip() for line in text.split("\n") if line.strip()]
-    if option.kind is Kind.PAIRS:
-        pairs = [line.partition("=") for line in lines]
+    if option.kind in (Kind.PAIRS, Kind.TYPES):
+        types = option.kind is Kind.TYPES  # an expression may hold the sign, a type does not
+        pairs = [line.rpartition("=") if types else line.partition("=") for line in lines]
         if odd := next((line for line, (key, sign, _) in zip(lines, pairs, strict=True) if not key or not sign), None):
-            raise UsageError(label_of(option), found=odd, expected="KEY=VALUE, one a line")
-        return {key.strip(): value.strip() for key, _, value in pairs}
+            raise UsageError(label_of(option), found=odd, expected=f"{_PAIRS[option.kind]}, one a line")
+        found = [(key.strip(), value.strip()) for key, _, value in pairs]
+        return ["=".join(pair) for pair in found] if types else dict(found)
     if option.kind is Kind.TEXTS:
         return [each for line in lines for each in map(str.strip, line.split(",")) if each]
     if option.kind is Kind.NUMBER:

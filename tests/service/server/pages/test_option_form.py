@@ -77,6 +77,8 @@ EVERY: dict[str, Any] = {
     "model_name": 'A "model" <b>of</b> mine',
     "device": "cuda:1",
     "rerank": "no",
+    "tensor_types": ["attn_v=?=q8_0", "ffn_.*=q6_k"],
+    "include_weights": ["blk.0", "blk.1"],
 }
 
 
