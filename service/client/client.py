@@ -29,7 +29,7 @@ from ggferry.support.printable import printable_json
 if TYPE_CHECKING:
     from ggferry.converters.metadata.receipt_fields import KeptReceipt
     from ggferry.formats.json_files.kinds import JSONObject
-    from ggferry.service.records.fields import ListedModel, ModelRecord, PlanRecord, Totals
+    from ggferry.service.records.fields import ListedModel, ModelRecord, PlanRecord, Totals, UploadRecord, Usage
 
 API = "/api/v1"
 PIECE = 8 << 20  # bytes of one request of an upload
@@ -195,6 +195,20 @@ class Client:
     def retry(self, job: str) -> ModelRecord:
         """Queue a job again that failed or was cancelled."""
         found: ModelRecord = self._post(f"/jobs/{job}/retry", None)
+        return found
+
+    def delete(self, job: str) -> None:
+        """Remove a job that has ended, its record and its files."""
+        self._transport.json("DELETE", f"{API}/jobs/{quote(job, safe='')}")
+
+    def uploads(self) -> list[UploadRecord]:
+        """Return this token's uploads, the newest first."""
+        found: list[UploadRecord] = self._get("/uploads")
+        return found
+
+    def usage(self) -> Usage:
+        """Return the bytes that this token has and may have, and those of the server's disk."""
+        found: Usage = self._get("/usage")
         return found
 
     def wait(

@@ -48,7 +48,9 @@ def page_of(
 
 
 def _hint(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the ways out that the errors of a plan name."""
+    """Return the ways out that the errors of a plan name, where it converts nothing: else each model's page has them."""
+    if any(line["verdict"] == CONVERT for line in lines):
+        return ""
     errors = [found.get("error"), *(line.get("error") for line in lines)]
     return "; ".join(dict.fromkeys(str(error["hint"]) for error in errors if error and error.get("hint")))
 
