@@ -367,7 +367,7 @@ class Submitted(TypedDict):
 
 
 class HistogramRecord(TypedDict):
-    """How the values of a tensor are distributed (`converters.analysis.histogram`)."""
+    """How the values of a tensor are distributed (`converters.analysis.differences.histogram`)."""
 
     name: str
     type: str

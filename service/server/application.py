@@ -8,7 +8,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.routing import Match
+from starlette.types import ASGIApp, Scope
 
 import ggferry
 from ggferry.formats.errors import GgferryError
@@ -80,7 +81,12 @@ def _answer_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(HTTPException)
     def other(request: Request, error: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
-        return answer(request, HttpError(error.status_code, code, str(error.detail), headers=error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(_methods(app, request.scope))
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers=headers)
+        return answer(request, HttpError(error.status_code, code, str(error.detail), headers=headers))
 
     @app.exception_handler(OSError)
     def disk(request: Request, error: OSError) -> Response:
@@ -89,6 +95,16 @@ def _answer_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(Exception)
     def internal(request: Request, error: Exception) -> Response:
         return answer(request, HttpError(500, "internal", f"internal: {type(error).__name__}", hint="please report it"))
+
+
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """Return the methods of all routes of a request's path; a router names those of one of them."""
+
+    def is_taken(method: str) -> bool:
+        return any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.routes)
+
+    found = {method for method in ("DELETE", "GET", "PATCH", "POST", "PUT") if is_taken(method)}
+    return sorted(found | ({"HEAD"} if "GET" in found else set()) | {"OPTIONS"})
 
 
 def _fault(each: Any) -> dict[str, str]:

@@ -61,7 +61,7 @@ def _diff(source: str, options: dict[str, Any]) -> Any:
 
 
 def _histogram(source: str, options: dict[str, Any]) -> Any:
-    from ggferry.converters.analysis.histogram import histogram
+    from ggferry.converters.analysis.differences.histogram import histogram
 
     checkpoint = open_checkpoint(source, options.get("arch"))
     try:

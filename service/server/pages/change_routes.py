@@ -168,7 +168,7 @@ async def edit(request: Request, job: str) -> Response:
     }
     if not any(lines.values()):
         raise UsageError("nothing is to be changed", hint="fill in one of the fields")
-    wanted = EditChanges(**lines)
+    wanted = EditChanges(set=lines["set"], remove=lines["remove"], special_tokens=lines["special_tokens"] or None)
     service, caller = service_of(request), known(request)
 
     def work() -> Response:

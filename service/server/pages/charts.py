@@ -112,10 +112,9 @@ def histogram(found: Mapping[str, Any]) -> Markup:
         tall = (HEIGHT - TOP - BOTTOM) * math.sqrt(count / most)
         at = found["smallest"] + number * width
         title = _text(f"{at:.4g} to {at + width:.4g}: {wording.count(count, 'value')}")
-        parts.append(
-            f'<rect class="t0" x="{1 + number * step:.2f}%" y="{HEIGHT - BOTTOM - tall:.1f}" width="{step * 0.86:.2f}%" '
-            f'height="{max(tall, 0.5 if count else 0):.1f}"><title>{title}</title></rect>'
-        )
+        place = f'x="{1 + number * step:.2f}%" y="{HEIGHT - BOTTOM - tall:.1f}" width="{step * 0.86:.2f}%"'
+        height = max(tall, 0.5 if count else 0)
+        parts.append(f'<rect class="t0" {place} height="{height:.1f}"><title>{title}</title></rect>')
     base = HEIGHT - BOTTOM
     parts.append(f'<line class="rule" x1="1%" x2="{RIGHT}%" y1="{base}" y2="{base}"/>')
     parts.append(f'<text class="axis" x="1%" y="{HEIGHT - 6}">{found["smallest"]:.4g}</text>')
@@ -135,10 +134,10 @@ def ladder(ratings: Sequence[OutputSummary]) -> Markup:
     if len(rated) < 2:
         return Markup("")
     widest = max(each.bits_per_weight for each in rated)
-    logs = [math.log10(each.kl_divergence) if (each.kl_divergence or 0) > 0 else None for each in rated]
-    known = [each for each in logs if each is not None] or [0.0]
+    apart = [each.kl_divergence or 0.0 for each in rated]
+    known = [math.log10(each) for each in apart if each > 0] or [0.0]
     low, high = math.floor(min(known)) - 1, math.ceil(max(known))  # the lowest line is for what does not differ
-    powers = [low if each is None else each for each in logs]
+    powers = [math.log10(each) if each > 0 else float(low) for each in apart]
     parts = []
     for power in range(low, high + 1):
         y = TOP + (HEIGHT - TOP - BOTTOM) * (high - power) / (high - low)
@@ -149,10 +148,10 @@ def ladder(ratings: Sequence[OutputSummary]) -> Markup:
     for each, power in zip(rated, powers, strict=True):
         x = LEFT + (RIGHT - 8 - LEFT) * each.bits_per_weight / widest
         y = TOP + (HEIGHT - TOP - BOTTOM) * (high - power) / (high - low)
-        name = _text(each.outtype)
-        title = f"{name}: {each.bits_per_weight:.2f} bits per weight, {each.kl_divergence:.2g} nats"
+        shown = _text(each.outtype)
+        title = f"{shown}: {each.bits_per_weight:.2f} bits per weight, {each.kl_divergence:.2g} nats"
         parts.append(f'<circle class="mark" cx="{x:.2f}%" cy="{y:.1f}" r="5"><title>{title}</title></circle>')
-        parts.append(f'<text class="axis" x="{x + 0.9:.2f}%" y="{y - 6:.1f}">{name}</text>')
+        parts.append(f'<text class="axis" x="{x + 0.9:.2f}%" y="{y - 6:.1f}">{shown}</text>')
     parts.append(f'<text class="axis end" x="{RIGHT}%" y="{HEIGHT - 6}">bits per weight, up to {widest:.1f}</text>')
     told = "; ".join(f"{each.outtype} {each.bits_per_weight:.2f} bits, {each.kl_divergence:.2g} nats" for each in rated)
     label = _text(f"KL divergence of the logits by size: {told}")

@@ -48,7 +48,7 @@ def page_of(
 
 
 def _hint(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the ways out that the errors of a plan name, where it converts nothing: else each model's page has them."""
+    """Return the ways out that the errors of a plan name, where it converts nothing; else the models' pages do."""
     if any(line["verdict"] == CONVERT for line in lines):
         return ""
     errors = [found.get("error"), *(line.get("error") for line in lines)]

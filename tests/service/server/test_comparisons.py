@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import ggferry
 import gguf
 import httpx
 import numpy as np
 
+import ggferry
 from helpers.server import Server, ended, submitted
 
 

@@ -140,3 +140,21 @@ def test_behind_a_proxy_with_tls_the_session_is_for_tls_alone(server: Server, tm
             httpx.get(f"{proxied.url}/api/v1/models", headers=said)
         elsewhere = httpx.get(f"{proxied.url}/api/v1/models", headers=said | {"X-Forwarded-For": "203.0.113.10"})
         assert elsewhere.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/health", "GET, HEAD, OPTIONS"),
+        ("/api/v1/jobs/" + "0" * 32, "DELETE, GET, HEAD, OPTIONS"),
+        ("/api/v1/plans", "OPTIONS, POST"),
+        ("/api/v1/uploads/" + "0" * 24, "DELETE, GET, HEAD, OPTIONS"),
+    ],
+)
+def test_every_method_of_a_path_is_named(server: Server, path: str, methods: str) -> None:
+    """RFC 9110, 10.2.1: also where another route of the same path has the method."""
+    headers = {"Authorization": f"Bearer {server.token}"}
+    asked = httpx.options(server.url + path, headers=headers)
+    assert (asked.status_code, asked.headers["allow"]) == (204, methods)
+    refused = httpx.patch(server.url + path, headers=headers)
+    assert (refused.status_code, refused.headers["allow"]) == (405, methods)

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from ggferry.converters.analysis.histogram import BINS, histogram
+from ggferry.converters.analysis.differences.histogram import BINS, histogram
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.errors import NotFoundError
 
