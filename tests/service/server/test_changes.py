@@ -149,3 +149,30 @@ def test_a_default_that_is_stated_changes_nothing(client: httpx.Client, own: Pat
     plain = planned(client, own, verify="none")
     assert planned(client, own, verify="none", outtype="keep", pure=False, arch=None)["id"] == plain["id"]
     assert planned(client, own, verify="none", outtype="f32")["id"] != plain["id"]
+
+
+def test_a_file_that_is_put_right_replaces_what_was_planned_of_it(client: httpx.Client, own: Path) -> None:
+    """What a plan could not read is set aside; planned again, it is one model, not two."""
+    whole = own.read_bytes()
+    own.write_bytes(whole[:-5000])
+    (bad,) = submitted(client, own, verify="none")
+    found = client.get(f"/jobs/{bad}").json()
+    assert found["state"] == "quarantined"
+    again = client.post(f"/jobs/{bad}/retry")
+    assert again.status_code == 409 and "planned again" in again.json()["detail"]
+    own.write_bytes(whole)
+    (good,) = submitted(client, own, verify="none")
+    assert good != bad and ended(client, good)["state"] == "done"
+    assert client.get(f"/jobs/{bad}").status_code == 404
+    assert client.get("/models", params={"q": own.name}).json()["total"] == 1
+
+
+def test_jobs_of_an_earlier_version_count_for_who_planned_them(server: Server, own: Path, kept: Service) -> None:
+    """Then the owner of a plan was kept, and none of a job."""
+    dora = server.client(made_token(server.data, "dora", "submit"))
+    (job,) = submitted(dora, own, verify="none")
+    size = ended(dora, job)["bytes_out"]
+    kept.store.run(kept.store.t.asked.delete())
+    assert dora.get("/usage").json()["used"] == size
+    assert dora.delete(f"/jobs/{job}").status_code == 403, "nobody is known to have asked for it"
+    assert server.client().delete(f"/jobs/{job}").status_code == 204
