@@ -116,7 +116,7 @@ def test_forms_that_change_something_bring_the_token(name: str) -> None:
     assert all('name="csrf" value="token"' in form or 'action="/login"' in form for form in forms)
 
 
-@pytest.mark.parametrize("name", ["archive", "tree", "model"])
+@pytest.mark.parametrize("name", ["archive", "tree", "model", "done", "browse", "add"])
 def test_text_of_others_is_shown_and_never_obeyed(name: str) -> None:
     page, shown = parsed(name), NASTY.rpartition("/")[2].replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
     assert shown in page.text
