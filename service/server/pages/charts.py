@@ -139,12 +139,10 @@ def ladder(ratings: Sequence[OutputSummary]) -> Markup:
     low, high = math.floor(min(known)) - 1, math.ceil(max(known))  # the lowest line is for what does not differ
     powers = [math.log10(each) if each > 0 else float(low) for each in apart]
     parts = []
-    for power in range(low, high + 1):
-        y = TOP + (HEIGHT - TOP - BOTTOM) * (high - power) / (high - low)
+    for line in range(low, high + 1):
+        y, name = TOP + (HEIGHT - TOP - BOTTOM) * (high - line) / (high - low), "0" if line == low else f"1e{line}"
         parts.append(f'<line class="rule" x1="{LEFT - 1}%" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(
-            f'<text class="axis end" x="{LEFT - 2}%" y="{y + 4:.1f}">{"0" if power == low else f"1e{power}"}</text>'
-        )
+        parts.append(f'<text class="axis end" x="{LEFT - 2}%" y="{y + 4:.1f}">{name}</text>')
     for each, power in zip(rated, powers, strict=True):
         x = LEFT + (RIGHT - 8 - LEFT) * each.bits_per_weight / widest
         y = TOP + (HEIGHT - TOP - BOTTOM) * (high - power) / (high - low)
