@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict  # pydantic refuses that of typing below Python 3.12
 
 from ggferry.formats.files.digests import Record
 from ggferry.formats.json_files.kinds import JSONObject

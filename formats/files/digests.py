@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
-from typing import NotRequired, TypedDict
+from typing import NotRequired
+
+from typing_extensions import TypedDict  # pydantic refuses that of typing below Python 3.12
 
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.sources import LocalFile, Source

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ggferry.converters.metadata.beside import RECEIPT, files_written
@@ -28,12 +29,12 @@ from ggferry.support.printable import printable_json
 if TYPE_CHECKING:
     from ggferry.converters.metadata.receipt_fields import KeptReceipt
     from ggferry.formats.json_files.kinds import JSONObject
-    from ggferry.service.records.fields import ListedModel, ModelRecord, PlanRecord, Totals
+    from ggferry.service.records.fields import ListedModel, ModelRecord, PlanRecord, Totals, UploadRecord, Usage
 
 API = "/api/v1"
 PIECE = 8 << 20  # bytes of one request of an upload
 BLOCK = 1 << 20
-ENDED = ("done", "failed", "quarantined", "skipped")
+ENDED = ("done", "failed", "quarantined", "skipped", "cancelled", "expired")
 PARTIAL = ".partial"
 Progress = Callable[[int], None]
 Seer = Callable[["ModelRecord"], None]
@@ -160,26 +161,31 @@ class Client:
 
     def _send(self, upload: str, number: int, path: str, root: str | None, progress: Progress) -> None:
         with open(open_file(path, root), "rb") as file:
-            total, offset, left = os.fstat(file.fileno()).st_size, 0, TRIES
+            total, offset, left, digest = os.fstat(file.fileno()).st_size, 0, TRIES, hashlib.sha256()
             while offset < total:
                 file.seek(offset)
                 data = file.read(min(PIECE, total - offset))
                 if not data:
                     raise RefusedError("the file shrank while it was sent", path=path)
+                after = digest.copy()
+                after.update(data)
                 span = {"Content-Range": f"bytes {offset}-{offset + len(data) - 1}/{total}"}
+                span["Upload-Digest"] = f"sha-256=:{b64encode(after.digest()).decode()}:"
                 try:
                     with self._transport.open("PUT", f"{API}/uploads/{upload}/files/{number}", data, span) as answer:
                         answer.read()
                     progress(len(data))
-                    offset, left = offset + len(data), TRIES
+                    offset, left, digest = offset + len(data), TRIES, after
                 except (UnreachableError, RefusedError):
                     left -= 1
                     if not left:
                         raise
                     time.sleep(FIRST * 2 ** (TRIES - left))
-                    known: int = self._get(f"/uploads/{upload}")["files"][number]["offset"]
-                    progress(known - offset)
-                    offset = known
+                    known = self._get(f"/uploads/{upload}")["files"][number]
+                    progress(known["offset"] - offset)
+                    offset, digest = known["offset"], _digest_of(file, known["offset"])
+                    if digest.hexdigest() != known.get("sha256", digest.hexdigest()):
+                        raise ChecksumError("what the server received is not what was sent", path=path) from None
 
     def cancel(self, job: str) -> ModelRecord:
         """End a job; nothing of it is published."""
@@ -189,6 +195,20 @@ class Client:
     def retry(self, job: str) -> ModelRecord:
         """Queue a job again that failed or was cancelled."""
         found: ModelRecord = self._post(f"/jobs/{job}/retry", None)
+        return found
+
+    def delete(self, job: str) -> None:
+        """Remove a job that has ended, its record and its files."""
+        self._transport.json("DELETE", f"{API}/jobs/{quote(job, safe='')}")
+
+    def uploads(self) -> list[UploadRecord]:
+        """Return this token's uploads, the newest first."""
+        found: list[UploadRecord] = self._get("/uploads")
+        return found
+
+    def usage(self) -> Usage:
+        """Return the bytes that this token has and may have, and those of the server's disk."""
+        found: Usage = self._get("/usage")
         return found
 
     def wait(
@@ -286,6 +306,16 @@ class Client:
         return self._transport.json("POST", API + path, body, None, key)
 
 
+def _digest_of(file: IO[bytes], end: int) -> Any:
+    """Return the SHA-256 of a file's first bytes, to be gone on with."""
+    found, at = hashlib.sha256(), 0
+    file.seek(0)
+    while at < end and (block := file.read(min(BLOCK, end - at))):
+        found.update(block)
+        at += len(block)
+    return found
+
+
 def _plain(options: Mapping[str, Any]) -> JSONObject:
     return {name: value for name, value in options.items() if value is not None}
 
@@ -307,12 +337,13 @@ def _files(path: str) -> dict[str, str]:
     if not os.path.isdir(path):
         raise NotFoundError("no such file or folder", path=path)
     found: dict[str, str] = {}
+    top = os.path.basename(os.path.abspath(path)).lstrip(".")  # the model goes by the name of its folder
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(each for each in folders if not each.startswith("."))
         for name in sorted(names):
             whole = os.path.join(folder, name)
             if not name.startswith(".") and os.path.isfile(whole):
-                found[os.path.relpath(whole, path)] = whole
+                found[os.path.join(top, os.path.relpath(whole, path))] = whole
     if not found:
         raise UsageError("folder has no files", path=path)
     return found

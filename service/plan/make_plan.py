@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from signal import SIGKILL
 from typing import Any, Protocol
 
 from ggferry.converters.conversion.options import types_of
@@ -262,16 +263,17 @@ def _facts(group: Group, request: PlanRequest, supervisor: Worker, mount: Mappin
     except WorkerTimeout:
         return {"error": {"class": "Timeout", "message": f"its headers were not read within {HEADER_TIMEOUT:g} s"}}
     except WorkerDied as death:
-        return {"error": {"class": "WorkerDied", "message": death.reason}}
+        error = {"class": "WorkerDied", "message": death.reason}
+        return {"error": error | ({"fault": Fault.TRANSIENT.value} if death.signal == SIGKILL else {})}
 
 
 def _run(command: Mapping[str, Any], supervisor: Worker) -> dict[str, Any]:
     """Return what a worker reports.
 
     When memory runs out, a fresh worker is asked, so that what was kept of other models does not decide; after passing
-    trouble the question is repeated a while later.
+    trouble the question is repeated a while later, and so it is where somebody, or the system, killed the worker.
     """
-    delays = {OUT_OF_MEMORY: [0.0], Fault.TRANSIENT.value: [*DELAYS]}
+    delays = {OUT_OF_MEMORY: [0.0], Fault.TRANSIENT.value: [*DELAYS], SIGKILL.name: [*DELAYS]}
     while True:
         try:
             return dict(supervisor.run(command, timeout=HEADER_TIMEOUT).result)
@@ -279,6 +281,10 @@ def _run(command: Mapping[str, Any], supervisor: Worker) -> dict[str, Any]:
             why = str(failure.error.get("class"))
             left = delays.get(why if why == OUT_OF_MEMORY else fault_of(failure.error).value)
             if not left:
+                raise
+            time.sleep(left.pop(0))
+        except WorkerDied as death:
+            if death.signal != SIGKILL or not (left := delays[SIGKILL.name]):
                 raise
             time.sleep(left.pop(0))
 
@@ -350,7 +356,7 @@ def _url(value: Any, mirror: Mirror) -> Any:
 def _verdict(error: Mapping[str, Any]) -> str:
     kind = getattr(errors, str(error.get("class")), None)
     if not isinstance(kind, type):
-        return CORRUPT
+        return INCOMPLETE if fault_of(error) is Fault.TRANSIENT else CORRUPT
     if issubclass(kind, (errors.NotFoundError, errors.MissingError, *AWAY)):
         return INCOMPLETE
     return UNSUPPORTED if issubclass(kind, (errors.UnsupportedError, errors.RefusedError, UsageError)) else CORRUPT

@@ -85,6 +85,13 @@ class PlannedLine(PlanLine):
     id: str
 
 
+class Lines(TypedDict):
+    """Some of a plan's lines, and the number of the next; None after the last."""
+
+    items: list[PlannedLine]
+    next: int | None
+
+
 class PlanSummary(TypedDict):
     """A plan in numbers; `bytes_of_types` where models get several outputs."""
 
@@ -281,7 +288,10 @@ class ReportRecord(TypedDict):
 
 
 class IndexRow(TypedDict):
-    """A model of the archive, from its plan's line and its job; what is of the job is None before it is submitted."""
+    """A model of the archive, from its plan's line and its job; what is of the job is None before it is submitted.
+
+    `asked_by` is the name of the token that submitted it, `asked` when.
+    """
 
     id: str
     plan: str
@@ -306,6 +316,8 @@ class IndexRow(TypedDict):
     finished: float | None
     updated: float
     stage: str | None
+    asked_by: str | None
+    asked: float | None
 
 
 class ListedModel(IndexRow):
@@ -354,6 +366,74 @@ class Submitted(TypedDict):
     queued: int
 
 
+class HistogramRecord(TypedDict):
+    """How the values of a tensor are distributed (`converters.analysis.differences.histogram`)."""
+
+    name: str
+    type: str
+    shape: list[int]
+    elements: int
+    not_finite: int
+    zeros: int
+    smallest: float | None
+    largest: float | None
+    mean: float | None
+    deviation: float | None
+    counts: list[int]
+
+
+class KeyDifferenceRecord(TypedDict):
+    """A key that is not the same in two models; `items` and `place` of arrays of one length."""
+
+    key: str
+    first: str | None
+    second: str | None
+    items: int | None
+    place: int | None
+    lines: list[str]
+
+
+class TensorDifferenceRecord(TypedDict):
+    """A tensor that is not the same in two models: type and shape in each, and how far its values lie apart."""
+
+    name: str
+    first: list[Any] | None
+    second: list[Any] | None
+    relative_rms: float | None
+    largest: float | None
+    not_finite: bool
+
+
+class DifferenceRecord(TypedDict):
+    """How two models differ, as `ggferry diff` says; `by_roles` where their tensors have other names."""
+
+    differs: bool
+    by_roles: bool
+    keys: list[KeyDifferenceRecord]
+    tensors: list[TensorDifferenceRecord]
+    same_keys: int
+    same_tensors: int
+    same_values: int
+    looked: bool
+
+
+class Bulk(TypedDict):
+    """What was done to several models: the ids of those it was done to, and why not to others."""
+
+    action: str
+    done: list[str]
+    refused: dict[str, str]
+
+
+class Usage(TypedDict):
+    """Bytes: those that a token has stored or announced, those it may, those of the server's disk."""
+
+    used: int
+    quota: int
+    disk_free: int
+    disk_total: int
+
+
 class FolderItem(TypedDict):
     """What is in a folder of the server: its kind is 'folder', 'file' or 'other'."""
 
@@ -364,18 +444,27 @@ class FolderItem(TypedDict):
 
 
 class UploadFile(TypedDict):
-    """A file of an upload; `offset`: the bytes that came."""
+    """A file of an upload.
+
+    `offset`: the bytes that came, `sha256`: theirs, `announced`: what its sender said of the whole.
+    """
 
     name: str
     bytes: int
-    sha256: NotRequired[str]
     offset: int
+    sha256: NotRequired[str]
+    announced: NotRequired[str]
 
 
 class UploadRecord(TypedDict):
-    """An upload; `source` names it in a request for a plan."""
+    """An upload; `source` names it in a request for a plan.
+
+    `purpose`: 'model', or 'option' for what an option names.
+    """
 
     id: str
+    name: str
+    purpose: str
     state: str
     bytes: int
     summary: PlanSummary | None

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError, UnreachableError, UsageError
@@ -190,16 +190,6 @@ class LedgerDatabase:
         prepare(connection, LEDGER, (self.jobs, self.attempts, self.schema), f"{version:04}", self.shown)
         if not connection.execute(sa.select(self.schema.c.version)).scalars().all():
             connection.execute(sa.insert(self.schema).values(version=SCHEMA))
-        self._add_indexes(connection)
-
-    def _add_indexes(self, connection: Any) -> None:
-        """Add the indexes that tables of an earlier version lack, if this user may."""
-        listed = "name FROM sqlite_master" if self._sqlite else "indexname FROM pg_indexes"
-        there = set(connection.execute(sa.text(f"SELECT {listed}")).scalars())
-        for index in self.jobs.indexes:
-            if index.name not in there:
-                with suppress(sa.exc.ProgrammingError), connection.begin_nested():
-                    index.create(connection)
 
     def _alone(self, connection: Any) -> None:
         """Wait until nobody else registers jobs or creates tables; SQLite's transactions exclude each other anyway."""

@@ -42,8 +42,7 @@ def tables() -> tuple[Any, Any, Any, Any]:
         column("adopted", sa.Boolean), column("peak", number), column("deleted", sa.Boolean), column("created", real),
         column("started", real), column("finished", real), column("updated", real),
         column("claims", number, nullable=False, server_default="0"), column("ticket", text),
-        # In whose order jobs are claimed: without it, each claim sorts all that are queued. Ledgers of earlier versions
-        # get these two when they are opened.
+        # In whose order jobs are claimed: without it, each claim sorts all that are queued.
         sa.Index("ggferry_jobs_next", "plan", "state", sa.text("(attempts + losses)"), sa.text("bytes_in DESC"), "id"),
         sa.Index("ggferry_jobs_waiting", "same_as"),
     )

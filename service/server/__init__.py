@@ -1,8 +1,9 @@
 """The migration service: the plan, the ledger, the engine and the receipts of the command line, over HTTP.
 
-`application.py` puts it together; `functions.py` holds what both faces (`api/`, JSON; `pages/`, HTML) call; `guard/`
-stands before every route; `store/` is what the server keeps in the ledger's database; `work/` is what it does by
-itself: planning, running jobs, receiving files, sending notices. docs/service.md describes it to users.
+`application.py` puts it together; `functions.py`, `changes.py` and `comparisons.py` hold what both faces (`api/`, JSON;
+`pages/`, HTML) call; `guard/` stands before every route; `incoming/` has the pieces of uploads; `store/` is what the
+server keeps in the ledger's database; `work/` is what it does by itself: planning, running jobs, receiving files,
+sending notices. docs/service.md describes it to users.
 
 Data functions for the faces (`functions.py`). All are plain blocking functions: a route that calls them is a plain
 `def`, which FastAPI runs in a thread; those that wait for a worker process are called through
@@ -26,10 +27,12 @@ Data functions for the faces (`functions.py`). All are plain blocking functions:
     show_plan(service, id) -> dict                         the same, of a plan made before
     plan_lines(service, id, cursor, limit) -> (lines, next)   its lines, as the plan's file has them
     submit(service, caller, plan, models=None) -> dict     plan id, ids of the jobs, states
-    cancel(service, caller, id) / retry(service, caller, id) -> dict
     edit(service, caller, id, changes) -> dict             keys of a done file changed: a new file, listed as a model
     progress(service, id=None) -> dict                     of a job or of everything: phase, done, total, rate, eta
     report(service, plan=None) -> dict                     as `ggferry ledger export`
+
+`changes.py`, likewise: cancel, retry, delete, delete_outputs of a job, `bulk` of several, `usage` of a token and the
+disk. `comparisons.py`: histogram(service, caller, id, tensor), difference(service, caller, id, other), by a worker.
 
 Uploads and live progress are the API's (`api/uploads.py`, `api/events.py`): JavaScript calls it with the cookie and the
 header `X-CSRF-Token`.

@@ -6,8 +6,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.routing import Match
+from starlette.types import ASGIApp, Scope
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 import ggferry
@@ -18,7 +20,8 @@ from ggferry.service.server.guard import problems
 from ggferry.service.server.guard.middleware import Front, is_page
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import administration as admin_pages
-from ggferry.service.server.pages.routes import add_pages, error_page
+from ggferry.service.server.pages.routes import add_pages
+from ggferry.service.server.pages.shown import error_page
 from ggferry.service.server.state import Service
 from ggferry.support.printable import printable
 
@@ -37,6 +40,7 @@ def application(service: Service) -> ASGIApp:
         openapi_url="/api/openapi.json",
         separate_input_output_schemas=False,
         redirect_slashes=False,
+        generate_unique_id_function=_operation,
     )
     app.state.service = service
     for router in (archive.router, jobs.router, uploads.router, events.router, downloads.router):
@@ -53,6 +57,11 @@ def application(service: Service) -> ASGIApp:
     if not settings.trusted_proxies:
         return front
     return ProxyHeadersMiddleware(front, [*settings.trusted_proxies])  # type: ignore[arg-type,return-value]
+
+
+def _operation(route: APIRoute) -> str:
+    """Return the id of an operation, which generated clients call a method by: 'jobs_cancel'."""
+    return f"{route.tags[0]}_{route.name}" if route.tags else route.name
 
 
 def _answer_errors(app: FastAPI, service: Service) -> None:
@@ -79,7 +88,12 @@ def _answer_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(HTTPException)
     def other(request: Request, error: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
-        return answer(request, HttpError(error.status_code, code, str(error.detail), headers=error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(_methods(app, request.scope))
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers=headers)
+        return answer(request, HttpError(error.status_code, code, str(error.detail), headers=headers))
 
     @app.exception_handler(OSError)
     def disk(request: Request, error: OSError) -> Response:
@@ -88,6 +102,16 @@ def _answer_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(Exception)
     def internal(request: Request, error: Exception) -> Response:
         return answer(request, HttpError(500, "internal", f"internal: {type(error).__name__}", hint="please report it"))
+
+
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """Return the methods of all routes of a request's path; a router names those of one of them."""
+
+    def is_taken(method: str) -> bool:
+        return any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.routes)
+
+    found = {method for method in ("DELETE", "GET", "PATCH", "POST", "PUT") if is_taken(method)}
+    return sorted(found | ({"HEAD"} if "GET" in found else set()) | {"OPTIONS"})
 
 
 def _fault(each: Any) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 from urllib.parse import quote
@@ -26,14 +26,14 @@ from ggferry.service.records.fields import (
     Submitted,
     Totals,
 )
-from ggferry.service.records.ledger import DONE, QUEUED, STATES
-from ggferry.service.records.plan_file import outputs_of
+from ggferry.service.records.ledger import DONE, HELD, QUARANTINED, QUEUED, STATES
+from ggferry.service.records.plan_file import CONVERT, OTHER, outputs_of
 from ggferry.service.records.report import collect
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.lookups import NAMES
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.state import Service
-from ggferry.service.server.store import models
+from ggferry.service.server.store import asked, models, removal
 from ggferry.service.server.store.models import Folder, ModelList, Query
 from ggferry.service.server.work import edits, planning, sources
 from ggferry.service.server.work.outputs import Output
@@ -97,7 +97,7 @@ def folders(service: Service, below: str = "") -> list[Folder]:
 
 def totals(service: Service) -> Totals:
     """Return the archive in numbers: jobs by state, bytes before and after of what is done."""
-    found = {"states": service.store.counts(), **service.store.bytes_done(), "progress": progress(service)}
+    found = {"states": removal.counts(service.store), **service.store.bytes_done(), "progress": progress(service)}
     return cast("Totals", found)
 
 
@@ -127,6 +127,7 @@ def model(service: Service, job: str) -> ModelRecord:
     except NotFoundError:
         kept = {}
     found |= {name: kept[name] for name in SHOWN_OF_A_JOB if name in kept}
+    found["state"] = row["state"]
     found["outputs"] = outputs_of(found["entry"])
     found["has_receipt"] = kept.get("receipt") is not None and kept.get("state") == DONE
     found["tried"] = [
@@ -150,7 +151,7 @@ def _entry_of(service: Service, job: str) -> PlanLine:
         return cast("PlanLine", {**asdict(entry), "recipe": entry.recipe(head)})
 
 
-def _place_of(service: Service, job: str) -> tuple[str, list[str], JSONObject]:
+def place_of(service: Service, job: str) -> tuple[str, list[str], JSONObject]:
     """Return a model's source, the folders that confine it, and its recipe, for a worker that looks at it."""
     row = models.one(service.store, job)
     entry = _entry_of(service, job)
@@ -159,7 +160,7 @@ def _place_of(service: Service, job: str) -> tuple[str, list[str], JSONObject]:
 
 def _look(service: Service, caller: Caller, question: str, source: str, trees: Sequence[str], **options: Any) -> Any:
     if is_web(source):
-        _need(caller, "submit", "a web address is fetched for those who may submit")
+        need(caller, "submit", "a web address is fetched for those who may submit")
     with names_within(NAMES), staged(source, service.planner.access()) as (path, mount, named):
         command = {"op": "look", "question": question, "source": path, "trees": [*trees], "options": options}
         try:
@@ -178,14 +179,14 @@ def inspect(service: Service, caller: Caller, request: InspectRequest) -> JSONOb
 
 def inspection(service: Service, caller: Caller, job: str) -> JSONObject:
     """Return what a model of the archive holds according to its headers, as `ggferry.inspect`."""
-    source, trees, recipe = _place_of(service, job)
+    source, trees, recipe = place_of(service, job)
     found: JSONObject = _look(service, caller, "inspect", source, trees, arch=recipe.get("arch"))
     return found
 
 
 def conversion_plan(service: Service, caller: Caller, job: str) -> JSONObject:
     """Return what a conversion would do to every tensor and key, as `ggferry.plan`."""
-    source, trees, recipe = _place_of(service, job)
+    source, trees, recipe = place_of(service, job)
     recipe.pop("verify", None), recipe.pop("witness", None), recipe.pop("allow_nonfinite", None)
     found: JSONObject = _look(service, caller, "plan", source, trees, **recipe)
     return found
@@ -193,7 +194,7 @@ def conversion_plan(service: Service, caller: Caller, job: str) -> JSONObject:
 
 def tokenize(service: Service, caller: Caller, job: str, request: TokenizeRequest) -> list[Token]:
     """Return the tokens of a text by a model's own vocabulary. The output's, where it is done."""
-    source, trees, _ = _place_of(service, job)
+    source, trees, _ = place_of(service, job)
     row = models.one(service.store, job)
     if row["state"] == DONE and row["output"] and not is_remote(row["output"]):
         source, trees = row["output"], [service.settings.outputs]
@@ -222,12 +223,12 @@ def outputs(service: Service, job: str) -> list[Output]:
 
 def find(service: Service, caller: Caller, source: str) -> Place:
     """Return the place that a request names. Raises AccessError, NotFoundError, UsageError."""
-    return sources.resolve(source, service.settings.places, lambda key: service.uploads.folder(key, caller.token.owner))
+    return sources.resolve(source, service.settings.places, lambda key: service.uploads.place(key, caller.token.owner))
 
 
 def make_plan(service: Service, caller: Caller, source: str, options: Mapping[str, Any], wait: float = 0) -> PlanRecord:
     """Begin to plan what is at `source`, and return the plan as `show_plan` does, after `wait` seconds at most."""
-    _need(caller, "submit")
+    need(caller, "submit")
     place = find(service, caller, source)
     recipe = planning.files_of(options, lambda name: find(service, caller, name))
     key = service.planner.begin(redact(source), place, recipe, caller.token.owner)
@@ -254,19 +255,21 @@ def submit(service: Service, caller: Caller, plan: str, chosen: Sequence[str] | 
 
     Raises RefusedError for a plan that is not ready, sources that changed, or too little room.
     """
-    _need(caller, "submit")
+    need(caller, "submit")
     if service.draining.is_set():
         raise HttpError(503, "draining", "the server is about to end", headers={"Retry-After": "30"})
     head, entries, trees = service.planner.read(plan)
-    ids = {entry.id(head): entry for entry in entries}
+    ids = {entry.id(head): entry for entry in entries if entry.verdict != OTHER}  # of those the archive shows nothing
     if chosen is not None:
         odd = [each for each in chosen if each not in ids]
         if odd:
             raise NotFoundError("the plan has no such model", found=odd[0])
         known = {row["id"] for row in service.store.rows(head.id, full=False)}
         ids = {key: entry for key, entry in ids.items() if key in known or key in set(chosen)}
+    states = {row["id"]: row["state"] for row in service.store.rows(head.id, full=False)}
+    new = [key for key in ids if states.get(key) not in (QUEUED, *HELD, DONE)]
     service.uploads.check_free_space(
-        caller.token, sum(entry.bytes_out for entry in ids.values() if entry.verdict == "convert")
+        caller.token, sum(ids[key].bytes_out for key in new if ids[key].verdict == CONVERT)
     )
     request = MigrationRequest(
         f"plan {plan}",
@@ -277,27 +280,22 @@ def submit(service: Service, caller: Caller, plan: str, chosen: Sequence[str] | 
     )
     migration = Migration(request, lambda event: None, (head, list(ids.values())), service.store)
     service.planner.note_submitted(plan, head.id)
+    again = removal.requeue_asked(service.store, [key for key in new if ids[key].verdict == CONVERT])
+    asked.note(service.store, new, caller.token, again=again)
     migration.prepare()
+    models.index(service.store, plan, models.entries_of(head, [*ids.values()]))
+    if chosen is None:
+        _drop_mistaken(service, head.id, ids)
     service.runner.wake()
     states = {row["id"]: row["state"] for row in service.store.rows(head.id, full=False) if row["id"] in ids}
     counts = {state: n for state in STATES if (n := sum(each == state for each in states.values()))}
     return {"plan": plan, "jobs": sorted(states), "states": counts, "queued": counts.get(QUEUED, 0)}
 
 
-def cancel(service: Service, caller: Caller, job: str) -> ModelRecord:
-    """End a job that has not ended; nothing of it is published. Raises NotFoundError, RefusedError."""
-    _need(caller, "submit")
-    service.store.cancel(job)
-    service.runner.drop(job)
-    return model(service, job)
-
-
-def retry(service: Service, caller: Caller, job: str) -> ModelRecord:
-    """Queue a job again that failed or was cancelled. Raises NotFoundError, RefusedError."""
-    _need(caller, "submit")
-    service.store.requeue(job)
-    service.runner.wake()
-    return model(service, job)
+def _drop_mistaken(service: Service, run: str, ids: Container[str]) -> None:
+    """Forget the models that an earlier plan of the same place could not read, and that are not in this one so."""
+    rows = service.store.rows(run, [QUARANTINED], full=False)
+    removal.forget(service.store, [r["id"] for r in rows if r["id"] not in ids and not r["attempts"] + r["losses"]])
 
 
 def edit(service: Service, caller: Caller, job: str, changes: EditChanges, file: str | None = None) -> ModelRecord:
@@ -305,10 +303,12 @@ def edit(service: Service, caller: Caller, job: str, changes: EditChanges, file:
 
     `file`: which of several outputs is meant. Raises RefusedError, UsageError.
     """
-    _need(caller, "submit")
+    need(caller, "submit")
     row = models.one(service.store, job)
     service.uploads.check_free_space(caller.token, int(row["bytes_out"] or 0))
-    return model(service, edits.edit(service.store, service.inspectors, service.settings.outputs, job, changes, file))
+    made = edits.edit(service.store, service.inspectors, service.settings.outputs, job, changes, file)
+    asked.note(service.store, [made], caller.token)
+    return model(service, made)
 
 
 def progress(service: Service, job: str | None = None) -> Mapping[str, Any]:
@@ -326,7 +326,8 @@ def report(service: Service, plan: str | None = None) -> ReportRecord:
     return collect(service.store.rows(head.id), head)
 
 
-def _need(caller: Caller, scope: str, why: str = "") -> None:
+def need(caller: Caller, scope: str, why: str = "") -> None:
+    """Raise HttpError unless a caller has a scope; `why`: what needs it."""
     if not caller.may(scope):
         detail = f"this needs the scope {scope}" + (f": {why}" if why else "")
         raise HttpError(403, "scope", detail, found=caller.scope, expected=scope)

@@ -127,7 +127,7 @@ class _Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,
+            proxy_headers=False,  # `application` believes those that are named
             backlog=BACKLOG,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=LEAVE,

@@ -162,6 +162,6 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
         uploads,
         outputs,
         Notifier(store, lambda result: observer.notices.labels(result).inc(), observer.log.write),
-        Housekeeper(store, settings, uploads, observer.log.write),
+        Housekeeper(store, settings, uploads, outputs, observer.log.write),
         threading.Event(),
     )

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.errors import UsageError
 from ggferry.service.library.conversions import plan
 from ggferry.service.library.models import open_model
+from ggferry.service.operations.diff import DiffRequest, compare
 from ggferry.service.operations.edit import EditRequest
 from ggferry.service.operations.edit import run as edit
 from ggferry.service.operations.inspect import InspectRequest
@@ -19,10 +21,10 @@ MOST_TOKENS = 10_000
 
 
 def answer(question: str, source: str, options: Mapping[str, Any]) -> Any:
-    """Return the answer to 'inspect', 'plan', 'tokenize' or 'edit' of the model at `source`. Raises GgferryError."""
-    asked = {"inspect": _inspect, "plan": _plan, "tokenize": _tokenize, "edit": _edit}.get(question)
+    """Return the answer to one of QUESTIONS about the model at `source`. Raises GgferryError."""
+    asked = QUESTIONS.get(question)
     if asked is None:
-        raise UsageError("question", found=question, expected="inspect, plan, tokenize, edit")
+        raise UsageError("question", found=question, expected=", ".join(QUESTIONS))
     return asked(source, dict(options))
 
 
@@ -51,6 +53,31 @@ def _tokenize(source: str, options: dict[str, Any]) -> Any:
 
 def _edit(source: str, options: dict[str, Any]) -> Any:
     return plain(edit(EditRequest(source, **options)))
+
+
+def _diff(source: str, options: dict[str, Any]) -> Any:
+    found = compare(DiffRequest(source, **options))
+    return {**plain(found.difference), "by_roles": found.by_roles, "differs": found.difference.differs}
+
+
+def _histogram(source: str, options: dict[str, Any]) -> Any:
+    from ggferry.converters.analysis.differences.histogram import histogram
+
+    checkpoint = open_checkpoint(source, options.get("arch"))
+    try:
+        return plain(histogram(checkpoint, str(options["tensor"])))
+    finally:
+        checkpoint.close()
+
+
+QUESTIONS = {
+    "inspect": _inspect,
+    "plan": _plan,
+    "tokenize": _tokenize,
+    "edit": _edit,
+    "diff": _diff,
+    "histogram": _histogram,
+}
 
 
 def _short(value: Any) -> Any:

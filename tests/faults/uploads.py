@@ -14,7 +14,7 @@ import httpx
 from faults.interference import VARIABLE, Fault, create, shared
 
 from helpers.builders import Llama
-from helpers.server import ENDED, Server, made_token, start
+from helpers.server import ENDED, Server, made_token, span, start
 
 PIECE, SLOW, FULL = 96 << 10, 90, 20
 """Bytes of a piece; seconds that all of it may take, and that a disk stays full."""
@@ -134,8 +134,8 @@ class Run:
         if offset == len(content):
             return offset
         piece = content[offset : offset + PIECE]
-        span = {"Content-Range": f"bytes {offset}-{offset + len(piece) - 1}/{len(content)}"}
-        found = self._answer("PUT", f"/uploads/{key}/files/0", content=piece, headers=span)
+        headers = span(content, offset, offset + len(piece))
+        found = self._answer("PUT", f"/uploads/{key}/files/0", content=piece, headers=headers)
         if found is None:
             return None
         again = self._answer("GET", f"/uploads/{key}")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ggferry.service.library.answers import DroppedTensor
+from ggferry.service.records.fields import FolderItem, Usage
 from ggferry.service.server.pages.administration import AuditPage, TokenPage
+from ggferry.service.server.pages.change_routes import Ask, Browse, Told
+from ggferry.service.server.pages.option_form import form_of
 from ggferry.service.server.pages.render import page
 from ggferry.service.server.pages.views import (
     PER_PAGE,
@@ -34,6 +37,7 @@ from ggferry.service.server.store.models import Folder
 from ggferry.service.server.store.tokens import MadeToken, TokenRecord
 from ggferry.service.server.work.outputs import Output
 
+USAGE = Usage(used=7 << 30, quota=4 << 40, disk_free=1 << 40, disk_total=2 << 40)
 SHELL = Shell(version="0.1.0", csrf="token", active=3, may_manage=True)
 LONG = "a-model-whose-name-somebody-made-from-every-option-of-its-training-run-" * 3 + "final-v2.bin"
 NASTY = "<script>alert(1)</script>\x1b[31m\u202e'\"&{{7*7}}.bin"
@@ -57,6 +61,10 @@ def row(number: int, **changes: object) -> ModelRow:
         ((number * 7919 + 311) << 20) * 93 // 100 if state == "done" else None,
         "truncated at byte 4,096: expected 13,056 more bytes" if state in ("failed", "corrupt") else "",
         1.79e9 - 60 * number,
+        asked_by=("alice", "the build server", NASTY)[number % 3],
+        asked=1.79e9 - 60 * number - 500,
+        started=1.79e9 - 60 * number - 300,
+        finished=1.79e9 - 60 * number,
     )
     return replace(made, **changes)
 
@@ -302,10 +310,27 @@ def pages() -> dict[str, str]:
     """Return every page in every state by name."""
     add = AddPage(
         ("/archive", "/srv/models"),
-        (Upload("u1", LONG, 4 << 30, 1 << 30), Upload("u2", "b.bin", 9, 9, "refused", PROBLEM)),
+        (
+            Upload("u1", LONG, 4 << 30, 1 << 30),
+            Upload("u2", "b.bin", 9, 9, "refused", PROBLEM),
+            Upload("u3", NASTY, 9, 9, "accepted", None, False, 1.79e9, ((NASTY, "ab" * 32),)),
+            Upload("u4", "tokenizer.json", 9, 9, "accepted", None, True, 1.79e9),
+        ),
         most=1 << 40,
+        form=form_of({"no_vocab": True, "hparams": {"a": NASTY}}),
+        usage=USAGE,
     )
-    failed = replace(model("failed"), problem=PROBLEM, can_retry=True)
+    lacking = replace(PROBLEM, hint="--tokenizer DIR, or --no-vocab")
+    form = form_of({"outtype": "q8_0"}, "/archive/a.bin", str(lacking.hint))
+    failed = replace(model("failed"), problem=lacking, can_retry=True, can_delete=True, form=form)
+    ladder = replace(plan(), form=form_of({}, "/archive"), ladder=(("q8_0", 7 << 30), ("q4_k_m", 4 << 30)))
+    ask = Ask(
+        "Delete 2 models?", "They are gone then.", (row(1), row(2)), "/models/bulk", (("job", NASTY),), "Do it", "/"
+    )
+    items: tuple[FolderItem, ...] = (
+        {"name": NASTY, "path": f"/archive/{NASTY}", "kind": "folder", "bytes": None},
+        {"name": "a.bin", "path": "/archive/a.bin", "kind": "file", "bytes": 7},
+    )
     going = row(3, state="running", progress=Progress("writing", 1 << 30, 4 << 30, 212e6, 21.0))
     running = replace(model("running"), row=going, can_cancel=True, attempts=(), is_looked_at=False)
     empty = Archive(ArchiveAddress(), roots=("/archive",))
@@ -335,8 +360,12 @@ def pages() -> dict[str, str]:
         "plan-making": show("plan", "add", plan=making),
         "add": show("add", "add", add=add),
         "add-problem": show("add", "add", add=replace(add, uploads=(), problem=PROBLEM, path="/etc")),
-        "activity": show("activity", "activity", activity=activity()),
-        "activity-empty": show("activity", "activity", activity=Activity()),
+        "plan-ladder": show("plan", "add", plan=ladder),
+        "confirm": show("confirm", "archive", ask=ask),
+        "done": show("done", "archive", told=Told("1 model deleted", ((NASTY, "0" * 32, "it is alice's"),))),
+        "browse": show("browse", "add", browse=Browse("/archive", (("/archive", "/archive"),), items)),
+        "activity": show("activity", "activity", activity=activity(), usage=USAGE),
+        "activity-empty": show("activity", "activity", activity=Activity(), usage=USAGE),
         "tokens": show("token_list", "tokens", page=tokens()),
         "tokens-made": show("token_list", "tokens", page=replace(tokens(), made=MADE_TOKEN)),
         "audit": show("audit", "audit", page=entries()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import signal
 import subprocess
@@ -18,7 +20,7 @@ import httpx
 from ggferry.service.server.store import tokens
 from ggferry.service.server.store.database import Store
 
-ENDED = ("done", "failed", "quarantined", "skipped")
+ENDED = ("done", "failed", "quarantined", "skipped", "cancelled", "expired")
 SECRETS = {"AWS_SECRET_ACCESS_KEY": "never", "HF_TOKEN": "never"}
 
 
@@ -129,6 +131,15 @@ def ended(client: httpx.Client, job: str, seconds: float = 60) -> dict[str, Any]
             return found
         assert time.monotonic() < until, found
         time.sleep(0.05)
+
+
+def span(content: bytes, start: int, end: int) -> dict[str, str]:
+    """The headers of a piece of a file: where it stands, and the digest of all up to its end."""
+    digest = base64.b64encode(hashlib.sha256(content[:end]).digest()).decode()
+    return {
+        "Content-Range": f"bytes {start}-{end - 1}/{len(content)}",
+        "Upload-Digest": f"sha-256=:{digest}:",
+    }
 
 
 def sent(client: httpx.Client, files: dict[str, bytes]) -> dict[str, Any]:

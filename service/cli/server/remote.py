@@ -121,6 +121,60 @@ def fetch(
             tell(f"{each.path}: {each.bytes:,} bytes, sha256 {each.sha256}")
 
 
+@remote.command(name="list")
+def list_models(
+    context: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[WORD…]", help="Words that the paths hold.")] = None,
+    state: Annotated[list[str] | None, typer.Option("--state", help="Only this state; repeatable.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the archive: id, state, who asked for it, source."""
+    for each in _client(context).models(q=" ".join(words or ()), state=list(state or ())):
+        if as_json:
+            print_json(each)
+        else:
+            tell(f"{each['id'][:10]}  {each['state']:<12} {each['asked_by'] or '–':<12} {each['source']}")
+
+
+@remote.command()
+def cancel(context: typer.Context, jobs: Jobs, as_json: Json = False) -> None:
+    """End jobs; nothing of them is published."""
+    client = _client(context)
+    for each in jobs:
+        _print(client.cancel(client.job(each)["id"]), as_json)
+
+
+@remote.command()
+def retry(context: typer.Context, jobs: Jobs, as_json: Json = False) -> None:
+    """Queue jobs again that failed, were cancelled or have no files any more."""
+    client = _client(context)
+    for each in jobs:
+        _print(client.retry(client.job(each)["id"]), as_json)
+
+
+@remote.command()
+def delete(context: typer.Context, jobs: Jobs, as_json: Json = False) -> None:
+    """Remove jobs that have ended, with their files."""
+    client = _client(context)
+    for each in jobs:
+        whole = client.job(each)["id"]
+        client.delete(whole)
+        if as_json:
+            print_json({"deleted": whole})
+        else:
+            say(f"{whole[:10]}  deleted")
+
+
+@remote.command()
+def uploads(context: typer.Context, as_json: Json = False) -> None:
+    """List this token's uploads: what names them in `submit`, state, bytes, name."""
+    for each in _client(context).uploads():
+        if as_json:
+            print_json(each)
+        else:
+            tell(f"{each['source']}  {each['state']:<10} {each['bytes']:>15,} {each['name']}")
+
+
 def _options(given: Sequence[str]) -> JSONObject:
     """Return options from NAME=VALUE; a value that is JSON is taken as that. Raises UsageError."""
     found: JSONObject = {}

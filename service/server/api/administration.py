@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
 
 from ggferry.service.server import administration
 from ggferry.service.server.administration import TokenRequest
-from ggferry.service.server.api.common import OBJECT, PROBLEMS, Admin, ServiceDep
+from ggferry.service.server.api.common import PROBLEMS, Admin, ServiceDep, answers
 from ggferry.service.server.guard.auditing import DETAIL, SUBJECT
-from ggferry.service.server.store.audit import MOST, AuditQuery
+from ggferry.service.server.store.audit import MOST, AuditQuery, AuditRecord
 from ggferry.service.server.store.tokens import LONGEST, MadeToken, TokenRecord
 
 router = APIRouter(tags=["administration"], responses=PROBLEMS)
+
+
+class TokenList(TypedDict):
+    """Tokens, and persons who signed in."""
+
+    items: list[TokenRecord]
+
+
+class AuditPage(TypedDict):
+    """Entries of the audit log, and where the page after them begins; null behind the last."""
+
+    items: list[AuditRecord]
+    next: int | None
 
 
 class TokenBody(BaseModel):
@@ -34,13 +48,13 @@ class TokenBody(BaseModel):
     )
 
 
-@router.get("/tokens", response_model=OBJECT)
-def list_tokens(service: ServiceDep, caller: Admin) -> dict[str, list[TokenRecord]]:
+@router.get("/tokens", response_model=None, responses=answers(TokenList))
+def list_tokens(service: ServiceDep, caller: Admin) -> TokenList:
     """List tokens, and persons who signed in: scope, expiry, last use; never the token itself."""
     return {"items": administration.list_tokens(service)}
 
 
-@router.post("/tokens", status_code=201, response_model=OBJECT)
+@router.post("/tokens", status_code=201, response_model=None, responses=answers(MadeToken, 201))
 def make_token(request: Request, service: ServiceDep, caller: Admin, body: TokenBody) -> MadeToken:
     """Make a token; the answer is the only place where it is shown."""
     made = administration.make_token(service, caller, TokenRequest(**body.model_dump()))
@@ -56,7 +70,7 @@ def revoke_token(
     administration.revoke_token(service, token)
 
 
-@router.get("/audit", response_model=OBJECT)
+@router.get("/audit", response_model=None, responses=answers(AuditPage))
 def audit(
     service: ServiceDep,
     caller: Admin,
@@ -66,7 +80,7 @@ def audit(
     until: Annotated[float | None, Query(description="Seconds since 1970", allow_inf_nan=False)] = None,
     cursor: Annotated[int | None, Query(ge=0, lt=1 << 62, description="As `next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=MOST)] = 100,
-) -> dict[str, Any]:
+) -> AuditPage:
     """List what was changed: who, what, when, from where; the newest first, a page at a time."""
     query = AuditQuery(q, token, since, until, cursor, limit)
     items, following = administration.audit_entries(service, query)

@@ -11,11 +11,12 @@ from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from ggferry.service.library.answers import ConversionPlan, Inspection
 from ggferry.service.operations.inspect import InspectRequest
 from ggferry.service.operations.tokenize import TokenizeRequest
-from ggferry.service.records.fields import FolderItem, ReportRecord, Totals
-from ggferry.service.server import functions
-from ggferry.service.server.api.common import OBJECT, PROBLEMS, JobId, Reader, ServiceDep, Text
+from ggferry.service.records.fields import DifferenceRecord, FolderItem, HistogramRecord, ReportRecord, Totals, Usage
+from ggferry.service.server import changes, comparisons, functions
+from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep, Text, answers
 from ggferry.service.server.api.request_models import RequestBody, takes
 from ggferry.service.server.store import models
 
@@ -78,6 +79,12 @@ def totals(service: ServiceDep, caller: Reader) -> Totals:
     return functions.totals(service)
 
 
+@router.get("/usage")
+def usage(service: ServiceDep, caller: Reader) -> Usage:
+    """Give the bytes that the caller has stored and may store, and those of the server's disk."""
+    return changes.usage(service, caller)
+
+
 @router.get("/roots")
 def roots(service: ServiceDep, caller: Reader) -> list[str]:
     """List what this server may read."""
@@ -92,20 +99,20 @@ def browse(
     return functions.browse(service, path)
 
 
-@router.post("/inspect", response_model=OBJECT)
+@router.post("/inspect", response_model=None, responses=answers(Inspection))
 async def inspect(service: ServiceDep, caller: Reader, body: Inspecting) -> Response:
     """Show what a file holds, without reading its tensor data. A URL needs the scope `submit`."""
     request = body.as_request(InspectRequest, path=body.source)
     return await _looked(service, caller, lambda: functions.inspect(service, caller, request))
 
 
-@router.get("/models/{job}/inspection", response_model=OBJECT)
+@router.get("/models/{job}/inspection", response_model=None, responses=answers(Inspection))
 async def inspection(service: ServiceDep, caller: Reader, job: JobId) -> Response:
     """Show what a model of the archive holds."""
     return await _looked(service, caller, lambda: functions.inspection(service, caller, job))
 
 
-@router.get("/models/{job}/conversion", response_model=OBJECT)
+@router.get("/models/{job}/conversion", response_model=None, responses=answers(ConversionPlan))
 async def conversion(service: ServiceDep, caller: Reader, job: JobId) -> Response:
     """Show what a conversion would do to every tensor and key of a model."""
     return await _looked(service, caller, lambda: functions.conversion_plan(service, caller, job))
@@ -120,12 +127,32 @@ async def tokens(service: ServiceDep, caller: Reader, job: JobId, body: Tokenizi
     )
 
 
+@router.get("/models/{job}/histogram", response_model=None, responses=answers(HistogramRecord))
+async def histogram(
+    service: ServiceDep, caller: Reader, job: JobId, tensor: Annotated[str, Query(min_length=1, max_length=1000)]
+) -> Response:
+    """Count the values of a tensor: of the output where the model is done, else of its source."""
+    return await _looked(service, caller, lambda: comparisons.histogram(service, caller, job, tensor))
+
+
+@router.get("/models/{job}/difference", response_model=None, responses=answers(DifferenceRecord))
+async def difference(
+    service: ServiceDep,
+    caller: Reader,
+    job: JobId,
+    other: Annotated[str, Query(pattern="^[0-9a-f]{32}$", description="Id of the other model")],
+    data: bool = True,
+) -> Response:
+    """Compare two models, as `ggferry diff`: keys, tensors and, with `data`, how far values lie apart."""
+    return await _looked(service, caller, lambda: comparisons.difference(service, caller, job, other, data))
+
+
 async def _looked(service: ServiceDep, caller: Reader, work: Callable[[], Any]) -> Response:
     """Answer with what a worker says; it is written as JSON in the thread that waits for it, since it may be long."""
     return await service.lookups.run(caller.token, lambda: JSONResponse(jsonable_encoder(work())))
 
 
-@router.get("/report", response_model=OBJECT)
+@router.get("/report", response_model=None, responses=answers(ReportRecord))
 def report(
     service: ServiceDep, caller: Reader, plan: Annotated[str | None, Query(pattern="^[0-9a-f]{16}$")] = None
 ) -> ReportRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -35,11 +34,13 @@ class Problem(BaseModel):
     exit_code: int | None = Field(None, description="What the command line would have ended with")
 
 
-OBJECT: Any = Mapping[str, Any]
-"""What the API's description says of an answer whose members `records/fields.py` and the receipt's module declare.
+def answers(kind: Any, status: int = 200, words: str = "The answer") -> dict[int | str, dict[str, Any]]:
+    """Return what the API's description says of an answer, of a type that is not enforced.
 
-Not these types themselves: pydantic would leave out what they do not name, and refuse what an older ledger lacks.
-"""
+    pydantic would leave out what the type does not name, and refuse what an older ledger lacks.
+    """
+    return {status: {"model": kind, "description": words}}
+
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "default": {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -11,11 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ggferry.converters.metadata.receipt_fields import KeptReceipt
 from ggferry.service.operations.edit import EditChanges
-from ggferry.service.records.fields import ModelRecord, PlanRecord
-from ggferry.service.server import functions
+from ggferry.service.records.fields import Bulk, Lines, ModelRecord, PlanRecord, Submitted
+from ggferry.service.server import changes, functions
 from ggferry.service.server.api.answers import once
 from ggferry.service.server.api.common import (
-    OBJECT,
     PROBLEMS,
     VERSION,
     JobId,
@@ -24,6 +22,7 @@ from ggferry.service.server.api.common import (
     ServiceDep,
     Submitter,
     Text,
+    answers,
 )
 from ggferry.service.server.api.request_models import RequestBody, takes
 from ggferry.service.server.work.outputs import Output
@@ -57,6 +56,14 @@ class Submission(BaseModel):
     )
 
 
+class Several(BaseModel):
+    """What to do, and to which models."""
+
+    model_config = ConfigDict(extra="forbid")
+    action: Literal["cancel", "retry", "delete"]
+    jobs: Annotated[list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]], Field(min_length=1, max_length=changes.MOST)]
+
+
 @takes(EditChanges)
 class Editing(RequestBody):
     """Changes of a GGUF file, as `ggferry edit` takes them (docs/edit-split-merge.md)."""
@@ -64,7 +71,12 @@ class Editing(RequestBody):
     file: Annotated[str, Field(max_length=255)] | None = Field(None, description="Which of a job's outputs")
 
 
-@router.post("/plans", status_code=201, responses={202: {"description": "It is still being made"}})
+@router.post(
+    "/plans",
+    status_code=201,
+    response_model=None,
+    responses=answers(PlanRecord, 201) | answers(PlanRecord, 202, "It is still being made"),
+)
 def make_plan(request: Request, service: ServiceDep, caller: Submitter, body: Planning, key: Key = None) -> Response:
     """Plan what is at a source: headers are read, no tensor data. `state` says how far the plan is."""
 
@@ -76,20 +88,20 @@ def make_plan(request: Request, service: ServiceDep, caller: Submitter, body: Pl
     return once(service, caller, request, key, body, work)
 
 
-@router.get("/plans/{plan}", response_model=OBJECT)
+@router.get("/plans/{plan}", response_model=None, responses=answers(PlanRecord))
 def show_plan(service: ServiceDep, caller: Reader, plan: PlanId) -> PlanRecord:
     """Show a plan in numbers."""
     return functions.show_plan(service, plan)
 
 
-@router.get("/plans/{plan}/lines")
+@router.get("/plans/{plan}/lines", response_model=None, responses=answers(Lines))
 def plan_lines(
     service: ServiceDep,
     caller: Reader,
     plan: PlanId,
     cursor: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
-) -> Mapping[str, Any]:
+) -> Lines:
     """Show a plan's lines, a page at a time."""
     lines, following = functions.plan_lines(service, plan, cursor, limit)
     return {"items": lines, "next": following}
@@ -102,7 +114,7 @@ def plan_file(service: ServiceDep, caller: Reader, plan: PlanId) -> Response:
     return Response(service.planner.body(plan), media_type="application/jsonl", headers=name)
 
 
-@router.post("/jobs", status_code=202)
+@router.post("/jobs", status_code=202, response_model=None, responses=answers(Submitted, 202))
 def submit(request: Request, service: ServiceDep, caller: Submitter, body: Submission, key: Key = None) -> Response:
     """Convert the models of a plan. What is done already is not done again."""
     return once(
@@ -115,25 +127,43 @@ def submit(request: Request, service: ServiceDep, caller: Submitter, body: Submi
     )
 
 
-@router.get("/jobs/{job}", response_model=OBJECT)
+@router.get("/jobs/{job}", response_model=None, responses=answers(ModelRecord))
 def show(service: ServiceDep, caller: Reader, job: JobId) -> ModelRecord:
     """Show a model's job: its plan's line, state, error, attempts and progress."""
     return functions.model(service, job)
 
 
-@router.post("/jobs/{job}/cancel", response_model=OBJECT)
+@router.post("/jobs/{job}/cancel", response_model=None, responses=answers(ModelRecord))
 def cancel(service: ServiceDep, caller: Submitter, job: JobId) -> ModelRecord:
     """End a job that has not ended; nothing of it is published."""
-    return functions.cancel(service, caller, job)
+    return changes.cancel(service, caller, job)
 
 
-@router.post("/jobs/{job}/retry", response_model=OBJECT)
+@router.post("/jobs/{job}/retry", response_model=None, responses=answers(ModelRecord))
 def retry(service: ServiceDep, caller: Submitter, job: JobId) -> ModelRecord:
     """Queue a job again that failed or was cancelled."""
-    return functions.retry(service, caller, job)
+    return changes.retry(service, caller, job)
 
 
-@router.post("/jobs/{job}/edit", status_code=201)
+@router.delete("/jobs/{job}", status_code=204)
+def delete(service: ServiceDep, caller: Submitter, job: JobId) -> None:
+    """Remove a model that has ended, or was never submitted: its record and its files. Its owner may, and `admin`."""
+    changes.delete(service, caller, job)
+
+
+@router.delete("/jobs/{job}/files", response_model=None, responses=answers(ModelRecord))
+def delete_outputs(service: ServiceDep, caller: Submitter, job: JobId) -> ModelRecord:
+    """Remove the files of a done job; it is `expired` then, and can be converted again."""
+    return changes.delete_outputs(service, caller, job)
+
+
+@router.post("/jobs/bulk")
+def bulk(service: ServiceDep, caller: Submitter, body: Several) -> Bulk:
+    """Cancel, retry or delete several models; the answer says to which it was done, and why not to others."""
+    return changes.bulk(service, caller, body.action, body.jobs)
+
+
+@router.post("/jobs/{job}/edit", status_code=201, response_model=None, responses=answers(ModelRecord, 201))
 def edit(
     request: Request, service: ServiceDep, caller: Submitter, job: JobId, body: Editing, key: Key = None
 ) -> Response:
@@ -146,7 +176,7 @@ def edit(
     return once(service, caller, request, key, body, work)
 
 
-@router.get("/jobs/{job}/receipt", response_model=OBJECT)
+@router.get("/jobs/{job}/receipt", response_model=None, responses=answers(KeptReceipt))
 def receipt(
     service: ServiceDep,
     caller: Reader,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import JSONResponse
@@ -14,12 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ggferry.service.records.fields import UploadRecord
 from ggferry.service.server.api.answers import once
-from ggferry.service.server.api.common import OBJECT, PROBLEMS, VERSION, ServiceDep, Submitter, UploadId
+from ggferry.service.server.api.common import PROBLEMS, VERSION, ServiceDep, Submitter, UploadId, answers
 from ggferry.service.server.api.jobs import Key
 from ggferry.service.server.guard.bodies import pieces
 from ggferry.service.server.guard.problems import HttpError, of_disk
+from ggferry.service.server.incoming.pieces import OffsetError, Piece, sha256_of
 from ggferry.service.server.state import Service
-from ggferry.service.server.work.uploads import MOST_FILES, OffsetError, Piece
+from ggferry.service.server.work.uploads import MOST_FILES
 
 router = APIRouter(tags=["uploads"], responses=PROBLEMS)
 BUFFER = 256 << 10  # bytes that are written at once
@@ -27,6 +27,18 @@ GRACE = 60.0  # seconds that a body may take besides those for its bytes
 _RANGE = re.compile(r"bytes (?P<start>\d{1,18})-(?P<last>\d{1,18})/(?P<total>\d{1,18})")
 Number = Annotated[int, Path(ge=0, lt=MOST_FILES, description="Number of the file, from 0")]
 Range = Annotated[str | None, Header(max_length=100, description="bytes FIRST-LAST/TOTAL; none: the whole file")]
+Own = Annotated[
+    str | None, Header(alias="Content-Digest", max_length=200, description="RFC 9530: sha-256=:BASE64: of the piece")
+]
+Whole = Annotated[
+    str | None,
+    Header(
+        alias="Upload-Digest",
+        max_length=200,
+        description="sha-256=:BASE64: of the file from its first byte to the end of the piece. Needed where the piece "
+        "is not the first and the file's sha256 was not announced",
+    ),
+]
 BINARY = {"type": "string", "format": "binary"}
 
 
@@ -43,32 +55,42 @@ class Announced(BaseModel):
     )
 
 
+class Received(BaseModel):
+    """How much of a file the server has, and whether that is all of all files."""
+
+    offset: int
+    complete: bool
+
+
 class Announcement(BaseModel):
     """The files of an upload: a model's weights, and what stands beside them."""
 
     model_config = ConfigDict(extra="forbid")
     files: Annotated[list[Announced], Field(min_length=1, max_length=MOST_FILES)]
+    purpose: Literal["model", "option"] = Field(
+        "model", description="option: a tokenizer, an importance matrix or another file that an option names"
+    )
 
 
-@router.post("/uploads", status_code=201)
+@router.post("/uploads", status_code=201, response_model=None, responses=answers(UploadRecord, 201))
 def begin(request: Request, service: ServiceDep, caller: Submitter, body: Announcement, key: Key = None) -> Response:
     """Begin an upload. Then PUT each file, whole or in pieces."""
 
     def work() -> Response:
         files = [each.model_dump(exclude_none=True) for each in body.files]
-        found = service.uploads.begin(caller.token, files)
+        found = service.uploads.begin(caller.token, files, body.purpose)
         return JSONResponse(found, 201, {"Location": f"{VERSION}/uploads/{found['id']}"})
 
     return once(service, caller, request, key, body, work)
 
 
-@router.get("/uploads", response_model=Sequence[Mapping[str, Any]])
+@router.get("/uploads", response_model=None, responses=answers(list[UploadRecord]))
 def every(service: ServiceDep, caller: Submitter) -> list[UploadRecord]:
     """List the caller's uploads, the newest first."""
     return service.uploads.every(caller.token.owner)
 
 
-@router.get("/uploads/{upload}", response_model=OBJECT)
+@router.get("/uploads/{upload}", response_model=None, responses=answers(UploadRecord))
 def show(service: ServiceDep, caller: Submitter, upload: UploadId) -> UploadRecord:
     """Show an upload: its state, and of each file the offset from which to send on."""
     return service.uploads.show(upload, caller.token.owner)
@@ -77,13 +99,14 @@ def show(service: ServiceDep, caller: Submitter, upload: UploadId) -> UploadReco
 @router.delete("/uploads/{upload}", status_code=204)
 def remove(service: ServiceDep, caller: Submitter, upload: UploadId) -> None:
     """Remove an upload that no job needs."""
-    service.uploads.remove(upload, caller.token.owner)
+    service.uploads.remove(upload, caller.token)
 
 
 @router.put(
     "/uploads/{upload}/files/{number}",
     openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": BINARY}}}},
-    responses={200: {"description": "It is on the disk up to `offset`"}, 409: {"description": "Another is next"}},
+    response_model=None,
+    responses=answers(Received, 200, "It is on the disk up to `offset`"),
 )
 async def receive(
     request: Request,
@@ -92,25 +115,31 @@ async def receive(
     upload: UploadId,
     number: Number,
     content_range: Range = None,
+    content_digest: Own = None,
+    upload_digest: Whole = None,
 ) -> Response:
     """Take a piece of a file: the bytes of Content-Range, which begin where the last piece ended.
 
-    What arrived before a connection broke is kept: ask for the offset, and send what follows it.
+    What arrived before a connection broke is kept: ask for the offset and the sha256 of what is there, and send what
+    follows it if it is yours.
     """
+    own, whole = sha256_of(content_digest, "Content-Digest"), sha256_of(upload_digest, "Upload-Digest")
     shown = await asyncio.to_thread(service.uploads.show, upload, caller.token.owner)
-    total = shown["files"][number]["bytes"] if number < len(shown["files"]) else 0
-    start, end = _range(content_range, total, request.headers.get("content-length"))
+    file = shown["files"][number] if number < len(shown["files"]) else None
+    start, end = _range(content_range, file["bytes"] if file else 0, request.headers.get("content-length"))
+    if file is not None and 0 < start == file["offset"] and whole is None and "announced" not in file:
+        hint = "Upload-Digest: sha-256=:BASE64: of the file up to the end of this piece, or sha256 in the announcement"
+        raise HttpError(428, "digest_needed", "a piece that goes on with a file says with which", hint=hint)
     try:
         piece = await asyncio.to_thread(service.uploads.open, upload, caller.token.owner, number, start, end)
     except OffsetError as error:
-        return _at(error.at, False, 409)
+        words = "the piece does not begin where the last one ended"
+        headers = {"Upload-Offset": str(error.at)}
+        raise HttpError(409, "offset", words, headers=headers, offset=error.at, complete=False) from None
+    piece.own, piece.whole = own, whole
     complete = await _take(request, service, piece)
-    return _at(piece.at, complete, 200)
-
-
-def _at(offset: int, complete: bool, status: int) -> Response:
-    body: dict[str, Any] = {"offset": offset, "complete": complete}
-    return JSONResponse(body, status, {"Upload-Offset": str(offset)})
+    received = Received(offset=piece.at, complete=complete)
+    return JSONResponse(received.model_dump(), headers={"Upload-Offset": str(piece.at)})
 
 
 def _range(given: str | None, total: int, length: str | None) -> tuple[int, int]:

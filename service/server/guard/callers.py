@@ -20,6 +20,7 @@ from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.tokens import Token
 
 COOKIE, CSRF_HEADER, CSRF_FIELD = "ggferry_session", "x-csrf-token", "csrf"
+SECURE = "__Host-"
 SESSION_SECONDS = 7 * 86400.0
 SAFE = ("GET", "HEAD", "OPTIONS")
 USE_STEP = 60.0  # seconds between two notes of a token's last use

@@ -219,6 +219,8 @@ class _Sending:
             headers = MutableHeaders(raw=message.setdefault("headers", []))
             for name, value in SECURITY_HEADERS.items():
                 headers.setdefault(name, value)
+            if self._scope.get("scheme") == "https":
+                headers.setdefault("Strict-Transport-Security", "max-age=31536000")
             if not self._scope["path"].startswith("/static/"):
                 headers.setdefault("Cache-Control", "no-store")
             headers["X-Request-Id"] = self.watched.id

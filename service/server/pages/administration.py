@@ -16,7 +16,7 @@ from ggferry.service.server.api.administration import note_token
 from ggferry.service.server.api.common import form_of
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.problems import HttpError
-from ggferry.service.server.pages.routes import known, service_of, show, told
+from ggferry.service.server.pages.shown import known, service_of, show, told
 from ggferry.service.server.pages.views import Problem
 from ggferry.service.server.store.audit import AuditQuery, AuditRecord
 from ggferry.service.server.store.tokens import ADMIN, SCOPES, MadeToken, TokenRecord

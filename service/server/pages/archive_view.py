@@ -120,11 +120,15 @@ def row_of(found: Mapping[str, Any], uploads: str = "") -> ModelRow:
         reason="" if found["state"] == DONE or held else str(error.get("message") or found.get("reason") or ""),
         changed=found.get("updated"),
         progress=progress_of(found.get("progress")) if found["state"] in HELD else None,
-        place=_place(os.path.dirname(found["source"]), uploads),
+        place=place_of(os.path.dirname(found["source"]), uploads),
+        asked_by=found.get("asked_by") or "",
+        asked=found.get("asked"),
+        started=found.get("started"),
+        finished=found.get("finished"),
     )
 
 
-def _place(folder: str, uploads: str) -> str:
+def place_of(folder: str, uploads: str) -> str:
     """Return 'upload 1f3a9c02' for a folder of an upload, with what is below; "" for any other."""
     if not uploads or not folder.startswith(uploads + "/"):
         return ""
@@ -156,7 +160,7 @@ def activity(service: Service) -> Activity:
     """Return what is going on."""
     whole = functions.progress(service)
     working = functions.list_models(service, models.Query(states=HELD, sort="source", limit=AT_WORK))
-    ended = (DONE, FAILED, QUARANTINED, SKIPPED)
+    ended = (DONE, FAILED, QUARANTINED, SKIPPED, "cancelled")
     recent = functions.list_models(service, models.Query(states=ended, sort="updated", descending=True, limit=RECENT))
     active = _rows(service, working.items)
     waiting = int(whole["total"]) - sum(row.progress.total for row in active if row.progress)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from ggferry.service.server.pages import wording
 from ggferry.service.server.pages.views import Agreement, TensorRow
 from ggferry.support.printable import printable
+
+if TYPE_CHECKING:
+    from ggferry.converters.conversion.summary import OutputSummary
 
 LEFT, RIGHT = 9.0, 99.0  # percent of the width between which marks stand
 LEAST, MOST = -10, 1  # powers of ten that the error axes show
@@ -85,6 +89,72 @@ def bar(parts: Sequence[Share], most: int, label: str) -> Markup:
     told = "; ".join(f"{part.name} {wording.size(part.bytes)}" for part in parts)
     return Markup('<svg class="chart bar" width="100%" height="28" role="img" aria-label="{}">{}</svg>').format(
         _text(f"{label}: {told}"), Markup("".join(rects))
+    )
+
+
+def length(size: int, most: int, label: str) -> Markup:
+    """Return one bar as long as `size` is of `most`."""
+    width = 100 * size / most if most else 0
+    return Markup('<svg class="chart bar" width="100%" height="12" role="img" aria-label="{}">{}</svg>').format(
+        _text(f"{label}: {wording.size(size)}"),
+        Markup(f'<rect class="t0" x="0" width="{width:.3f}%" height="12"/>'),
+    )
+
+
+def histogram(found: Mapping[str, Any]) -> Markup:
+    """Return the distribution of a tensor's values as bars; their heights are the roots of the counts."""
+    counts = found["counts"]
+    if not counts:
+        return Markup("")
+    most, parts, step = max(counts), [], (RIGHT - 1) / len(counts)
+    width = (found["largest"] - found["smallest"]) / len(counts)
+    for number, count in enumerate(counts):
+        tall = (HEIGHT - TOP - BOTTOM) * math.sqrt(count / most)
+        at = found["smallest"] + number * width
+        title = _text(f"{at:.4g} to {at + width:.4g}: {wording.count(count, 'value')}")
+        place = f'x="{1 + number * step:.2f}%" y="{HEIGHT - BOTTOM - tall:.1f}" width="{step * 0.86:.2f}%"'
+        height = max(tall, 0.5 if count else 0)
+        parts.append(f'<rect class="t0" {place} height="{height:.1f}"><title>{title}</title></rect>')
+    base = HEIGHT - BOTTOM
+    parts.append(f'<line class="rule" x1="1%" x2="{RIGHT}%" y1="{base}" y2="{base}"/>')
+    parts.append(f'<text class="axis" x="1%" y="{HEIGHT - 6}">{found["smallest"]:.4g}</text>')
+    parts.append(f'<text class="axis end" x="{RIGHT}%" y="{HEIGHT - 6}">{found["largest"]:.4g}</text>')
+    label = _text(
+        f"Distribution of {wording.count(found['elements'], 'value')} of {found['name']} from "
+        f"{found['smallest']:.4g} to {found['largest']:.4g}"
+    )
+    return Markup('<svg class="chart" width="100%" height="{}" role="img" aria-label="{}">{}</svg>').format(
+        HEIGHT, label, Markup("".join(parts))
+    )
+
+
+def ladder(ratings: Sequence[OutputSummary]) -> Markup:
+    """Return the outputs of several types: bits per weight, and how far the logits lie from the source's."""
+    rated = [each for each in ratings if each.kl_divergence is not None]
+    if len(rated) < 2:
+        return Markup("")
+    widest = max(each.bits_per_weight for each in rated)
+    apart = [each.kl_divergence or 0.0 for each in rated]
+    known = [math.log10(each) for each in apart if each > 0] or [0.0]
+    low, high = math.floor(min(known)) - 1, math.ceil(max(known))  # the lowest line is for what does not differ
+    powers = [math.log10(each) if each > 0 else float(low) for each in apart]
+    parts = []
+    for line in range(low, high + 1):
+        y, name = TOP + (HEIGHT - TOP - BOTTOM) * (high - line) / (high - low), "0" if line == low else f"1e{line}"
+        parts.append(f'<line class="rule" x1="{LEFT - 1}%" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="axis end" x="{LEFT - 2}%" y="{y + 4:.1f}">{name}</text>')
+    for each, power in zip(rated, powers, strict=True):
+        x = LEFT + (RIGHT - 8 - LEFT) * each.bits_per_weight / widest
+        y = TOP + (HEIGHT - TOP - BOTTOM) * (high - power) / (high - low)
+        shown = _text(each.outtype)
+        title = f"{shown}: {each.bits_per_weight:.2f} bits per weight, {each.kl_divergence:.2g} nats"
+        parts.append(f'<circle class="mark" cx="{x:.2f}%" cy="{y:.1f}" r="5"><title>{title}</title></circle>')
+        parts.append(f'<text class="axis" x="{x + 0.9:.2f}%" y="{y - 6:.1f}">{shown}</text>')
+    parts.append(f'<text class="axis end" x="{RIGHT}%" y="{HEIGHT - 6}">bits per weight, up to {widest:.1f}</text>')
+    told = "; ".join(f"{each.outtype} {each.bits_per_weight:.2f} bits, {each.kl_divergence:.2g} nats" for each in rated)
+    label = _text(f"KL divergence of the logits by size: {told}")
+    return Markup('<svg class="chart" width="100%" height="{}" role="img" aria-label="{}">{}</svg>').format(
+        HEIGHT, label, Markup("".join(parts))
     )
 
 

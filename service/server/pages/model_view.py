@@ -26,9 +26,11 @@ from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockError
 from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED
+from ggferry.service.records.plan_file import CONVERT
 from ggferry.service.records.receipts import receipts_of
 from ggferry.service.server.pages import wording
 from ggferry.service.server.pages.archive_view import row_of
+from ggferry.service.server.pages.option_form import OptionForm, form_of, source_named
 from ggferry.service.server.pages.views import (
     ACTIVE,
     PER_PAGE,
@@ -49,7 +51,7 @@ LONGEST = 600  # characters of a value
 def page_of(found: Mapping[str, Any], uploads: str = "") -> ModelPage:
     """Return the page of a model as `functions.model` describes it, without what its source holds."""
     row = row_of(found, uploads)
-    bad = row.state not in (DONE, *ACTIVE) and found.get("error")
+    bad = row.state not in (DONE, "cancelled", "expired", *ACTIVE) and found.get("error")
     return ModelPage(
         row=row,
         sentence=wording.sentence(row.architecture, row.container, row.era, row.types, 0, row.bytes_in),
@@ -58,10 +60,22 @@ def page_of(found: Mapping[str, Any], uploads: str = "") -> ModelPage:
         attempts=tuple(map(_attempt, found.get("tried", ()))),
         same_as=str(found.get("entry", {}).get("same_as") or ""),
         same_job=str(found.get("same_as") or ""),
-        can_retry=row.state in (FAILED, QUARANTINED) or (found.get("error") or {}).get("class") == "Cancelled",
+        can_retry=row.state in ("cancelled", "expired", FAILED, QUARANTINED)
+        and found.get("entry", {}).get("verdict", CONVERT) == CONVERT
+        and "edit_of" not in found.get("entry", {}),
         can_cancel=row.state in ACTIVE,
         is_looked_at=False,
+        form=_form(found, uploads),
     )
+
+
+def _form(found: Mapping[str, Any], uploads: str) -> OptionForm | None:
+    """Return the form with the options of a model, and with those that its error asks for."""
+    entry = found.get("entry") or {}
+    if "edit_of" in entry:
+        return None
+    hint = str((found.get("error") or {}).get("hint") or "")
+    return form_of(entry.get("recipe") or {}, source_named(str(found["source"]), uploads), hint, uploads)
 
 
 def problem_of(error: Mapping[str, Any], status: int | None = None) -> Problem:

@@ -7,15 +7,21 @@ from typing import Any
 
 from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.plan_file import CONVERT, OTHER, outputs_of, sizes_of
-from ggferry.service.server.pages.archive_view import container_of
+from ggferry.service.server.pages.archive_view import container_of, place_of
 from ggferry.service.server.pages.model_view import problem_of
+from ggferry.service.server.pages.option_form import form_of
 from ggferry.service.server.pages.views import PER_PAGE, PlannedModel, PlannedOutput, PlanPage
 
 LOST_SHOWN = 20
 
 
-def page_of(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], verdict: str, page: int) -> PlanPage:
-    """Return a page of a plan, as `functions.show_plan` and `functions.plan_lines` describe it."""
+def page_of(
+    found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], verdict: str, page: int, uploads: str = ""
+) -> PlanPage:
+    """Return a page of a plan, as `functions.show_plan` and `functions.plan_lines` describe it.
+
+    `uploads` is the folder of what people sent.
+    """
     models = [line for line in lines if line["verdict"] != OTHER and verdict in ("", line["verdict"])]
     facts, options = found.get("summary") or {}, found.get("options") or {}
     outtype = str(options.get("outtype", "keep"))
@@ -30,23 +36,36 @@ def page_of(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], verdic
         bytes_in=int(facts.get("bytes_in") or 0),
         bytes_out=int(facts.get("bytes_out") or 0),
         memory=int(facts.get("memory") or 0),
-        models=tuple(planned(line, outtype) for line in some),
+        models=tuple(planned(line, outtype, found["id"], uploads) for line in some),
         verdict=verdict,
         total=len(models),
         page=page,
         state=state,
         problem=problem_of(found["error"]) if found.get("error") else None,
+        form=form_of(options, str(found["source"]), _hint(found, lines), uploads),
+        ladder=tuple((facts.get("bytes_of_types") or {}).items()),
     )
 
 
-def planned(line: Mapping[str, Any], outtype: str) -> PlannedModel:
-    """Return a line of a plan; `outtype` is the plan's, where the line states none."""
+def _hint(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the ways out that the errors of a plan name, where it converts nothing; else the models' pages do."""
+    if any(line["verdict"] == CONVERT for line in lines):
+        return ""
+    errors = [found.get("error"), *(line.get("error") for line in lines)]
+    return "; ".join(dict.fromkeys(str(error["hint"]) for error in errors if error and error.get("hint")))
+
+
+def planned(line: Mapping[str, Any], outtype: str, plan: str = "", uploads: str = "") -> PlannedModel:
+    """Return a line of a plan; `outtype` is the plan's, where the line states none.
+
+    Of the server's own folders, those of the plan's outputs and of uploads, people see what is in them.
+    """
     converts = line["verdict"] == CONVERT
     before = [container_of(line), line.get("architecture"), line.get("types"), line.get("era")]
     wanted = str((line.get("options") or {}).get("outtype", outtype))
     sizes = [max(0, size) for size in sizes_of({**line, "bytes_out": line.get("bytes_out") or 0})]
     planned_outputs = [
-        PlannedOutput(output, _after(line, kind), size)
+        PlannedOutput(_inside(output, plan), _after(line, kind), size)
         for output, kind, size in zip(outputs_of(line), wanted.split(","), sizes, strict=False)
     ]
     lost = [
@@ -54,13 +73,13 @@ def planned(line: Mapping[str, Any], outtype: str) -> PlannedModel:
         for each in line.get("lost", ())[:LOST_SHOWN]
     ]
     return PlannedModel(
-        source=line["source"],
+        source=place_of(line["source"], uploads) or line["source"],
         verdict=line["verdict"],
         before=", ".join(filter(None, before)),
         after=_after(line, wanted.split(",")[0]) if converts else "",
         bytes_in=int(line.get("bytes_in") or 0),
         bytes_out=sizes[0],
-        output=line.get("output") or "",
+        output=_inside(line.get("output") or "", plan),
         further=tuple(planned_outputs[1:]) if converts else (),
         reason=_reason(line),
         grades=dict(line.get("grades") or {}),
@@ -69,6 +88,11 @@ def planned(line: Mapping[str, Any], outtype: str) -> PlannedModel:
         problem=problem_of(line["error"]) if line.get("error") else None,
         id=line["id"] if converts else "",
     )
+
+
+def _inside(output: str, plan: str) -> str:
+    """Return where an output goes in the folder of a plan; the whole path of one that goes elsewhere."""
+    return output.rpartition(f"/{plan}/")[2] if plan else output
 
 
 def _after(line: Mapping[str, Any], outtype: str) -> str:

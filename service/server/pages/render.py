@@ -10,6 +10,7 @@ from typing import Any
 
 from ggferry.service.server.guard.context import ROOT
 from ggferry.service.server.pages import charts, wording
+from ggferry.service.server.pages.option_form import USUAL
 from ggferry.service.server.pages.views import ACTIVE, PER_PAGE, Shell
 from ggferry.support.heavy import jinja2
 
@@ -78,6 +79,7 @@ def environment() -> jinja2.Environment:
         "VERDICTS": wording.VERDICTS,
         "FAULTS": wording.FAULTS,
         "ACTIVE": ACTIVE,
+        "USUAL": USUAL,
         "PER_PAGE": PER_PAGE,
         "MOST_ROWS": MOST_ROWS,
     }

@@ -2,96 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-import ggferry
 from ggferry.formats.errors import GgferryError
 from ggferry.service.operations.tokenize import TokenizeRequest
 from ggferry.service.records.fields import UploadRecord
 from ggferry.service.records.ledger import DONE
-from ggferry.service.server import functions
-from ggferry.service.server.api.common import form_of
+from ggferry.service.server import changes, functions
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.context import below_root
-from ggferry.service.server.guard.problems import HttpError, status_of
-from ggferry.service.server.pages import archive_view, model_view, plan_view, render
-from ggferry.service.server.pages.views import ACTIVE, AddPage, ModelPage, Problem, Provider, Shell, Upload
+from ggferry.service.server.guard.problems import HttpError
+from ggferry.service.server.pages import archive_view, change_routes, model_view, option_form, plan_view, render
+from ggferry.service.server.pages.shown import FOUND, known, part, service_of, shell, show, told
+from ggferry.service.server.pages.views import AddPage, ModelPage, Problem, Provider, Upload
 from ggferry.service.server.state import Service
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 KEPT = "public, max-age=31536000, immutable"
 PLAN_WAIT = 1.5  # seconds for which the answer waits for a plan
-FOUND = 303
+MOST_UPLOADS = 50
 MOST_LINES = 1_000_000
 
 
 def add_pages(app: FastAPI) -> None:
     """Add the pages to the application."""
+    app.include_router(change_routes.router)
     app.include_router(router)
-
-
-def service_of(request: Request) -> Service:
-    """Return the service of a request."""
-    found: Service = request.app.state.service
-    return found
-
-
-def caller_of(request: Request) -> Caller | None:
-    """Return who made a request; None where nobody needs to be known."""
-    return getattr(request.state, "caller", None)
-
-
-def known(request: Request) -> Caller:
-    """Return who made a request. Raises HttpError where that is not known."""
-    caller = caller_of(request)
-    if caller is None:
-        raise HttpError(401, "unauthorized", "a token is needed")
-    return caller
-
-
-def shell(request: Request, section: str) -> Shell:
-    """Return what a page has around its content."""
-    caller = caller_of(request)
-    if caller is None:
-        return Shell("sign in", ggferry.__version__, may_submit=False)
-    try:
-        counts = service_of(request).store.counts()
-    except GgferryError:  # the page says what is wrong all the same
-        counts = {}
-    active = sum(counts.get(state, 0) for state in ACTIVE)
-    return Shell(section, ggferry.__version__, caller.csrf, caller.may("submit"), caller.may("admin"), active)
-
-
-def show(request: Request, template: str, section: str, status: int = 200, **views: Any) -> Response:
-    """Return a page."""
-    return HTMLResponse(render.page(template, shell(request, section), **views), status)
-
-
-def part(template: str, name: str, *views: Any, status: int = 200) -> Response:
-    """Return a part of a page, for JavaScript."""
-    return HTMLResponse(render.fragment(template, name, *views), status)
-
-
-def error_page(request: Request, error: GgferryError | HttpError) -> Response:
-    """Return the answer to a request for a page that ended with an error."""
-    status, problem = told(error)
-    if request.query_params.get("part"):
-        return part("macros", "problem", problem, status=status)
-    return show(request, "problem", "", status, problem=problem)
-
-
-def told(error: GgferryError | HttpError) -> tuple[int, Problem]:
-    """Return the status of an error, and the error as a person reads it."""
-    if isinstance(error, GgferryError):
-        return status_of(error), model_view.problem_of(error.as_dict(), status_of(error))
-    record = {**error.more, "message": error.detail, "code": error.code}
-    return error.status, model_view.problem_of(record, error.status)
 
 
 # --- the archive ---------------------------------------------------------------------------------------------------
@@ -106,17 +49,20 @@ def archive(request: Request) -> Response:
     if which == "branch":
         return part("archive_parts", "partial", found)
     if which == "now":
-        return part("archive_parts", "table", found)
+        return part("archive_parts", "table", found, shell(request, "archive"))
     return show(request, "archive", "archive", archive=found)
 
 
 @router.get("/activity")
 def activity(request: Request) -> Response:
     """Show what is going on."""
-    found = archive_view.activity(service_of(request))
-    if request.query_params.get("part"):
+    service, which = service_of(request), request.query_params.get("part")
+    if which == "active":
+        return part("macros", "active", shell(request, "activity").active)
+    found = archive_view.activity(service)
+    if which:
         return part("activity_parts", "now", found)
-    return show(request, "activity", "activity", activity=found)
+    return show(request, "activity", "activity", activity=found, usage=changes.usage(service, known(request)))
 
 
 # --- a model -------------------------------------------------------------------------------------------------------
@@ -137,7 +83,9 @@ def looked_at(service: Service, caller: Caller, page: ModelPage) -> ModelPage:
 def model_page(request: Request, job: str, look: bool) -> ModelPage:
     """Return a model's page; `look`: also what a worker reads of a source that is not converted."""
     service = service_of(request)
-    page = model_view.page_of(functions.model(service, job), service.settings.uploads)
+    found = functions.model(service, job)
+    page = model_view.page_of(found, service.settings.uploads)
+    page = replace(page, can_delete=changes.may_change(service, known(request), job) and not page.can_cancel)
     receipt = service.store.row(job)["receipt"] if page.row.state == DONE else None
     if receipt is not None:
         page = model_view.with_receipt(page, receipt, f"/api/v1/jobs/{job}/files")
@@ -203,14 +151,14 @@ def shown_tokens(request: Request, job: str, text: str) -> Response:
 @router.post("/models/{job}/cancel")
 def cancel(request: Request, job: str) -> Response:
     """Cancel a job."""
-    functions.cancel(service_of(request), known(request), job)
+    changes.cancel(service_of(request), known(request), job)
     return RedirectResponse(render.url("models", job), FOUND)
 
 
 @router.post("/models/{job}/retry")
 def retry(request: Request, job: str) -> Response:
     """Try a job again."""
-    functions.retry(service_of(request), known(request), job)
+    changes.retry(service_of(request), known(request), job)
     return RedirectResponse(render.url("models", job), FOUND)
 
 
@@ -220,47 +168,59 @@ def retry(request: Request, job: str) -> Response:
 @router.get("/add")
 def add(request: Request, path: str = "", outtype: str = "keep") -> Response:
     """Show where models are added."""
-    return show(request, "add", "add", add=add_page(request, path[:4096], outtype))
+    return show(request, "add", "add", add=add_page(request, path[:4096], {"outtype": outtype}))
 
 
-def add_page(request: Request, path: str, outtype: str, problem: Problem | None = None) -> AddPage:
-    """Return the page where models are added."""
+def add_page(
+    request: Request, path: str, options: Mapping[str, Any] | None = None, problem: Problem | None = None
+) -> AddPage:
+    """Return the page where models are added; `options`: those that are filled in."""
     service, caller = service_of(request), known(request)
-    open_ = [
-        each
-        for each in service.uploads.every(caller.token.owner)
-        if each["state"] in ("receiving", "inspecting", "refused")
-    ]
+    uploads = service.uploads.every(caller.token.owner) if caller.may("submit") else []
     return AddPage(
         tuple(functions.roots(service)),
-        tuple(map(_upload, open_[:20])),
+        tuple(map(_upload, uploads[:MOST_UPLOADS])),
         most=service.settings.upload_bytes,
         problem=problem,
         path=path,
-        outtype=outtype.partition(",")[0],
-        further=outtype.partition(",")[2],
+        form=option_form.form_of(options or {}, path, uploads=service.settings.uploads),
+        usage=changes.usage(service, caller),
     )
 
 
 def _upload(found: UploadRecord) -> Upload:
-    names = [each["name"] for each in found["files"]]
-    name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     received = sum(each["offset"] for each in found["files"])
     error = model_view.problem_of(found["error"]) if found["error"] else None
-    return Upload(found["id"], name, found["bytes"], received, found["state"], error)
+    return Upload(
+        found["id"],
+        found["name"],
+        found["bytes"],
+        received,
+        found["state"],
+        error,
+        found["purpose"] == "option",
+        found["created"],
+        tuple((each["name"], each["sha256"]) for each in found["files"] if "sha256" in each),
+    )
 
 
 @router.post("/plans")
-def make_plan(request: Request, form: Annotated[dict[str, str], Depends(form_of)]) -> Response:
+async def make_plan(request: Request) -> Response:
     """Begin a plan and show it."""
-    path, outtype = form.get("path", ""), form.get("outtype", "keep")
-    outtype = ",".join([outtype, *filter(None, map(str.strip, form.get("further", "").split(",")))])
-    service, caller = service_of(request), known(request)
+    fields = await change_routes.fields_of(request)
+    return await run_in_threadpool(made_plan, request, fields)
+
+
+def made_plan(request: Request, fields: Sequence[tuple[str, str]]) -> Response:
+    """Return where the plan of a form is shown, or the form again with what is wrong."""
+    path = next((value for name, value in fields if name == "path"), "").strip()
+    options: dict[str, Any] = {}
     try:
-        found = functions.make_plan(service, caller, path.strip(), {"outtype": outtype}, wait=PLAN_WAIT)
+        options = option_form.options_in(fields)
+        found = functions.make_plan(service_of(request), known(request), path, options, wait=PLAN_WAIT)
     except GgferryError as error:
         status, problem = told(error)
-        return show(request, "add", "add", status, add=add_page(request, path[:4096], outtype, problem))
+        return show(request, "add", "add", status, add=add_page(request, path[:4096], options, problem))
     return RedirectResponse(render.url("plans", found["id"]), FOUND)
 
 
@@ -270,7 +230,9 @@ def plan(request: Request, plan: str, verdict: str = "", page: int = 1) -> Respo
     service = service_of(request)
     found = functions.show_plan(service, plan)
     lines = functions.plan_lines(service, plan, 0, MOST_LINES)[0] if found["state"] == "ready" else []
-    return show(request, "plan", "add", plan=plan_view.page_of(found, lines, verdict, max(1, page)))
+    return show(
+        request, "plan", "add", plan=plan_view.page_of(found, lines, verdict, max(1, page), service.settings.uploads)
+    )
 
 
 @router.get("/plans/{plan}/models/{job}")

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+from ggferry.service.records.fields import Usage
 from ggferry.service.server.pages import wording
+from ggferry.service.server.pages.option_form import OptionForm
 
 if TYPE_CHECKING:
     from ggferry.converters.conversion.summary import OutputSummary
@@ -121,6 +123,10 @@ class ModelRow:
         changed: When its state changed.
         progress: How far it is, while it is worked on.
         place: What is shown for its folder, where that is one of the server's own.
+        asked_by: Name of the token that asked for it.
+        asked: When that was.
+        started: When the last attempt began.
+        finished: When it ended.
     """
 
     id: str
@@ -136,6 +142,17 @@ class ModelRow:
     changed: float | None = None
     progress: Progress | None = None
     place: str = ""
+    asked_by: str = ""
+    asked: float | None = None
+    started: float | None = None
+    finished: float | None = None
+
+    @property
+    def took(self) -> float | None:
+        """Return how many seconds the last attempt took; None where it has not ended."""
+        if self.started is None or self.finished is None or self.state in ACTIVE:
+            return None
+        return max(0.0, self.finished - self.started)
 
     @property
     def name(self) -> str:
@@ -435,6 +452,8 @@ class ModelPage:
         can_cancel: Whether it can be canceled.
         facts_problem: Why the source could not be looked into.
         is_looked_at: Whether what the source holds is in here; else the page loads it later.
+        can_delete: Whether whoever looks may delete it.
+        form: The options it was, or would be, converted with; None where it cannot be planned.
     """
 
     row: ModelRow
@@ -460,6 +479,8 @@ class ModelPage:
     can_cancel: bool = False
     facts_problem: Problem | None = None
     is_looked_at: bool = True
+    can_delete: bool = False
+    form: OptionForm | None = None
 
     def address(self, page: int) -> str:
         """Return the address of a page of the tensors."""
@@ -557,6 +578,8 @@ class PlanPage:
         page: Number of the page, from 1.
         state: '' for a plan that was not run, 'making' while it is made, else 'submitted'.
         problem: Why it could not be made.
+        form: Its options, to be changed.
+        ladder: Of several types the bytes of each.
     """
 
     id: str
@@ -574,6 +597,13 @@ class PlanPage:
     page: int = 1
     state: str = ""
     problem: Problem | None = None
+    form: OptionForm | None = None
+    ladder: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def largest(self) -> int:
+        """Return the most bytes that the table of types shows."""
+        return max([self.bytes_in, *(size for _, size in self.ladder)])
 
     @property
     def pages(self) -> int:
@@ -616,7 +646,13 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An upload that was begun; `received` of `bytes` are on disk."""
+    """An upload; `received` of `bytes` are on disk.
+
+    Attributes:
+        is_option: Whether it is for an option, and no model.
+        at: When it was begun.
+        digests: Name and SHA-256 of each file, of what was received.
+    """
 
     id: str
     name: str
@@ -624,6 +660,9 @@ class Upload:
     received: int
     state: str = "receiving"
     problem: Problem | None = None
+    is_option: bool = False
+    at: float | None = None
+    digests: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -632,18 +671,18 @@ class AddPage:
 
     Attributes:
         roots: Folders of this machine that may be read.
-        uploads: Uploads that are not finished.
-        outtypes: Types to choose from.
+        uploads: The uploads, the newest first.
         most: Largest upload in bytes; None: no limit.
         problem: Why the last request could not be carried out.
-        path: What was typed in, likewise `outtype` and `further`, types that are made in the same reading.
+        path: What was typed in.
+        form: The options.
+        usage: How much room there is.
     """
 
     roots: tuple[str, ...] = ()
     uploads: tuple[Upload, ...] = ()
-    outtypes: tuple[str, ...] = ("keep", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m")
     most: int | None = None
     problem: Problem | None = None
     path: str = ""
-    outtype: str = "keep"
-    further: str = ""
+    form: OptionForm = field(default_factory=OptionForm)
+    usage: Usage = field(default_factory=lambda: Usage(used=0, quota=0, disk_free=0, disk_total=0))

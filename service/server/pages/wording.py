@@ -15,6 +15,7 @@ from markupsafe import Markup
 from ggferry.converters.conversion_plan.grades import MEANINGS
 from ggferry.converters.model_graph.open_checkpoint import architecture_named
 from ggferry.service.records.report_html import size as _size
+from ggferry.service.server.pages.option_form import in_words
 from ggferry.support.printable import printable
 
 _PLACES = re.compile(r"(?<=[._/-])(?=[^._/-])")
@@ -38,6 +39,8 @@ STATES = {
     "done": "converted",
     "failed": "failed",
     "quarantined": "set aside",
+    "cancelled": "cancelled",
+    "expired": "files removed",
     "skipped": "skipped",
     **{verdict: words for verdict, words in VERDICTS.items() if verdict not in ("convert", "other")},
 }
@@ -94,8 +97,8 @@ def segment(text: str) -> str:
 
 
 def advice(code: str, fault: str, hint: str | None) -> str:
-    """Return what a person can do about an error."""
-    return hint or ADVICE.get(code) or ADVICE.get(fault, "")
+    """Return what a person can do about an error, in the words of the page's form."""
+    return (in_words(hint) if hint else "") or ADVICE.get(code) or ADVICE.get(fault, "")
 
 
 def rate(bytes_a_second: float) -> str:

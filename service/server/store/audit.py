@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, TypedDict, cast
+from typing import Any, cast
+
+from typing_extensions import TypedDict  # pydantic refuses that of typing below Python 3.12
 
 from ggferry.service.server.store.database import Store
 from ggferry.support.heavy import sa

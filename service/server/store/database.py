@@ -20,9 +20,10 @@ from ggferry.support.heavy import sa
 
 T = TypeVar("T")
 VERSIONS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "versions")
-SERVER = History(VERSIONS, "ggferry_server_version", "ggferry_tokens", "0002", "server's part of the ledger")
+SERVER = History(VERSIONS, "ggferry_server_version", "ggferry_tokens", "0003", "server's part of the ledger")
 REPLACED = "the ledger's file was removed or replaced while the server runs"
 CANCELLED = {"class": "Cancelled", "message": "cancelled by a user", "hint": "retry queues it again"}
+EXPIRED = {"class": "Expired", "message": "its files were removed", "hint": "convert it again"}
 
 
 class Store(Ledger):
@@ -132,12 +133,19 @@ class Store(Ledger):
                 raise RefusedError("the job has ended", found=state)
 
     def requeue(self, job: str) -> None:
-        """Queue a job again that failed or was cancelled. Raises NotFoundError, RefusedError for any other."""
+        """Queue a job again that failed, was cancelled or has no files any more.
+
+        Raises NotFoundError, RefusedError for any other.
+        """
         row = self.row(job)
-        again = row["state"] in (FAILED, QUARANTINED) or (row["error"] or {}).get("class") == CANCELLED["class"]
+        ended = (row["error"] or {}).get("class") in (CANCELLED["class"], EXPIRED["class"])
+        again = row["state"] in (FAILED, QUARANTINED) or (row["state"] == SKIPPED and ended)
         if row["state"] == QUEUED:
             return
-        if not again or row["entry"].get("verdict") != CONVERT:
+        if again and row["entry"].get("verdict") != CONVERT:
+            words = "planning found what is wrong: its source has to be planned again"
+            raise RefusedError(words, found=row["entry"].get("verdict"), hint="POST /plans with the same source")
+        if not again or "edit_of" in row["entry"]:
             raise RefusedError("only a model that failed or was cancelled can be tried again", found=row["state"])
         jobs = self.jobs
         values = {"state": QUEUED, "attempts": 0, "losses": 0, "not_before": 0.0, "key": None, "same_as": None}

@@ -15,6 +15,7 @@ from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.records.fields import IndexRow, ListedModel
 from ggferry.service.records.plan_file import OTHER, Entry, Head
 from ggferry.service.server.store.database import Store
+from ggferry.service.server.store.removal import shown_state_of
 from ggferry.support.heavy import sa
 
 PLANNED = "planned"
@@ -149,7 +150,7 @@ def _row(plan: str, job: str, entry: Mapping[str, Any]) -> JSONObject:
 def _state(store: Store) -> Any:
     models = store.t.models
     verdict = sa.case((models.c.verdict == "convert", PLANNED), else_=models.c.verdict)
-    return sa.func.coalesce(store.jobs.c.state, verdict)
+    return sa.func.coalesce(shown_state_of(store.jobs), verdict)
 
 
 def _columns(store: Store) -> dict[str, Any]:
@@ -170,11 +171,14 @@ def _columns(store: Store) -> dict[str, Any]:
         "finished": jobs.c.finished,
         "updated": sa.func.coalesce(jobs.c.updated, models.c.planned),
         "stage": jobs.c.stage,
+        "asked_by": store.t.asked.c.name,
+        "asked": sa.func.coalesce(store.t.asked.c.at, jobs.c.created),
     }
 
 
 def _joined(store: Store) -> Any:
-    return store.t.models.outerjoin(store.jobs, store.jobs.c.id == store.t.models.c.id)
+    models, asked = store.t.models, store.t.asked
+    return models.outerjoin(store.jobs, store.jobs.c.id == models.c.id).outerjoin(asked, asked.c.job == models.c.id)
 
 
 def _matching(store: Store, query: Query) -> list[Any]:
@@ -260,6 +264,13 @@ def one(store: Store, job: str) -> IndexRow:
     if found is None:
         raise NotFoundError("no such model", found=job)
     return cast("IndexRow", found)
+
+
+def some(store: Store, jobs: Sequence[str]) -> list[IndexRow]:
+    """Return the rows of models, by their names; those that are unknown are left out."""
+    shown = [column.label(name) for name, column in _columns(store).items()]
+    query = sa.select(*shown).select_from(_joined(store)).where(store.t.models.c.id.in_(list(jobs)[: 2 * MOST]))
+    return cast("list[IndexRow]", store.all(query.order_by(store.t.models.c.name)))
 
 
 def facets(store: Store) -> dict[str, dict[str, int]]:

@@ -43,11 +43,12 @@ def server_tables(meta: Any) -> SimpleNamespace:
         column("id", text, primary_key=True), column("token", text, index=True), column("state", text),
         column("files", data), column("bytes", number), column("summary", data),
         column("error", data(none_as_null=True)), column("created", real), column("updated", real),
+        column("purpose", text),
     )
     received = sa.Table(
         "ggferry_received", meta,
         column("upload", text, primary_key=True), column("file", sa.Integer, primary_key=True),
-        column("offset", number, nullable=False),
+        column("offset", number, nullable=False), column("sha256", text),
     )
     events = sa.Table(
         "ggferry_events", meta,
@@ -65,6 +66,11 @@ def server_tables(meta: Any) -> SimpleNamespace:
         "ggferry_outputs", meta,
         column("job", text, primary_key=True), column("file", sa.Integer, primary_key=True), column("path", text),
         column("bytes", number), column("blake3", text), column("sha256", text), column("stamp", text),
+    )
+    asked = sa.Table(
+        "ggferry_asked", meta,
+        column("job", text, primary_key=True), column("token", text, index=True), column("name", text),
+        column("at", real),
     )
     hooks = sa.Table(
         "ggferry_webhooks", meta,
@@ -87,7 +93,7 @@ def server_tables(meta: Any) -> SimpleNamespace:
     return SimpleNamespace(
         audit=audit,
         tokens=tokens, plans=plans, models=models, uploads=uploads, received=received, events=events, answers=answers,
-        outputs=outputs, hooks=hooks, notices=notices,
+        outputs=outputs, hooks=hooks, notices=notices, asked=asked,
     )
 
 

@@ -11,7 +11,9 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any, cast
+
+from typing_extensions import TypedDict  # pydantic refuses that of typing below Python 3.12
 
 from ggferry.formats.errors import NotFoundError, UsageError
 from ggferry.service.server.store.database import Store

@@ -18,6 +18,7 @@ from typing import Any
 
 from ggferry.formats.errors import GgferryError
 from ggferry.service.server.store.database import Store
+from ggferry.service.server.store.removal import shown_state
 from ggferry.support.heavy import sa
 
 EVERY = 0.5  # seconds between looks at the database
@@ -152,4 +153,5 @@ class Hub:
 
 def _text(row: Mapping[str, Any]) -> bytes:
     shown = {name: row[name] for name in ("id", "job", "plan", "state", "attempt", "error", "at")}
+    shown["state"] = shown_state(row["state"], row["error"])
     return f"id: {row['id']}\nevent: job\ndata: {json.dumps(shown, default=str)}\n\n".encode()

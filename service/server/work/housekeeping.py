@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ggferry.formats.errors import GgferryError
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED
 from ggferry.service.server.settings import DAY, Settings
-from ggferry.service.server.store import audit, models, tokens
+from ggferry.service.server.store import audit, models, removal, tokens
 from ggferry.service.server.store.database import Store
-from ggferry.service.server.work.sources import is_within
+from ggferry.service.server.work.outputs import Outputs
 from ggferry.service.server.work.uploads import ACCEPTED, RECEIVING, REFUSED, Uploads
 from ggferry.support.heavy import sa
 
@@ -28,8 +26,10 @@ MOST = 1000  # rows a round
 class Housekeeper:
     """Goes its round in a thread."""
 
-    def __init__(self, store: Store, settings: Settings, uploads: Uploads, log: Callable[..., None]) -> None:
-        self.store, self.settings, self.uploads, self._log = store, settings, uploads, log
+    def __init__(
+        self, store: Store, settings: Settings, uploads: Uploads, outputs: Outputs, log: Callable[..., None]
+    ) -> None:
+        self.store, self.settings, self.uploads, self.outputs, self._log = store, settings, uploads, outputs, log
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="ggferry-housekeeping")
 
@@ -84,25 +84,20 @@ class Housekeeper:
         return gone
 
     def _outputs(self, now: float) -> int:
-        """Remove the folders of outputs whose jobs all ended long ago; nothing but what this server's plans made."""
+        """Remove the files of jobs that ended long ago; nothing but what this server's plans made."""
         if self.settings.keep_outputs is None:
             return 0
-        jobs, plans = self.store.jobs, self.store.t.plans
-        newest = sa.func.max(sa.func.coalesce(jobs.c.finished, jobs.c.updated))
-        is_open = sa.func.sum(sa.case((jobs.c.state.in_(ENDED), 0), else_=1))
-        query = (
-            sa.select(plans.c.id)
-            .join(jobs, jobs.c.plan == plans.c.run)
-            .group_by(plans.c.id)
-            .having((newest < now - self.settings.keep_outputs) & (is_open == 0))
-        )
-        gone = 0
-        for row in self.store.all(query.limit(MOST)):
-            folder = os.path.join(self.settings.outputs, row["id"])
-            if is_within(folder, self.settings.outputs) and os.path.isdir(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                gone += 1
-        return gone
+        jobs, gone = self.store.jobs, []
+        past = sa.func.coalesce(jobs.c.finished, jobs.c.updated) < now - self.settings.keep_outputs
+        mine = (jobs.c.state == DONE) & jobs.c.plan.in_(self.store.submitted())
+        for row in self.store.all(sa.select(jobs.c.id, jobs.c.output).where(mine, past).limit(MOST)):
+            try:
+                self.outputs.remove(row["id"])
+                gone.append(row["id"])
+            except (GgferryError, OSError) as error:
+                self._log("housekeeping", "warning", job=row["id"], message=str(error))
+        removal.expire(self.store, gone)
+        return len(gone)
 
     def _records(self, now: float) -> int:
         """Remove jobs that ended long ago, with their attempts, from the ledger and the index."""
@@ -114,16 +109,5 @@ class Housekeeper:
         )
         mine = jobs.c.plan.in_(self.store.submitted())
         ids = [row["id"] for row in self.store.all(sa.select(jobs.c.id).where(past, mine).limit(MOST))]
-
-        def work(connection: Any) -> None:
-            for table, column in (
-                (self.store.attempts, self.store.attempts.c.job),
-                (self.store.t.outputs, self.store.t.outputs.c.job),
-                (self.store.t.models, self.store.t.models.c.id),
-                (jobs, jobs.c.id),
-            ):
-                connection.execute(sa.delete(table).where(column.in_(ids)))
-
-        if ids:
-            self.store.do(work)
+        removal.forget(self.store, ids)
         return len(ids)

@@ -21,13 +21,15 @@ from typing import Any, TypedDict, cast
 from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.server.store.database import Store
+from ggferry.service.server.store.removal import shown_state
 from ggferry.service.storage.backends import web_requests
 from ggferry.service.storage.urls import WEB
 from ggferry.support.heavy import sa
 
 DELAYS = (0.0, 5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)
 """Seconds before each attempt, those that the specification recommends."""
-EVENTS = {"done": "job.done", "failed": "job.failed", "quarantined": "job.quarantined", "skipped": "job.skipped"}
+ENDS = ("done", "failed", "quarantined", "skipped", "cancelled", "expired")
+EVENTS = {state: f"job.{state}" for state in ENDS}
 PREFIX = "whsec_"
 EVERY = 1.0  # seconds between looks for notices to send
 MOST = 100  # notices and events that are taken at a time
@@ -143,7 +145,7 @@ class Notifier:
         """Enter notices of the events that a receiver has not been told of."""
         events, hooks, jobs = self.store.t.events, self.store.t.hooks, self.store.jobs
         query = sa.select(events).where(events.c.id > hook["seen"]).order_by(events.c.id).limit(MOST)
-        found = self.store.all(query)
+        found = [{**each, "state": shown_state(each["state"], each["error"])} for each in self.store.all(query)]
         if not found:
             return
         told = [each for each in found if each["state"] in EVENTS]

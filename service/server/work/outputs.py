@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ggferry.converters.metadata.beside import files_written
+from ggferry.converters.metadata.beside import RECEIPT, files_written
 from ggferry.formats.errors import ChangedError, NotFoundError, RefusedError
 from ggferry.formats.files.local_files import open_file
 from ggferry.service.records.fields import TriedRow
 from ggferry.service.records.ledger import DONE
 from ggferry.service.records.receipts import kept, receipt_of, receipts_of
 from ggferry.service.server.store.database import Store
+from ggferry.service.server.work.sources import is_within
 from ggferry.service.storage.stores import is_remote
 from ggferry.support.heavy import sa
 
@@ -88,6 +90,30 @@ class Outputs:
                     raise ChangedError("not the file that was proved", path=found.path)
                 return fd, found
         raise NotFoundError("the job made no such file", found=name)
+
+    def remove(self, job: str) -> None:
+        """Remove the files of a done job with their receipts, and the folders that are empty then.
+
+        A file that another job has made again since stays.
+        """
+        row = self._row(job)
+        jobs, output = self.store.jobs, str(row["output"])
+        if is_remote(output):
+            raise RefusedError("the output is in a store", path=output, hint="remove it there")
+        made = (jobs.c.output == output) & (jobs.c.id != job) & (jobs.c.state == DONE)
+        if self.store.first(sa.select(jobs.c.id).where(made)) is not None:
+            return
+        top, folder = self._folder(output), os.path.dirname(output)
+        names = [each["name"] for each in _files(row)]
+        receipts = [name + RECEIPT for name in names]
+        if is_within(folder, top) and os.path.realpath(folder) == folder:
+            for name in (*names, *receipts):
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, os.path.basename(name)))
+            with suppress(OSError):
+                while folder != top:
+                    os.rmdir(folder)
+                    folder = os.path.dirname(folder)
 
     def _row(self, job: str) -> TriedRow:
         row = self.store.row(job)

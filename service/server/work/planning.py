@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, cast
 
-from ggferry.converters.conversion.options import PLAN_FILES
+from ggferry.converters.conversion.options import PLAN_FILES, PLAN_NAMES, option
 from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, of_os
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.plan.make_plan import PlanRequest
@@ -64,11 +64,11 @@ class Planner:
             "trees": list(place.trees),
             "error": None,
         }
-        values |= {"token": token, "created": time.time(), "owner": self.owner}
+        values |= {"created": time.time(), "owner": self.owner}
         with self._lock:
             if plan in self._work and not self._work[plan].done():
                 return plan
-            insert = self.store._insert(table).values(id=plan, **values)
+            insert = self.store._insert(table).values(id=plan, token=token, **values)
             self.store.do(lambda c: c.execute(insert.on_conflict_do_update(index_elements=["id"], set_=values)))
             self._work = {key: each for key, each in self._work.items() if not each.done()}
             self._work[plan] = self._pool.submit(self._make, plan, place, recipe)
@@ -182,10 +182,14 @@ def secrets_file(settings: Settings) -> str:
 
 
 def files_of(options: Mapping[str, Any], resolve: Any) -> JSONObject:
-    """Return a plan's options with those that name files resolved as sources are."""
+    """Return a plan's options with those that name files resolved as sources are.
+
+    Those that state their default are left out: with and without them, the plan and its jobs are the same.
+    """
     return {
         name: resolve(str(value)).path if name in PLAN_FILES and value is not None else value
         for name, value in options.items()
+        if name not in PLAN_NAMES or (type(value), value) != (type(option(name).default), option(name).default)
     }
 
 

@@ -29,16 +29,16 @@ class Place:
     trees: tuple[str, ...]
 
 
-def resolve(wanted: str, roots: Sequence[str], upload: Callable[[str], str]) -> Place:
-    """Return the place that `wanted` names; `upload` gives the folder of an upload by its id.
+def resolve(wanted: str, roots: Sequence[str], upload: Callable[[str], tuple[str, str]]) -> Place:
+    """Return the place that `wanted` names; `upload` gives what an upload names, and its folder, by its id.
 
     Raises UsageError, NotFoundError, and AccessError for what is below no root.
     """
     if not wanted or len(wanted) > LONGEST or any(c < " " or c == "\x7f" for c in wanted):
         raise UsageError("a source", found=wanted[:200], expected="a path below a root, a URL, or upload:ID")
     if wanted.startswith(UPLOAD):
-        folder = upload(wanted.removeprefix(UPLOAD))
-        return Place(folder, (folder,))
+        path, folder = upload(wanted.removeprefix(UPLOAD))
+        return Place(path, (folder,))
     if is_remote(wanted):
         return Place(_url(wanted, roots), _local(roots))
     if "://" in wanted or not os.path.isabs(wanted):

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from ggferry.formats.errors import BusyError, ChecksumError, GgferryError, NotFoundError, RefusedError, UsageError
@@ -30,9 +31,11 @@ from ggferry.service.plan.make_plan import plan as make
 from ggferry.service.records.fields import UploadRecord
 from ggferry.service.records.plan_file import ARCHIVE, BAD, CONVERT, DUPLICATE, SKIP, Entry
 from ggferry.service.records.report import summary
+from ggferry.service.server.incoming.pieces import Digests, OffsetError, Piece
 from ggferry.service.server.settings import Settings
+from ggferry.service.server.store import asked
 from ggferry.service.server.store.database import Store
-from ggferry.service.server.store.tokens import Token
+from ggferry.service.server.store.tokens import ADMIN, Token
 from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.storage.urls import Access
 from ggferry.support.heavy import sa
@@ -41,6 +44,7 @@ RECEIVING, INSPECTING, ACCEPTED, REFUSED = UPLOAD_STATES = ("receiving", "inspec
 MOST_FILES, DEEPEST = 1000, 8
 MOST_OPEN = 1000  # uploads of one token that are not finished
 INSPECTIONS = 2  # at a time
+PURPOSES = MODEL, OPTION = ("model", "option")
 SPARE = 256 << 20  # bytes of a disk that are left free
 
 
@@ -50,14 +54,15 @@ class Uploads:
     def __init__(self, store: Store, settings: Settings, inspectors: InspectorPool) -> None:
         self.store, self.settings, self.inspectors = store, settings, inspectors
         self._pool = ThreadPoolExecutor(INSPECTIONS, "ggferry-inspect")
-        self._lock = threading.Lock()
+        self._lock, self._digests = threading.Lock(), Digests()
 
     # --- beginning -------------------------------------------------------------------------------------------------
 
-    def begin(self, token: Token, files: Sequence[Mapping[str, Any]]) -> UploadRecord:
+    def begin(self, token: Token, files: Sequence[Mapping[str, Any]], purpose: str = MODEL) -> UploadRecord:
         """Begin an upload of files, each with name, bytes and, where the sender knows it, sha256. Return it.
 
-        Raises UsageError for names that are no file's, RefusedError where there is no room or quota left.
+        `purpose`: MODEL, or OPTION for what an option of a conversion names, which need be no model. Raises UsageError
+        for names that are no file's, RefusedError where there is no room or quota left.
         """
         listed = [_listed(each) for each in files]
         check_names([each["name"] for each in listed])
@@ -76,6 +81,7 @@ class Uploads:
             self._make_files(key, listed)
             now = time.time()
             values = {"id": key, "token": token.owner, "state": RECEIVING, "files": listed, "bytes": total}
+            values |= {"purpose": purpose}
             rows = [{"upload": key, "file": number, "offset": 0} for number in range(len(listed))]
 
             def enter(connection: Any) -> None:
@@ -105,19 +111,18 @@ class Uploads:
         used = self.used(token.owner)
         if used + more > quota:
             words = "the token's quota has no room for it"
-            raise RefusedError(words, found=used + more, expected=f"≤ {quota}", hint="delete uploads, or ask for more")
+            raise RefusedError(
+                words, found=used + more, expected=f"≤ {quota}", hint="delete uploads or outputs, or ask for more"
+            )
         room = free_bytes(self.settings.quarantine) - self._pending() - SPARE
         if more > room:
             raise RefusedError("the server's disk has no room for it", found=more, expected=f"≤ {max(0, room)}")
 
     def used(self, owner: str) -> int:
-        """Return the bytes that a token stores or has announced: its uploads, and the outputs of its plans."""
-        uploads, plans, jobs = self.store.t.uploads, self.store.t.plans, self.store.jobs
-        held = sa.select(sa.func.sum(uploads.c.bytes).label("n")).where(uploads.c.token == owner)
-        runs = sa.select(plans.c.run).where(plans.c.token == owner, plans.c.submitted.is_not(None))
-        going = jobs.c.plan.in_(runs) & jobs.c.state.in_(("queued", "running", "verifying", "done"))
-        made = sa.select(sa.func.sum(jobs.c.bytes_out).label("n")).where(going)
-        return sum(int((self.store.first(query) or {}).get("n") or 0) for query in (held, made))
+        """Return the bytes that a token stores or has announced: its uploads, and the outputs it asked for."""
+        uploads = self.store.t.uploads
+        held = self.store.first(sa.select(sa.func.sum(uploads.c.bytes).label("n")).where(uploads.c.token == owner))
+        return int((held or {}).get("n") or 0) + asked.bytes_of(self.store, owner)
 
     def _pending(self) -> int:
         """Return the bytes that are announced and have not come."""
@@ -136,12 +141,12 @@ class Uploads:
         found = self.store.first(sa.select(table).where(table.c.id == key, table.c.token == owner))
         if found is None:
             raise NotFoundError("no such upload", found=key[:100])
-        offsets = self.store.all(sa.select(received.c.file, received.c.offset).where(received.c.upload == key))
-        at = {row["file"]: row["offset"] for row in offsets}
-        files = [{**each, "offset": at.get(number, 0)} for number, each in enumerate(found["files"])]
+        columns = (received.c.file, received.c.offset, received.c.sha256)
+        rows = {row["file"]: row for row in self.store.all(sa.select(*columns).where(received.c.upload == key))}
+        files = [_shown(each, rows.get(number)) for number, each in enumerate(found["files"])]
         names = ("id", "state", "bytes", "summary", "error", "created", "updated")
         shown = {**{name: found[name] for name in names}, "source": f"upload:{key}", "files": files}
-        return cast("UploadRecord", shown)
+        return cast("UploadRecord", {**shown, "purpose": found["purpose"] or MODEL, "name": name_of(found["files"])})
 
     def every(self, owner: str) -> list[UploadRecord]:
         """Return a token's uploads, the newest first."""
@@ -160,6 +165,15 @@ class Uploads:
                 words, found=found["state"], expected=ACCEPTED, hint=(found["error"] or {}).get("message")
             )
         return os.path.join(self.settings.uploads, key)
+
+    def place(self, key: str, owner: str) -> tuple[str, str]:
+        """Return what an upload names, and its folder: the file or folder that it consists of, if that is all of it.
+
+        Raises NotFoundError, and RefusedError for one that was not inspected.
+        """
+        folder = self.folder(key, owner)
+        tops = {each["name"].partition("/")[0] for each in self.show(key, owner)["files"]}
+        return os.path.join(folder, tops.pop()) if len(tops) == 1 else folder, folder
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
@@ -192,15 +206,18 @@ class Uploads:
         except OSError:
             os.close(fd)  # and with it the lock, else nobody could send the rest
             raise
-        return Piece(self, key, number, fd, start, end)
+        digest = self._digests.at((key, number), fd, start)
+        return Piece(
+            fd, start, end, digest, partial(self.acknowledge, key, number), partial(self._digests.keep, (key, number))
+        )
 
-    def acknowledge(self, key: str, number: int, start: int, offset: int) -> bool:
-        """Record that a file is on the disk up to `offset`; return whether the upload is complete."""
+    def acknowledge(self, key: str, number: int, start: int, offset: int, sha256: str) -> bool:
+        """Record that a file is on the disk up to `offset`, and its digest; return whether the upload is complete."""
         received, uploads = self.store.t.received, self.store.t.uploads
         mine = (received.c.upload == key) & (received.c.file == number) & (received.c.offset <= offset)
 
         def work(connection: Any) -> bool:
-            connection.execute(sa.update(received).where(mine).values(offset=offset))
+            connection.execute(sa.update(received).where(mine).values(offset=offset, sha256=sha256))
             connection.execute(sa.update(uploads).where(uploads.c.id == key).values(updated=time.time()))
             came = connection.execute(
                 sa.select(sa.func.sum(received.c.offset)).where(received.c.upload == key)
@@ -213,9 +230,14 @@ class Uploads:
             self._finish(key)
         return is_complete
 
-    def remove(self, key: str, owner: str) -> None:
-        """Remove an upload that no job needs. Raises NotFoundError, RefusedError while one does."""
-        self.show(key, owner)
+    def remove(self, key: str, token: Token) -> None:
+        """Remove an upload that no job needs; an administrator may remove that of anybody.
+
+        Raises NotFoundError, RefusedError while a job needs it.
+        """
+        table = self.store.t.uploads
+        found = self.store.first(sa.select(table.c.token).where(table.c.id == key))
+        self.show(key, found["token"] if found is not None and token.may(ADMIN) else token.owner)
         jobs, folder = self.store.jobs, os.path.join(self.settings.uploads, key)
         needed = jobs.c.source.startswith(folder, autoescape=True) & jobs.c.state.in_(
             ("queued", "running", "verifying")
@@ -263,8 +285,9 @@ class Uploads:
                 return  # removed, or on another server
             if os.path.isdir(inside):
                 self._check_digests(key, inside)
-                entries = self._planned(inside)
-                check_models(entries)
+                entries = self._planned(inside) if self._purpose(key) == MODEL else []
+                if self._purpose(key) == MODEL:
+                    check_models(entries)
                 os.rename(inside, outside)
                 sync_folder(os.path.join(self.settings.uploads, ""))
                 sync_folder(os.path.join(self.settings.quarantine, ""))
@@ -279,6 +302,11 @@ class Uploads:
             values = {"state": REFUSED, "error": {"code": "internal", "message": words}}
         table = self.store.t.uploads
         self.store.run(sa.update(table).where(table.c.id == key).values(**values, updated=time.time()))
+
+    def _purpose(self, key: str) -> str:
+        table = self.store.t.uploads
+        found = self.store.first(sa.select(table.c.purpose).where(table.c.id == key))
+        return str((found or {}).get("purpose") or MODEL)
 
     def _check_digests(self, key: str, folder: str) -> None:
         """Raise ChecksumError for a file that is not what its sender said."""
@@ -303,41 +331,6 @@ class Uploads:
             trees=(folder,),
         )
         return make(request, worker=self.inspectors)[1]
-
-
-class OffsetError(RefusedError):
-    """Bytes that do not begin where the last ones ended."""
-
-    def __init__(self, offset: int, found: int) -> None:
-        words = "the piece does not begin where the last one ended"
-        super().__init__(words, found=found, expected=offset, hint="send what follows Upload-Offset")
-        self.at = offset
-
-
-class Piece:
-    """A file that is being written from `start` to `end` by one request."""
-
-    def __init__(self, uploads: Uploads, key: str, number: int, fd: int, start: int, end: int) -> None:
-        self._uploads, self._key, self._number, self._fd = uploads, key, number, fd
-        self.at, self.end, self._start = start, end, start
-
-    def write(self, data: bytes | bytearray) -> None:
-        """Append bytes. Raises UsageError beyond the end, and GgferryError of a full disk."""
-        if self.at + len(data) > self.end:
-            raise UsageError("more bytes than Content-Range says", found=self.at + len(data), expected=self.end)
-        view = memoryview(data)
-        while view:
-            count = os.pwrite(self._fd, view, self.at)
-            self.at += count
-            view = view[count:]
-
-    def close(self) -> bool:
-        """Put what came on the disk, record it, and return whether the upload is complete."""
-        try:
-            os.fsync(self._fd)
-            return self._uploads.acknowledge(self._key, self._number, self._start, self.at)
-        finally:
-            os.close(self._fd)
 
 
 def check_models(entries: Sequence[Entry]) -> None:
@@ -369,6 +362,25 @@ def check_names(names: Sequence[str]) -> None:
 def _is_name(part: str) -> bool:
     fits = 0 < len(part.encode("utf-8", "surrogatepass")) <= NAME_MAX - 64
     return fits and not part.startswith(".") and part.isprintable() and "\\" not in part
+
+
+def name_of(files: Sequence[Mapping[str, Any]]) -> str:
+    """Return what an upload is called: its file, its folder, or the first of several files."""
+    names = [str(each["name"]) for each in files]
+    tops = {name.partition("/")[0] for name in names}
+    if len(tops) == 1:
+        return tops.pop()
+    return f"{names[0]} and {len(names) - 1} more"
+
+
+def _shown(file: Mapping[str, Any], row: Mapping[str, Any] | None) -> JSONObject:
+    """Return a file of an upload: `sha256` is of what was received, `announced` what its sender said of the whole."""
+    found: JSONObject = {"name": file["name"], "bytes": file["bytes"], "offset": row["offset"] if row else 0}
+    if file.get("sha256"):
+        found["announced"] = file["sha256"]
+    if not found["offset"]:
+        return {**found, "sha256": hashlib.sha256().hexdigest()}
+    return {**found, "sha256": row["sha256"]} if row and row["sha256"] else found
 
 
 def _listed(each: Mapping[str, Any]) -> JSONObject:

@@ -68,6 +68,21 @@ def test_all_outputs_of_a_job_come_back_with_their_receipts(
     assert all(output in command("remote", "status", job, **env).stdout for output in done["outputs"])
 
 
+def test_what_is_there_is_listed_and_removed(server: Server, env: dict[str, str]) -> None:
+    client = ggferry.Client(server.url, server.token)
+    source = client.upload(str(server.data.parent / "root" / "old.bin"))
+    (job,) = client.submit(source, verify="none", model_name="to be removed")
+    client.wait([job])
+    assert client.usage()["used"] >= client.job(job)["bytes_out"]
+    assert source in command("remote", "uploads", **env).stdout
+    row = next(each for each in command("remote", "list", "old", **env).stdout.splitlines() if each[:10] == job[:10])
+    assert row.split()[1] == "done" and "link printed" in row
+    assert "the job has ended" in command("remote", "cancel", job, code=7, **env).stderr
+    command("remote", "delete", job, **env)
+    with pytest.raises(ggferry.NotFoundError):
+        client.job(job)
+
+
 @pytest.mark.slow
 def test_exit_codes_are_those_of_the_local_commands(env: dict[str, str], server: Server, tmp_path: Path) -> None:
     (tmp_path / "bad.bin").write_bytes((server.data.parent / "root" / "old.bin").read_bytes()[:-7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from ggferry.service.plan import make_plan as planning
 from ggferry.service.plan.group_files import FILE, Group
 from ggferry.service.plan.make_plan import PlanRequest, plan
-from ggferry.service.workers.supervisor import OUT_OF_MEMORY, Answer, WorkerFailed
+from ggferry.service.workers.supervisor import OUT_OF_MEMORY, Answer, WorkerDied, WorkerFailed
 from helpers.builders import Llama
 from helpers.third_party_fixtures import FIXTURES
 
@@ -52,6 +53,8 @@ class Worker:
 
     def run(self, command: Mapping[str, Any], timeout: float) -> Answer:
         self.runs += 1
+        if self.errors and (death := getattr(signal, self.errors[0], None)):
+            raise WorkerDied(f"ended by {self.errors.pop(0)}", death)
         if self.errors:
             raise WorkerFailed({"class": self.errors.pop(0)}, 0)
         return Answer({"options": {}, "container": "ggjt"}, 0)
@@ -66,6 +69,9 @@ class Worker:
         (("CorruptError",), 1, True),
         (("UnreachableError",), 2, False),
         (("TransportError",) * 3, 3, True),
+        (("SIGKILL",) * 2, 3, False),
+        (("SIGKILL",) * 3, 3, True),
+        (("SIGSEGV",), 1, True),
     ],
 )
 def test_want_of_memory_and_what_passes_are_tried_again(
@@ -75,6 +81,9 @@ def test_want_of_memory_and_what_passes_are_tried_again(
     worker = Worker(*errors)
     facts = planning._facts(Group(FILE, "a.bin", ("a.bin",)), PlanRequest(("/",)), worker, {})  # type: ignore[arg-type]
     assert worker.runs == runs and ("error" in facts) == failed
+    if failed:  # a worker that somebody killed says nothing of the file
+        is_of_file = errors[-1] in ("CorruptError", "SIGSEGV")
+        assert (planning._verdict(facts["error"]) == "corrupt") == is_of_file or errors[-1] == OUT_OF_MEMORY
 
 
 def test_what_ends_a_thread_ends_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

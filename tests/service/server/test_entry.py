@@ -121,3 +121,40 @@ def test_a_body_of_two_lengths_ends_the_connection(server: Server) -> None:
         connection.sendall(f"{first}GET /health HTTP/1.1\r\n{host}\r\n".encode())
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+
+
+def test_behind_a_proxy_with_tls_the_session_is_for_tls_alone(server: Server, tmp_path: Path) -> None:
+    """A proxy that is not trusted may say what it likes."""
+    said = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}
+    plain = entered(server, "/", **said).headers["set-cookie"]
+    assert plain.startswith("ggferry_session_") and "Secure" not in plain
+    with serving(tmp_path / "data", "--trusted-proxy", "127.0.0.0/8", "--rate", "5") as proxied:
+        answer = entered(proxied, "/", **said)
+        cookie = answer.headers["set-cookie"]
+        assert cookie.startswith(f"__Host-{proxied.cookie}=") and "; Secure" in cookie and "Path=/;" in cookie + ";"
+        assert "Domain" not in cookie and "max-age" in answer.headers["strict-transport-security"]
+        session = {"Cookie": cookie.partition(";")[0]}
+        assert httpx.get(proxied.url, headers=said | session).status_code == 200
+        assert httpx.get(proxied.url, headers=session).status_code == 303, "without TLS nobody is signed in"
+        for _ in range(30):  # somebody else behind the same proxy
+            httpx.get(f"{proxied.url}/api/v1/models", headers=said)
+        elsewhere = httpx.get(f"{proxied.url}/api/v1/models", headers=said | {"X-Forwarded-For": "203.0.113.10"})
+        assert elsewhere.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/health", "GET, HEAD, OPTIONS"),
+        ("/api/v1/jobs/" + "0" * 32, "DELETE, GET, HEAD, OPTIONS"),
+        ("/api/v1/plans", "OPTIONS, POST"),
+        ("/api/v1/uploads/" + "0" * 24, "DELETE, GET, HEAD, OPTIONS"),
+    ],
+)
+def test_every_method_of_a_path_is_named(server: Server, path: str, methods: str) -> None:
+    """RFC 9110, 10.2.1: also where another route of the same path has the method."""
+    headers = {"Authorization": f"Bearer {server.token}"}
+    asked = httpx.options(server.url + path, headers=headers)
+    assert (asked.status_code, asked.headers["allow"]) == (204, methods)
+    refused = httpx.patch(server.url + path, headers=headers)
+    assert (refused.status_code, refused.headers["allow"]) == (405, methods)

@@ -17,7 +17,7 @@ import pytest
 
 from ggferry.service.records.ledger import Ledger
 from helpers.builders import Llama
-from helpers.server import ENDED, Server, made_token, start
+from helpers.server import ENDED, Server, made_token, span, start
 
 TYPES = ("keep", "f16", "q8_0", "f32")
 
@@ -51,8 +51,8 @@ def work(server: Server, token: str, data: bytes, number: int, known: Acknowledg
         offset = 0
         while offset < len(content):
             piece = content[offset : offset + rng.randint(20_000, 200_000)]
-            span = f"bytes {offset}-{offset + len(piece) - 1}/{len(content)}"
-            answer = client.put(f"/uploads/{key}/files/0", content=piece, headers={"Content-Range": span})
+            headers = span(content, offset, offset + len(piece))
+            answer = client.put(f"/uploads/{key}/files/0", content=piece, headers=headers)
             offset = answer.json()["offset"]
             known.uploads[key] = (content, offset)
         while client.get(f"/uploads/{key}").json()["state"] in ("receiving", "inspecting"):

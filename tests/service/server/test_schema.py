@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
+from openapi_spec_validator import validate
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
@@ -87,3 +89,18 @@ def test_the_schema_is_described(client: httpx.Client, server: Server) -> None:
         for method, each in methods.items():
             assert each["description"].endswith("."), (path, method)
             assert "default" in each["responses"], (path, method)
+
+
+def test_the_schema_is_valid_and_types_every_answer(client: httpx.Client, server: Server) -> None:
+    """A generated client gets methods with names of their own, and records for what they return."""
+    found = httpx.get(f"{server.url}/api/openapi.json", headers=dict(client.headers)).json()
+    validate(found)
+    operations = [each for methods in found["paths"].values() for each in methods.values()]
+    names = [each["operationId"] for each in operations]
+    assert len(set(names)) == len(names) and all(re.fullmatch("[a-z]+_[a-z_]+", name) for name in names), names
+    for each in operations:
+        for status, answer in each["responses"].items():
+            for kind, content in answer.get("content", {}).items():
+                schema = content.get("schema", {})
+                if kind == "application/json" and status.startswith("2"):
+                    assert "$ref" in schema or schema.get("items") or schema.get("additionalProperties"), (each, status)

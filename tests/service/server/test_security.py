@@ -20,7 +20,7 @@ import pytest
 from ggferry.service.cli.app import _run
 from ggferry.service.server.guard.callers import csrf_of
 from helpers.processes import below
-from helpers.server import Server, made_token, planned, sent
+from helpers.server import Server, made_token, planned, sent, span
 from helpers.store_faults import web_server
 
 SECRET = b"what lies outside of the roots"
@@ -394,7 +394,7 @@ def test_a_slow_upload_ends_and_goes_on(server: Server, client: httpx.Client) ->
     assert 0.5 < time.monotonic() - began < 8
     found = client.get(f"/uploads/{upload}").json()["files"][0]
     assert found["offset"] == 100
-    rest = client.put(f"/uploads/{upload}/files/0", content=b"a" * 900, headers={"Content-Range": "bytes 100-999/1000"})
+    rest = client.put(f"/uploads/{upload}/files/0", content=b"a" * 900, headers=span(b"a" * 1000, 100, 1000))
     assert rest.json() == {"offset": 1000, "complete": True}
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
+from ggferry.service.server.store import asked, models, removal
+from ggferry.service.server.store.database import Store
 from helpers.archive_tools import command
 from helpers.builders import Llama
 from helpers.server import ended, start, submitted
@@ -64,3 +68,35 @@ def test_apply_shares_the_work_of_a_server(postgres: str, tmp_path: Path) -> Non
 def made_token_in(data: Path, ledger: str) -> str:
     """A token in a ledger of any kind."""
     return command("serve", "--data", data, "--ledger", ledger, "token", "add", "ci", "--scope", "admin").stdout.strip()
+
+
+@pytest.mark.slow
+def test_columns_and_states_of_the_server_in_postgresql(postgres: str) -> None:
+    """What later versions added is added to the tables of an earlier one, and states beyond the ledger's are found."""
+    store = Store(postgres)
+    store.do(lambda connection: connection.exec_driver_sql("ALTER TABLE ggferry_received DROP COLUMN sha256"))
+    store.close()
+    store = Store(postgres)
+    try:
+        assert store.all(store.t.received.select()) == []
+        jobs = [f"{number:032x}" for number in range(3)]
+        entry: Any = {"source": "/a/m.bin", "verdict": "convert"}
+        store.register("1" * 16, [{"id": job, "source": "/a/m.bin", "entry": entry, "state": "queued"} for job in jobs])  # type: ignore[list-item]
+        models.index_unknown(store)
+        token: Any = SimpleNamespace(owner="t", name="alice")
+        asked.note(store, jobs, token)
+        asked.note(store, jobs, SimpleNamespace(owner="u", name="bob"), again=jobs[:1])  # type: ignore[arg-type]
+        store.cancel(jobs[0])
+        done = store.claim("w", "1" * 16, 60)
+        assert done is not None
+        store.finish(done, "done")
+        removal.expire(store, [done.id])
+        found = {row["state"]: row["asked_by"] for row in models.find(store, models.Query()).items}
+        assert found.keys() == {"cancelled", "expired", "queued"} and found["cancelled"] == "bob"
+        assert models.find(store, models.Query(states=("expired",))).total == 1
+        assert removal.counts(store)["cancelled"] == 1
+        assert sorted(removal.requeue_asked(store, jobs)) == sorted([jobs[0], done.id])
+        removal.forget(store, jobs)
+        assert models.find(store, models.Query()).total == 3, "what waits is not forgotten"
+    finally:
+        store.close()

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from helpers.builders import Llama
-from helpers.server import Server, ended, inspected, start, submitted
+from helpers.server import Server, ended, inspected, span, start, submitted
 
 LISTENERS, UPLOADS = 1000, 200
 
@@ -157,8 +157,8 @@ def test_two_hundred_uploads_at_once(server: Server, root: Path) -> None:
             key = client.post("/uploads", json={"files": [{"name": "old.bin", "bytes": size}]}).json()["id"]
             for first in range(0, size, 100_000):
                 piece = data[first : first + 100_000]
-                span = f"bytes {first}-{first + len(piece) - 1}/{size}"
-                answer = client.put(f"/uploads/{key}/files/0", content=piece, headers={"Content-Range": span})
+                headers = span(data, first, first + len(piece))
+                answer = client.put(f"/uploads/{key}/files/0", content=piece, headers=headers)
                 assert answer.status_code == 200, answer.text
             return key, inspected(client, key, 300)["state"]
 

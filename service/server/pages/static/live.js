@@ -39,7 +39,9 @@
       if (answer.redirected) location.assign(base + "/login");  // the session has ended
       else if (answer.ok) {
         const text = await answer.text(), held = place.contains(document.activeElement) && document.activeElement;
+        const picked = new Set([...place.querySelectorAll('input[name="job"]:checked')].map((each) => each.value));
         place.innerHTML = text;
+        for (const each of place.querySelectorAll('input[name="job"]')) each.checked = picked.has(each.value);
         window.ggferry.load(place);
         if (held && held.href) [...place.querySelectorAll("a")].find((each) => each.href === held.href)?.focus();
       }
@@ -50,15 +52,16 @@
       if (again && place.isConnected) load(place, again);
     }, 1000);
   };
-  const ended = ["done", "failed", "quarantined", "skipped"];
+  const ended = ["done", "failed", "quarantined", "skipped", "cancelled", "expired"];
   const changed = (id, state) => {
     const outcome = document.querySelector("[data-outcome]");
     if (outcome && outcome.dataset.job === id) {
       if (ended.includes(state)) load(document.querySelector("[data-whole]"), outcome.dataset.outcome + "?part=whole");
       else load(outcome, outcome.dataset.outcome + "?part=outcome");
     }
-    const list = document.querySelector("[data-refresh]");
+    const list = document.querySelector("[data-refresh]"), active = document.querySelector("[data-active]");
     if (list) load(list, list.dataset.refresh);
+    if (active) load(active, "/activity?part=active");
   };
 
   const offline = document.createElement("p");

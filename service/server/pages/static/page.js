@@ -45,7 +45,15 @@
       fill(place, address).then(() => load(place));
     }
   };
-  window.ggferry = { load };
+  // All rows of a table at once.
+  const offer = (inside) => { for (const each of inside.querySelectorAll("[data-all]")) each.hidden = false; };
+  document.addEventListener("change", (event) => {
+    if (!event.target.matches("[data-all]")) return;
+    const boxes = event.target.closest("table").querySelectorAll('input[name="job"]');
+    for (const each of boxes) each.checked = event.target.checked;
+  });
+  offer(document);
+  window.ggferry = { load: (inside) => { offer(inside); load(inside); } };
   load(document);
   document.addEventListener("toggle", async (event) => {
     const branch = event.target;

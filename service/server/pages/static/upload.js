@@ -5,8 +5,8 @@
   const base = document.querySelector('meta[name="root"]').content;  // what a proxy has before every path
   const PIECE = 8 * 1024 * 1024, PATIENCE = [1, 2, 5, 10, 20, 30, 30, 30];
   const zone = document.querySelector("[data-drop]");
-  if (!zone) return;
   const list = document.querySelector("[data-uploads]"), panel = document.querySelector("[data-uploads-panel]");
+  if (!list) return;
   const csrf = document.querySelector('meta[name="csrf"]').content;
   const wait = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -89,20 +89,38 @@
 
   // --- sending ---
 
-  const resumed = async (files) => {
-    const same = (upload) => upload.state === "receiving" && upload.files.length === files.length &&
-      upload.files.every((each, number) => each.name === files[number].name && each.bytes === files[number].file.size);
-    return (await ask("/uploads")).find(same);
+  const bytes = async (file, from, to) => new Uint8Array(await file.slice(from, to).arrayBuffer());
+  const digested = async (file, end) => {
+    const digest = new Sha256();
+    for (let at = 0; at < end; at += PIECE) digest.update(await bytes(file, at, Math.min(end, at + PIECE)));
+    return digest;
   };
-  const send = async (files) => {
+  // Fine-tunes of one model have one name and one size: what was received of it tells whether it is this file.
+  const resumed = async (files, view) => {
+    for (const upload of await ask("/uploads")) {
+      if (upload.state !== "receiving" || upload.files.length !== files.length || !upload.files.every((each, number) =>
+        each.name === files[number].name && each.bytes === files[number].file.size)) continue;
+      view.say("Comparing with what was sent before …");
+      const digests = [];
+      for (const [number, each] of upload.files.entries()) {
+        digests.push(await digested(files[number].file, each.offset));
+        if (digests[number].hex() !== each.sha256) break;
+        if (number === files.length - 1) return { upload, digests };
+      }
+    }
+    view.say("");
+    return null;
+  };
+  const send = async (files, purpose = "model") => {
     const total = files.reduce((sum, each) => sum + each.file.size, 0);
     const name = files.length === 1 ? files[0].name : files[0].name + " and " + (files.length - 1) + " more";
     const view = shown(name, total);
     view.at(0);
     try {
-      const known = await resumed(files);
+      const known = purpose === "model" && await resumed(files, view);
       const announced = files.map((each) => ({ name: each.name, bytes: each.file.size }));
-      let upload = known || await ask("/uploads", json({ files: announced }));
+      let upload = known ? known.upload : await ask("/uploads", json({ files: announced, purpose }));
+      const digests = known ? known.digests : files.map(() => new Sha256());
       if (known) {
         const old = list.querySelector('[data-upload="' + upload.id + '"]');
         if (old) old.remove();
@@ -114,12 +132,16 @@
         while (mine.offset < file.size) {
           const end = Math.min(file.size, mine.offset + PIECE);
           view.at(sum());
+          const after = digests[number].copy().update(await bytes(file, mine.offset, end));
           const answer = await ask("/uploads/" + upload.id + "/files/" + number, {
             method: "PUT", body: file.slice(mine.offset, end),
             headers: { "Content-Type": "application/octet-stream",
-              "Content-Range": "bytes " + mine.offset + "-" + (end - 1) + "/" + file.size },
+              "Content-Range": "bytes " + mine.offset + "-" + (end - 1) + "/" + file.size,
+              "Upload-Digest": "sha-256=:" + after.base64() + ":" },
           });
-          mine.offset = answer ? answer.offset : (await ask("/uploads/" + upload.id)).files[number].offset;
+          const now = answer || (await ask("/uploads/" + upload.id)).files[number];
+          digests[number] = now.offset === end ? after : await digested(file, now.offset);
+          mine.offset = now.offset;
         }
       }
       view.at(total);
@@ -130,7 +152,7 @@
         else if (upload.state === "receiving") await wait(1);
       }
       if (upload.state !== "accepted") throw new Refused(upload.error || {});
-      view.say("Accepted. Making the plan …");
+      view.say(purpose === "model" ? "Accepted. Making the plan …" : "Accepted.");
       return upload.id;
     } catch (error) {
       view.fail(error);
@@ -138,19 +160,8 @@
     }
   };
   const plan = (id) => {
-    const form = document.createElement("form");
-    form.method = "post";
-    form.action = base + "/plans";
-    const typed = (name) => document.querySelector("[data-" + name + "]").value;
-    const fields = { csrf, path: "upload:" + id, outtype: typed("outtype"), further: typed("further") };
-    for (const [name, value] of Object.entries(fields)) {
-      const field = document.createElement("input");
-      field.type = "hidden";
-      field.name = name;
-      field.value = value;
-      form.append(field);
-    }
-    document.body.append(form);
+    const form = document.querySelector("[data-plan-form]");
+    form.querySelector('[name="path"]').value = "upload:" + id;
     form.submit();
   };
   let busy = false;
@@ -179,30 +190,43 @@
     const entries = [...data.items].map((item) => item.webkitGetAsEntry && item.webkitGetAsEntry()).filter(Boolean);
     if (!entries.some((entry) => entry.isDirectory)) return [...data.files].map((file) => ({ name: file.name, file }));
     const found = (await Promise.all(entries.map((entry) => inside(entry, "")))).flat();
-    const top = entries.length === 1 ? entries[0].name.length + 1 : 0;
-    return found.map((each) => ({ ...each, name: each.name.slice(top) })).filter((each) => !/(^|\/)\./.test(each.name));
+    return found.filter((each) => !/(^|\/)\./.test(each.name));
   };
-  let depth = 0;
-  zone.addEventListener("dragenter", (event) => { event.preventDefault(); depth++; zone.classList.add("over"); });
-  zone.addEventListener("dragleave", () => { if (--depth <= 0) { depth = 0; zone.classList.remove("over"); } });
-  zone.addEventListener("dragover", (event) => event.preventDefault());
-  zone.addEventListener("drop", async (event) => {
-    event.preventDefault();
-    depth = 0;
-    zone.classList.remove("over");
-    take(await dropped(event.dataTransfer));
-  });
-  zone.querySelector("[data-files]").addEventListener("change", (event) => {
-    take([...event.target.files].map((file) => ({ name: file.name, file })));
+  if (zone) {
+    let depth = 0;
+    zone.addEventListener("dragenter", (event) => { event.preventDefault(); depth++; zone.classList.add("over"); });
+    zone.addEventListener("dragleave", () => { if (--depth <= 0) { depth = 0; zone.classList.remove("over"); } });
+    zone.addEventListener("dragover", (event) => event.preventDefault());
+    zone.addEventListener("drop", async (event) => {
+      event.preventDefault();
+      depth = 0;
+      zone.classList.remove("over");
+      take(await dropped(event.dataTransfer));
+    });
+    zone.querySelector("[data-files]").addEventListener("change", (event) => {
+      take([...event.target.files].map((file) => ({ name: file.name, file })));
+      event.target.value = "";
+    });
+  }
+  // A file that an option names goes to the server, and its field then names it.
+  document.addEventListener("change", async (event) => {
+    const into = event.target.dataset.uploadInto;
+    if (!into || !event.target.files.length || busy) return;
+    busy = true;
+    const files = [...event.target.files].map((file) => ({ name: file.name, file }));
+    const id = await send(files, "option");
+    busy = false;
+    if (id) document.getElementById(into).value = "upload:" + id;
     event.target.value = "";
   });
   list.addEventListener("click", async (event) => {
     const id = event.target.dataset.remove;
     if (!id) return;
+    event.preventDefault();
     event.target.disabled = true;
     try {
       await ask("/uploads/" + id, { method: "DELETE" });
-      list.querySelector('[data-upload="' + id + '"]').remove();
+      document.querySelector('[data-upload="' + id + '"]').remove();
     } catch (error) { event.target.parentElement.append(" " + error.message); event.target.disabled = false; }
   });
   window.addEventListener("beforeunload", (event) => { if (busy) event.preventDefault(); });

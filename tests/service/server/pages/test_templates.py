@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from ggferry.converters.conversion.summary import OutputSummary
 from ggferry.service.server.pages import charts, render, wording
 from ggferry.service.server.pages.views import Agreement, ArchiveAddress, ModelRow, TensorRow
 from helpers.page_samples import NASTY, model, pages, row, tensors
@@ -91,9 +92,22 @@ def test_every_control_has_a_name(name: str) -> None:
     labeled = {attrs["for"] for attrs in page.all("label")}
     for tag in ("input", "select", "textarea"):
         for attrs in page.all(tag):
-            assert attrs.get("type") == "hidden" or attrs.get("id") in labeled, attrs
+            is_named = attrs.get("id") in labeled or attrs.get("aria-label")
+            assert attrs.get("type") == "hidden" or is_named, attrs
     assert all(attrs.get("aria-label") for tag in ("progress", "nav") for attrs in page.all(tag))
     assert all(attrs.get("aria-label") for attrs in page.all("svg") if attrs.get("role") == "img")
+
+
+@every
+def test_ids_are_unique(name: str) -> None:
+    ids = [attrs["id"] for _, attrs in parsed(name).elements if "id" in attrs]
+    assert len(set(ids)) == len(ids), sorted(each for each in ids if ids.count(each) > 1)
+
+
+def test_no_badge_is_hidden() -> None:
+    """The link that skips to the content is out of sight; a badge of the verdict 'skip' has the same class."""
+    styles = render.assets()["page.css"][1].decode()
+    assert not re.search(r"(^|[\s,}])\.skip\b", styles)
 
 
 @every
@@ -102,7 +116,7 @@ def test_forms_that_change_something_bring_the_token(name: str) -> None:
     assert all('name="csrf" value="token"' in form or 'action="/login"' in form for form in forms)
 
 
-@pytest.mark.parametrize("name", ["archive", "tree", "model"])
+@pytest.mark.parametrize("name", ["archive", "tree", "model", "done", "browse", "add"])
 def test_text_of_others_is_shown_and_never_obeyed(name: str) -> None:
     page, shown = parsed(name), NASTY.rpartition("/")[2].replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
     assert shown in page.text
@@ -114,7 +128,10 @@ def test_text_of_others_is_shown_and_never_obeyed(name: str) -> None:
 def test_the_state_of_a_model_decides_what_its_page_offers() -> None:
     done, failed, running = parsed("model").text, parsed("model-failed").text, parsed("model-running").text
     assert "Download" in done and "Proof" in done and "Try again" not in done
-    assert "Try again" in failed and "What to do: the download stopped early" in failed and "Download" not in failed
+    assert "Try again" in failed and "Download" not in failed
+    assert "What to do: “Tokenizer”, or “No vocab”" in failed and "--tokenizer DIR" not in failed
+    controls = {attrs.get("name") for attrs in parsed("model-failed").all("input")}
+    assert {"tokenizer", "no_vocab"} <= controls and "Plan again with this" in failed
     assert "Cancel" in running and "21 s left" in running and "202.2 MiB/s" in running
     assert [
         attrs for _, attrs in parsed("model-running").elements if attrs.get("data-load", "").endswith("?part=facts")
@@ -225,6 +242,24 @@ def test_the_limit_stands_where_the_agreement_would_end() -> None:
     assert mark < limit and "limit 0.1" in strip and 'class="over"' not in strip
     assert 'class="over"' in charts.agreement(Agreement("x", "logits", 0.2, 0.1))
     assert 'class="limit"' not in charts.agreement(Agreement("x", "logits", 0.2))
+
+
+def test_a_ladder_without_a_difference_stands_at_the_bottom() -> None:
+    """And the more a type differs, the higher it stands; the larger it is, the further to the right."""
+    made = [("f16", 16.0, 0.0), ("q8_0", 8.5, 2e-4), ("q4_0", 4.5, 0.045)]
+    text = str(charts.ladder([OutputSummary(name, "", 1, bits, None, None, kl) for name, bits, kl in made]))
+    places = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)%" cy="([\d.]+)"', text)]
+    assert sorted(places) == [places[2], places[1], places[0]]
+    assert places[0][1] > places[1][1] > places[2][1]
+    assert text.count(">0</text>") == 1
+
+
+def test_a_histogram_is_as_tall_as_its_counts() -> None:
+    found = {"name": NASTY, "elements": 7, "smallest": -1.0, "largest": 1.0, "counts": [4, 0, 1, 2]}
+    text = str(charts.histogram(found))
+    heights = [float(each) for each in re.findall(r'<rect[^>]* height="([\d.]+)"', text)]
+    assert heights[0] == pytest.approx(2 * heights[2], abs=0.2) and heights[1] == 0
+    assert "<script" not in text
 
 
 def test_a_name_is_broken_only_after_punctuation() -> None:

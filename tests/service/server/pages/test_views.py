@@ -9,6 +9,7 @@ import pytest
 
 import ggferry
 from ggferry.service.server.pages import archive_view, model_view, plan_view, render
+from ggferry.service.server.pages.option_form import form_of
 from ggferry.service.server.pages.views import PER_PAGE, AddPage, ArchiveAddress, ModelPage
 from ggferry.service.workers.questions import answer
 from helpers.page_samples import SHELL
@@ -196,7 +197,7 @@ def test_a_job_of_several_outputs_shows_each(receipt: dict[str, Any]) -> None:
 
 
 def test_the_form_keeps_what_was_typed_in() -> None:
-    text = render.page("add", SHELL, add=AddPage(("/a",), outtype="q8_0", further="q4_k_m"))
+    text = render.page("add", SHELL, add=AddPage(("/a",), form=form_of({"outtype": "q8_0,q4_k_m"})))
     assert 'name="further"' in text and 'value="q4_k_m"' in text
 
 

@@ -1,0 +1,253 @@
+"""The form of a conversion: a control for every option that a plan may state, made of the table that `--help` is.
+
+Pages show it where a source is named, on a plan, whose options it changes, and on a model, with what its error needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ggferry.converters.conversion.options import OPTIONS, Heading, Kind, Option, outtypes
+from ggferry.formats.errors import UsageError
+
+OWN = ("outtype", "verify")
+"""Options that stand before the groups, since everybody looks for them."""
+LABELS = {"outtype": "Type of the output", "verify": "Proof"}
+FURTHER = "further"
+LONGEST = 20_000  # characters of a field
+USUAL = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
+"""Types whose sizes are compared, where nobody names others: one of each number of bits that llama.cpp quantizes to."""
+_FLAG = re.compile(r"(?P<flag>--[a-z][a-z-]+)(?: [A-Z][A-Z=]*)?")
+_KINDS = {
+    Kind.FLAG: "flag",
+    Kind.NUMBER: "number",
+    Kind.FILE: "file",
+    Kind.TEXTS: "lines",
+    Kind.PAIRS: "lines",
+    Kind.TYPES: "lines",
+}
+_PAIRS = {Kind.PAIRS: "KEY=VALUE", Kind.TYPES: "REGEX=TYPE"}
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control of the form.
+
+    Attributes:
+        name: Name of the option.
+        label: Its name for people.
+        help: What it does.
+        kind: 'flag', 'choice', 'number', 'file', 'lines' or 'text'.
+        value: What it holds.
+        choices: What may be chosen.
+        placeholder: What a value looks like.
+        flag: What a command line calls it.
+    """
+
+    name: str
+    label: str
+    help: str
+    kind: str
+    value: str = ""
+    choices: tuple[str, ...] = ()
+    placeholder: str = ""
+    flag: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """Return what it holds, line by line."""
+        return self.value.split("\n") if self.value else []
+
+    @property
+    def is_set(self) -> bool:
+        """Return whether it holds anything but the default."""
+        return bool(self.value) and self.value != (self.choices or ("",))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Controls under a heading."""
+
+    title: str
+    controls: tuple[Control, ...]
+
+    @property
+    def set(self) -> int:
+        """Return how many of them hold something."""
+        return sum(control.is_set for control in self.controls)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionForm:
+    """The form, filled in.
+
+    Attributes:
+        outtype: The type of the output, and `further`, types that are made in the same reading.
+        verify: The level of proof.
+        outtypes: The types to choose from.
+        levels: The levels of proof.
+        groups: All other options.
+        needed: Those that an error asks for.
+        path: The source, as a request names it.
+    """
+
+    outtype: str = "keep"
+    further: str = ""
+    verify: str = "full"
+    outtypes: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
+    needed: tuple[Control, ...] = ()
+    path: str = ""
+
+    @property
+    def set(self) -> int:
+        """Return how many options in the groups hold something."""
+        return sum(group.set for group in self.groups)
+
+
+def planned_options() -> list[Option]:
+    """Return the options that a plan may state, in the order of their headings."""
+    order = list(Heading)
+    return sorted((each for each in OPTIONS if each.in_plan), key=lambda each: order.index(each.heading))
+
+
+def label_of(option: Option) -> str:
+    """Return the name of an option for people: 'Tokenizer model'."""
+    if option.name in LABELS:
+        return LABELS[option.name]
+    words = option.name.replace("_", " ")
+    for word in ("mtp", "ggla", "gguf", "mmproj", "huggingface json"):
+        words = words.replace(
+            word, {"huggingface json": "tokenizer.json"}.get(word, word if word == "mmproj" else word.upper())
+        )
+    return words[0].upper() + words[1:]
+
+
+def form_of(options: Mapping[str, Any], path: str = "", hint: str = "", uploads: str = "") -> OptionForm:
+    """Return the form with the options of a plan; `hint` is an error's, which names those that it needs.
+
+    `uploads` is the folder of uploads: a file in it is shown as the upload that it is of.
+    """
+    outtype, _, further = str(options.get("outtype", "keep")).partition(",")
+    controls: dict[str, Control] = {}
+    groups: dict[Heading, list[Control]] = {}
+    for option in planned_options():
+        if option.name in OWN:
+            continue
+        controls[option.name] = _control(option, options.get(option.name), uploads)
+        groups.setdefault(option.heading, []).append(controls[option.name])
+    needed = [controls[name] for name in needs(hint) if name in controls]
+    level = next(each for each in OPTIONS if each.name == "verify")
+    return OptionForm(
+        outtype,
+        further,
+        str(options.get("verify", level.default)),
+        tuple(dict.fromkeys([*outtypes(), outtype])),
+        tuple(reversed(_choices(level))),
+        tuple(Group(heading.value, tuple(some)) for heading, some in groups.items()),
+        tuple(needed),
+        path,
+    )
+
+
+def _choices(option: Option) -> tuple[str, ...]:
+    return tuple(option.choices() if callable(option.choices) else option.choices)
+
+
+def _control(option: Option, value: Any, uploads: str) -> Control:
+    choices, kind = _choices(option), _KINDS.get(option.kind, "text")
+    default = option.default
+    if kind == "text" and choices:
+        kind = "choice"
+        first = str(default) if default is not None else ""
+        choices = (first, *(each for each in choices if each != first))
+    placeholder = {**_PAIRS, Kind.FILE: "a path below a root, or upload:ID"}.get(option.kind, "")
+    if kind == "lines" and choices:
+        placeholder = f"any of: {', '.join(choices)}"
+    return Control(
+        option.name,
+        label_of(option),
+        option.help.replace("; repeatable", "").replace(" (`ggferry types` lists them)", ""),
+        kind,
+        _text(option, value, uploads),
+        choices if kind == "choice" else (),
+        placeholder or (option.metavar or ""),
+        option.flag,
+    )
+
+
+def _text(option: Option, value: Any, uploads: str) -> str:
+    """Return what a control holds for a plan's value."""
+    if value is None or value == option.default:
+        return str(option.default) if value is not None and _choices(option) and option.kind is Kind.TEXT else ""
+    if option.kind is Kind.FLAG:
+        return "on" if value else ""
+    if isinstance(value, Mapping):
+        return "\n".join(f"{key}={each}" for key, each in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "\n".join(map(str, value))
+    return source_named(str(value), uploads) if option.kind is Kind.FILE else str(value)
+
+
+def source_named(path: str, uploads: str) -> str:
+    """Return what a request names a source by: `upload:ID` for what lies in an upload."""
+    if uploads and path.startswith(uploads.rstrip("/") + "/"):
+        return "upload:" + os.path.relpath(path, uploads).partition("/")[0]
+    return path
+
+
+def needs(hint: str) -> list[str]:
+    """Return the options that an error's way out names: '--tokenizer DIR, or --no-vocab'."""
+    by_flag = {flag: each.name for each in planned_options() for flag in each.all_flags}
+    return list(dict.fromkeys(by_flag[found["flag"]] for found in _FLAG.finditer(hint) if found["flag"] in by_flag))
+
+
+def in_words(hint: str) -> str:
+    """Return an error's way out with the form's names of options in place of a command line's."""
+    by_flag = {flag: label_of(each) for each in planned_options() for flag in each.all_flags}
+    return _FLAG.sub(lambda found: f"“{by_flag[found['flag']]}”" if found["flag"] in by_flag else found[0], hint)
+
+
+def options_in(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return the options of a plan that the fields of a form state; what is left at its default is not among them.
+
+    Raises UsageError for a field that cannot be read.
+    """
+    given: dict[str, list[str]] = {}
+    for name, value in pairs:
+        given.setdefault(name, []).append(value[:LONGEST].replace("\r\n", "\n").strip())
+    types = [given.get("outtype", ["keep"])[0] or "keep", *filter(None, given.get("type", ()))]
+    types += [each for text in given.get(FURTHER, ()) for each in map(str.strip, text.split(",")) if each]
+    if "type" in given:  # chosen from a table of sizes, instead of the type before
+        types = types[1:]
+    found: dict[str, Any] = {"outtype": ",".join(types)}
+    for option in planned_options():
+        text = next((each for each in given.get(option.name, ()) if each), "")
+        if option.name != "outtype" and text and (value := _value(option, text)) != option.default:
+            found[option.name] = value
+    return found
+
+
+def _value(option: Option, text: str) -> Any:
+    if option.kind is Kind.FLAG:
+        return True
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if option.kind in (Kind.PAIRS, Kind.TYPES):
+        types = option.kind is Kind.TYPES  # an expression may hold the sign, a type does not
+        pairs = [line.rpartition("=") if types else line.partition("=") for line in lines]
+        if odd := next((line for line, (key, sign, _) in zip(lines, pairs, strict=True) if not key or not sign), None):
+            raise UsageError(label_of(option), found=odd, expected=f"{_PAIRS[option.kind]}, one a line")
+        found = [(key.strip(), value.strip()) for key, _, value in pairs]
+        return ["=".join(pair) for pair in found] if types else dict(found)
+    if option.kind is Kind.TEXTS:
+        return [each for line in lines for each in map(str.strip, line.split(",")) if each]
+    if option.kind is Kind.NUMBER:
+        if not re.fullmatch(r"\d{1,15}", text):
+            raise UsageError(label_of(option), found=text, expected="a whole number")
+        return int(text)
+    return text

@@ -1,0 +1,116 @@
+"""The form of a conversion: of every option, and read back as it was written."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from ggferry.converters.conversion.options import OPTIONS, PLAN_NAMES, Heading
+from ggferry.formats.errors import UsageError
+from ggferry.service.server.pages import render
+from ggferry.service.server.pages.option_form import form_of, in_words, needs, options_in, source_named
+from ggferry.service.server.pages.views import AddPage, Shell
+
+
+class Fields(HTMLParser):
+    """The fields of a form as a browser would send them, untouched."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.pairs: list[tuple[str, str]] = []
+        self._name, self._text, self._chosen = "", "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        if tag == "input" and "name" in found and (found.get("type") != "checkbox" or "checked" in found):
+            self.pairs.append((found["name"], found.get("value", "")))
+        elif tag in ("select", "textarea"):
+            self._name, self._text = found["name"], ""
+        elif tag == "option" and self._name:
+            self._chosen = "selected" in found and "value" not in found
+            if "selected" in found and "value" in found:
+                self.pairs.append((self._name, found["value"]))
+
+    def handle_data(self, data: str) -> None:
+        if self._chosen:
+            self.pairs.append((self._name, data))
+            self._chosen = False
+        elif self._name:
+            self._text += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "textarea":
+            self.pairs.append((self._name, self._text))
+        if tag in ("textarea", "select"):
+            self._name = ""
+
+
+def test_every_option_of_a_plan_has_one_control() -> None:
+    form = form_of({})
+    names = [control.name for group in form.groups for control in group.controls]
+    assert sorted([*names, "outtype", "verify"]) == sorted(PLAN_NAMES)
+    titles = [group.title for group in form.groups]
+    assert titles == [each.value for each in Heading if each.value in titles], "the order of --help"
+    text = render.page("add", Shell(), add=AddPage(form=form))
+    for option in (each for each in OPTIONS if each.in_plan):
+        assert text.count(f' name="{option.name}"') == 1, option.name
+
+
+EVERY: dict[str, Any] = {
+    "outtype": "q4_k_m,f16",
+    "verify": "fast",
+    "big_endian": True,
+    "mmproj": "none",
+    "mmproj_outtype": "f32",
+    "expand": "q8_0",
+    "pure": True,
+    "output_tensor_type": "q6_k",
+    "arch": "llama",
+    "hparams": {"rope.freq_base": "10000", "attention.head_count": "4=5"},
+    "tokenizer": "upload:" + "a" * 24,
+    "imatrix": "/models/imatrix.gguf",
+    "witness": ["transformers", "llama.cpp"],
+    "no_vocab": True,
+    "model_name": 'A "model" <b>of</b> mine',
+    "device": "cuda:1",
+    "rerank": "no",
+    "tensor_types": ["attn_v=?=q8_0", "ffn_.*=q6_k"],
+    "include_weights": ["blk.0", "blk.1"],
+}
+
+
+def test_a_form_that_is_sent_back_states_the_same_options() -> None:
+    for options in (EVERY, {"outtype": "keep"}):
+        text = render.page("add", Shell(), add=AddPage(form=form_of(options)))
+        form = text[text.index("data-plan-form") :]
+        pairs = Fields(form[: form.index("</form>")]).pairs
+        assert options_in(pairs) == options
+
+
+def test_a_file_of_an_upload_is_named_by_the_upload() -> None:
+    assert source_named("/data/uploads/abc/m/config.json", "/data/uploads") == "upload:abc"
+    assert source_named("/data/uploads-2/abc", "/data/uploads") == "/data/uploads-2/abc"
+    form = form_of({"tokenizer": "/data/uploads/abc/tokenizer.json"}, uploads="/data/uploads")
+    control = next(each for group in form.groups for each in group.controls if each.name == "tokenizer")
+    assert control.value == "upload:abc"
+
+
+def test_what_an_error_needs_is_offered() -> None:
+    hint = "--tokenizer DIR (the model's own), or --no-vocab; --memory SIZE"
+    assert needs(hint) == ["tokenizer", "no_vocab"]
+    assert in_words(hint) == "“Tokenizer” (the model's own), or “No vocab”; --memory SIZE"
+    assert [each.name for each in form_of({}, hint=hint).needed] == ["tokenizer", "no_vocab"]
+
+
+def test_types_from_a_table_of_sizes() -> None:
+    pairs = [("outtype", "q8_0"), ("type", "q4_k_m"), ("type", "q2_k"), ("further", "")]
+    assert options_in(pairs)["outtype"] == "q4_k_m,q2_k"
+
+
+@pytest.mark.parametrize("text", ["no sign", "=value", "a=b\nnothing"])
+def test_pairs_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="KEY=VALUE"):
+        options_in([("hparams", text)])
