@@ -59,7 +59,8 @@ class Gptq:
 
     def __call__(self, start: int, stop: int) -> Floats:
         levels, groups = self._turned(start, stop)
-        return np.ascontiguousarray((levels * self._scales(start, stop)[groups]).T)
+        values: Floats = levels * self._scales(start, stop)[:, groups]
+        return values
 
     def groups(self) -> Groups:
         """Return what the matrix consists of; its zero points are read for that."""
@@ -70,7 +71,7 @@ class Gptq:
 
     def _levels(self, start: int, stop: int, every: int) -> Levels:
         levels, groups = self._turned(start, stop)
-        return Levels(levels.T, self._scales(start, stop)[groups[::every]].T)
+        return Levels(levels, self._scales(start, stop)[:, groups[::every]])
 
     def _zero_range(self) -> tuple[int, int]:
         """Return the least and the greatest zero point, read in pieces."""
@@ -83,8 +84,10 @@ class Gptq:
         return int(min(zeros.min() for zeros in found)), int(max(zeros.max() for zeros in found))
 
     def _scales(self, start: int, stop: int) -> Floats:
+        """Return the scales of these rows, float32 `(rows, groups)`."""
         part = columns_of(self.scales, start, stop)
-        return values_of(self.checkpoint, part, 0, part.rows)
+        found: Floats = np.ascontiguousarray(values_of(self.checkpoint, part, 0, part.rows).T)
+        return found
 
     def _groups(self, columns: int) -> Array:
         if self.order is None:
@@ -92,7 +95,7 @@ class Gptq:
         return in_range(self.checkpoint, self.order, indices(self.checkpoint, self.order), self.scales.rows)
 
     def _turned(self, start: int, stop: int) -> tuple[Array, Array]:
-        """Return the levels of these rows less their zero points, int16 `(columns, rows)`, and each column's group."""
+        """Return the levels of these rows less their zero points, int16 `(rows, columns)`, and each column's group."""
         per, words = gptq_unit(self.bits)
         low, high = start // per, -(-stop // per)
         last = min(high * words, self.zeros.columns)
@@ -101,9 +104,9 @@ class Gptq:
         zeros = gptq_zeros(zeros[:, start - low * per : stop - low * per], self.bits, self.first_version)
         rotated = np.ascontiguousarray(raw_columns(self.checkpoint, self.words, start, stop).view("<u4").T)
         count = self.words.rows * WORD_BITS // self.bits
-        levels = unpack_stream(rotated.view(np.uint8), self.bits, count).T
-        groups = self._groups(len(levels))
-        return levels - zeros[groups], groups  # uint8 − int16 → int16
+        levels = unpack_stream(rotated.view(np.uint8), self.bits, count)
+        groups = self._groups(count)
+        return levels - np.ascontiguousarray(zeros.T)[:, groups], groups  # uint8 − int16 → int16
 
 
 def gptq_unit(bits: int) -> tuple[int, int]:

@@ -84,6 +84,9 @@ EXACT: dict[str, tuple[Quantize, dict[str, Any], str]] = {
 }
 """What GGUF has blocks for: how it is packed, its configuration, and the type of the blocks."""
 
+SHOWN = ("gptq 4, symmetric, 32", "awq", "int8, a row", "mlx 4, 32")
+"""Those of which more is shown by default: a case for each block."""
+
 NOT_EXACT: dict[str, tuple[Quantize, dict[str, Any], str]] = {
     "act-order": (gptq(4, 32, order="desc_act", symmetric=True), gptq_config(4, 32, desc_act=True), "act-order"),
     "act-order of compressed-tensors": (
@@ -131,8 +134,9 @@ def test_every_value_is_the_published_one(case: str, tmp_path: Path) -> None:
         assert record["grade"] == "repacked" and record["max_error"] == 0 and record["relative_rms"] == 0
         assert record["repacked_from"]
     assert any(f"fit blocks of {kind}" in note for note in result.receipt["notes"])
-    again = reverify(Request(str(source), vocab=replace(request(source, source).vocab)), result.path, silent)
-    assert {proof.name: proof.grade for proof in again.proof.tensors}["blk.0.attn_q.weight"] == "repacked"
+    if case in SHOWN:
+        again = reverify(Request(str(source), vocab=request(source, source).vocab), result.path, silent)
+        assert {proof.name: proof.grade for proof in again.proof.tensors}["blk.0.attn_q.weight"] == "repacked"
 
 
 @pytest.mark.parametrize("more", [{"packing_format": "auto_round:fp8"}, {"data_type": "mx_fp"}])
@@ -379,7 +383,6 @@ def close_to_llama_cpp(path: Path, reference: Path, folder: Path) -> float:
 
 CLOSE = 0.06
 """The weights are random, so what is rounded in a layer is magnified by the next."""
-SHOWN = ["gptq 4, symmetric, 32", "awq", "int8, a row", "mlx 4, 32", "mlx 5, 32, f16", "bitnet that multiplies"]
 
 
 @pytest.mark.parametrize("case", [*SHOWN, *(pytest.param(c, marks=pytest.mark.slow) for c in EXACT if c not in SHOWN)])

@@ -221,6 +221,14 @@ def test_every_expert_has_its_scale(family: str, tmp_path: Path) -> None:
         assert np.allclose(values, np.stack(parts), rtol=2**-21, atol=0)
     ours, theirs = (logits(tmp_path / f"{name}.gguf", tmp_path) for name in ("blocks", "floats"))
     assert apart(ours, theirs) < 2 * CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3moe", "llama"])
+def test_every_scale_of_experts_that_is_called_applied_is(family: str, tmp_path: Path) -> None:
+    experts(tmp_path / "in", family)
+    converted(tmp_path / "in", tmp_path / "blocks.gguf")
+    ours = logits(tmp_path / "blocks.gguf", tmp_path)
     for stem in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
         after = logits(doubled(tmp_path / "blocks.gguf", tmp_path / "other.gguf", stem), tmp_path)
         assert apart(after, ours) > 0.02, stem
