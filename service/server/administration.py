@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+from starlette.requests import Request
+
 from ggferry.formats.errors import UsageError
+from ggferry.service.server.guard.auditing import DETAIL, SUBJECT
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.settings import DAY
 from ggferry.service.server.state import Service
@@ -71,3 +74,9 @@ def audit_entries(service: Service, query: AuditQuery) -> tuple[list[AuditRecord
     """Return entries of the audit log, the newest first, and the id before which the next begin (None: no more)."""
     found = audit.find(service.store, query)
     return found, found[-1]["id"] if len(found) == query.limit else None
+
+
+def note_token(request: Request, made: MadeToken) -> None:
+    """Say in the audit log which token was made."""
+    setattr(request.state, SUBJECT, f"token {made['id']}")
+    setattr(request.state, DETAIL, f"{made['name']}: {made['scope']}")

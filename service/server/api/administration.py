@@ -11,7 +11,6 @@ from typing_extensions import TypedDict
 from ggferry.service.server import administration
 from ggferry.service.server.administration import TokenRequest
 from ggferry.service.server.api.common import PROBLEMS, Admin, ServiceDep, answers
-from ggferry.service.server.guard.auditing import DETAIL, SUBJECT
 from ggferry.service.server.store.audit import MOST, AuditQuery, AuditRecord
 from ggferry.service.server.store.tokens import LONGEST, MadeToken, TokenRecord
 
@@ -58,7 +57,7 @@ def list_tokens(service: ServiceDep, caller: Admin) -> TokenList:
 def make_token(request: Request, service: ServiceDep, caller: Admin, body: TokenBody) -> MadeToken:
     """Make a token; the answer is the only place where it is shown."""
     made = administration.make_token(service, caller, TokenRequest(**body.model_dump()))
-    note_token(request, made)
+    administration.note_token(request, made)
     return made
 
 
@@ -85,9 +84,3 @@ def audit(
     query = AuditQuery(q, token, since, until, cursor, limit)
     items, following = administration.audit_entries(service, query)
     return {"items": items, "next": following}
-
-
-def note_token(request: Request, made: MadeToken) -> None:
-    """Say in the audit log which token was made."""
-    setattr(request.state, SUBJECT, f"token {made['id']}")
-    setattr(request.state, DETAIL, f"{made['name']}: {made['scope']}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import parse_qsl
 
 from fastapi import Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -55,12 +54,6 @@ async def service_of(request: Request) -> Service:
     """Return the service that a request is for."""  # async, like `check`: FastAPI runs a plain `def` in a thread
     found: Service = request.app.state.service
     return found
-
-
-async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a form that was sent as application/x-www-form-urlencoded."""
-    body = (await request.body()).decode("utf-8", "replace")
-    return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=1000))
 
 
 def caller_with(scope: str) -> Any:

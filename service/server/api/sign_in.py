@@ -9,9 +9,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.requests import cookie_parser
 
 import ggferry
-from ggferry.service.server.api.common import ServiceDep, form_of
+from ggferry.service.server.api.common import ServiceDep
 from ggferry.service.server.guard import callers, openid
 from ggferry.service.server.guard.context import ROOT, below_root
+from ggferry.service.server.guard.forms import form_of
 from ggferry.service.server.guard.middleware import with_session
 from ggferry.service.server.guard.openid import OpenId
 from ggferry.service.server.guard.problems import HttpError

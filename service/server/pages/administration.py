@@ -12,9 +12,8 @@ from ggferry.formats.errors import GgferryError, UsageError
 from ggferry.service.operation import size_of
 from ggferry.service.server import administration
 from ggferry.service.server.administration import TokenRequest
-from ggferry.service.server.api.administration import note_token
-from ggferry.service.server.api.common import form_of
 from ggferry.service.server.guard.callers import Caller
+from ggferry.service.server.guard.forms import form_of
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages.shown import known, service_of, show, told
 from ggferry.service.server.pages.views import Problem
@@ -91,7 +90,7 @@ def make_token(request: Request, caller: Administrator, form: Annotated[dict[str
     except GgferryError as error:
         status, problem = told(error)
         return _tokens(request, problem=problem, status=status)
-    note_token(request, made)
+    administration.note_token(request, made)
     return _tokens(request, made, status=201)
 
 
