@@ -6,10 +6,10 @@ up to the next multiple of 32; and the data. Source: docs/formats/ggml-era.md "R
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Span, TensorRef
@@ -34,8 +34,7 @@ ALIGNMENT = {"ggml": 1, "ggmf": 1, "ggjt": 32, "ggcc": 32}
 SAMPLE_TENSORS, SAMPLE_ROWS = 8, 8
 
 
-@dataclasses.dataclass(frozen=True, slots=True)  # an archive has millions
-class Record:
+class Record(NamedTuple):  # an archive has millions
     """A tensor record.
 
     Attributes:

@@ -29,6 +29,7 @@ from ggferry.support.records import dataclass
 
 TENSOR_BYTES, TOKEN_BYTES = 4 << 10, 200
 """Memory of a tensor's records in a graph, its steps and its key, and of a token, roughly and rather too much."""
+MOST_TENSORS = 1 << 13  # of a model that is kept: of half a million, the key alone would take as long as a tiny model
 MOST_COMPARED = 4  # outputs of one source differ in their vocabulary by the options alone
 _KNOWN: Recent[Understood] = Recent(96 << 20)
 
@@ -86,10 +87,12 @@ def content_of(checkpoint: Checkpoint, request: Request) -> Hashable | None:
     """Return all that decides how a model is understood, but for its path; None where nothing is kept.
 
     Nothing is kept of what other files decide than those beside the weights, nor of a GGUF file, whose keys are its
-    own as a rule, nor of a folder whose name says what the model is for.
+    own as a rule, nor of a folder whose name says what the model is for, nor of very many tensors.
     """
     given = (request.imatrix, request.target, request.override_keys, request.prune, request.vocab.source)
     if not keeps() or any(given) or checkpoint.dropped or is_called_like_one(checkpoint.path):
+        return None
+    if len(checkpoint.tensors) > MOST_TENSORS:
         return None
     try:
         config = json.dumps(checkpoint.metadata)
@@ -137,7 +140,7 @@ def keep(content: Hashable, known: Understood, checkpoint: Checkpoint) -> None:
     if any(os.path.dirname(checkpoint.path) in text for text in _told(known)):
         return
     tokens = len(known.tokenizer.tokens) if known.tokenizer is not None else 0
-    nbytes = TENSOR_BYTES * (1 + len(known.graph.nodes)) + TOKEN_BYTES * tokens
+    nbytes = TENSOR_BYTES * (1 + max(len(known.graph.nodes), len(checkpoint.tensors))) + TOKEN_BYTES * tokens
     _KNOWN.put(content, known, nbytes)
 
 

@@ -22,6 +22,7 @@ from ggferry.service.records.ledger import QUARANTINED, Job
 from ggferry.service.records.plan_file import read_plan
 from ggferry.service.storage.scratch import LOCK, PREFIX
 from ggferry.service.workers.supervisor import Limits, Supervisor
+from ggferry.support.progress import Phase
 from helpers.archive_tools import GGFERRY, command, plan, rows, write
 from helpers.builders import Llama
 from helpers.processes import below
@@ -119,13 +120,14 @@ def test_what_a_killed_worker_left_is_removed_by_its_coordinator(planned: Path, 
         def key(self, job: Job, key: str) -> str | None:
             return None
 
-        def verifying(self, job: Job) -> None:
-            seen.extend(partials(tmp_path))
-            assert supervisor.pid is not None
-            os.kill(supervisor.pid, signal.SIGKILL)
-
+        def verifying(self, job: Job) -> None: ...
         def confirm(self, job: Job) -> None: ...
-        def event(self, job: Job, event: Any) -> None: ...
+
+        def event(self, job: Job, event: Any) -> None:
+            if event["event"] == "stage" and event["title"] == Phase.VERIFYING:
+                seen.extend(partials(tmp_path))
+                assert supervisor.pid is not None
+                os.kill(supervisor.pid, signal.SIGKILL)
 
     with Supervisor(Limits(threads=1)) as supervisor:
         outcome = run_job(Job("0" * 32, entry, 1, "me"), supervisor, LedgerClient(), Settings(attempts=1))
