@@ -8,7 +8,6 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ggferry.service.server import administration
-from ggferry.service.server.administration import TokenRequest
 from ggferry.service.server.api.common import OBJECT, PROBLEMS, Admin, ServiceDep
 from ggferry.service.server.guard.auditing import DETAIL, SUBJECT
 from ggferry.service.server.store.audit import MOST, AuditQuery
@@ -43,7 +42,7 @@ def list_tokens(service: ServiceDep, caller: Admin) -> dict[str, list[TokenRecor
 @router.post("/tokens", status_code=201, response_model=OBJECT)
 def make_token(request: Request, service: ServiceDep, caller: Admin, body: TokenBody) -> MadeToken:
     """Make a token; the answer is the only place where it is shown."""
-    made = administration.make_token(service, caller, TokenRequest(**body.model_dump()))
+    made = administration.make_token(service, caller, **body.model_dump())
     note_token(request, made)
     return made
 
