@@ -47,8 +47,9 @@ class Image:
             mount --bind "$1" "$0/data"; mount --bind "$2" "$0/models"
             mount -t tmpfs tmpfs "$0/tmp"; mount -t proc proc "$0/proc"; mount --rbind /dev "$0/dev"
             mount -o remount,bind,ro "$0/models"; mount -o remount,bind,ro "$0"
-            user="$3"; shift 3
-            exec setpriv --bounding-set=-all --no-new-privs chroot --userspec="$user" "$0" "$@"
+            uid="${3%:*}" gid="${3#*:}"; shift 3
+            exec chroot "$0" setpriv --reuid "$uid" --regid "$gid" --clear-groups --bounding-set=-all --no-new-privs \\
+                -- "$@"
         """
         arguments = ["unshare", "--mount", "--pid", "--fork", "--kill-child=TERM", "sh", "-c", script]
         arguments += [self.mount, str(self.data), str(self.models), self.user, *command]
@@ -61,6 +62,13 @@ class Image:
         if process.returncode:
             raise SystemExit(f"{' '.join(command)}: {process.returncode}\n{err}")
         return out
+
+
+def health_check() -> list[str]:
+    """Return the command of the Containerfile's HEALTHCHECK."""
+    text = (ROOT / "Containerfile").read_text().partition("\nHEALTHCHECK ")[2]
+    found: list[str] = json.loads(text.partition("CMD ")[2].partition("\n")[0])
+    return found
 
 
 def check(image: Image) -> None:
@@ -120,6 +128,7 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(prefix="ggferry-container-"))
     try:
         config = json.loads(buildah("inspect", "--type", "image", image, store=store))["Docker"]["config"]
+        config.setdefault("Healthcheck", {"Test": ["CMD", *health_check()]})  # images of OCI's own format have none
         (place / "data").mkdir(mode=0o700)
         uid, _, gid = str(config["User"]).partition(":")
         os.chown(place / "data", int(uid), int(gid))

@@ -14,28 +14,9 @@ from ggferry.service.server.state import Service
 from ggferry.service.server.store import audit, tokens
 from ggferry.service.server.store.audit import AuditQuery, AuditRecord
 from ggferry.service.server.store.tokens import MadeToken, TokenRecord
-from ggferry.support.records import dataclass
+from ggferry.support.heavy import sa
 
 LONGEST_DAYS = 36500.0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRequest:
-    """A token that is wanted.
-
-    Attributes:
-        name: What it is for.
-        scope: What it allows.
-        days: Days after which it ends; None: it ends when it is revoked.
-        quota: Bytes it may store; None: as the server says.
-        rate: Requests a second; None: as the server says.
-    """
-
-    name: str
-    scope: str = tokens.READ
-    days: float | None = None
-    quota: int | None = None
-    rate: float | None = None
 
 
 def list_tokens(service: Service) -> list[TokenRecord]:
@@ -43,25 +24,43 @@ def list_tokens(service: Service) -> list[TokenRecord]:
     return tokens.every(service.store)
 
 
-def make_token(service: Service, caller: Caller, request: TokenRequest) -> MadeToken:
-    """Make a token. Raises UsageError."""
-    for what, value, most in (("days", request.days, LONGEST_DAYS), ("requests a second", request.rate, 1e6)):
+def make_token(
+    service: Service,
+    caller: Caller,
+    name: str,
+    scope: str = tokens.READ,
+    days: float | None = None,
+    quota: int | None = None,
+    rate: float | None = None,
+) -> MadeToken:
+    """Make a token. Raises UsageError.
+
+    `days`: after which it ends; None: when it is revoked. `quota`, bytes, and `rate`, requests a second: None: as the
+    server says.
+    """
+    for what, value, most in (("days", days, LONGEST_DAYS), ("requests a second", rate, 1e6)):
         if value is not None and not (math.isfinite(value) and 0 < value <= most):
             raise UsageError(f"a token's {what}", found=f"{value:g}", expected=f"more than 0, at most {most:g}")
-    if request.quota is not None and not 0 <= request.quota < 1 << 62:
-        raise UsageError("a token's quota", found=str(request.quota), expected="a size")
+    if quota is not None and not 0 <= quota < 1 << 62:
+        raise UsageError("a token's quota", found=str(quota), expected="a size")
     text = tokens.add(
         service.store,
-        request.name.strip(),
-        request.scope,
-        seconds=None if request.days is None else request.days * DAY,
-        quota=request.quota,
-        rate=request.rate,
+        name.strip(),
+        scope,
+        seconds=None if days is None else days * DAY,
+        quota=quota,
+        rate=rate,
         made_by=caller.name,
     )
-    made = tokens.find(service.store, text)
-    assert made is not None
-    return {"id": made.id, "token": text, "name": made.name, "scope": made.scope, "expires": made.expires}
+    key = text.split("_")[1]
+    row = service.store.first(sa.select(service.store.t.tokens.c.expires).where(service.store.t.tokens.c.id == key))
+    return {
+        "id": key,
+        "token": text,
+        "name": name.strip(),
+        "scope": scope,
+        "expires": row["expires"] if row is not None else None,  # a very short one may be gone already
+    }
 
 
 def revoke_token(service: Service, token: str) -> None:

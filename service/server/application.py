@@ -20,6 +20,7 @@ from ggferry.service.server.guard import problems
 from ggferry.service.server.guard.middleware import Front, is_page
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import administration as admin_pages
+from ggferry.service.server.pages import openid
 from ggferry.service.server.pages.routes import add_pages
 from ggferry.service.server.pages.shown import error_page
 from ggferry.service.server.state import Service
@@ -50,6 +51,7 @@ def application(service: Service) -> ASGIApp:
     app.include_router(sign_in.router)
     add_pages(app)
     app.include_router(admin_pages.router)
+    app.include_router(openid.router)
     _answer_errors(app, service)
     _describe(app)
     settings = service.settings

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from ggferry.service.server import administration
-from ggferry.service.server.administration import TokenRequest
 from ggferry.service.server.api.common import PROBLEMS, Admin, ServiceDep, answers
 from ggferry.service.server.store.audit import MOST, AuditQuery, AuditRecord
 from ggferry.service.server.store.tokens import LONGEST, MadeToken, TokenRecord
@@ -56,7 +55,7 @@ def list_tokens(service: ServiceDep, caller: Admin) -> TokenList:
 @router.post("/tokens", status_code=201, response_model=None, responses=answers(MadeToken, 201))
 def make_token(request: Request, service: ServiceDep, caller: Admin, body: TokenBody) -> MadeToken:
     """Make a token; the answer is the only place where it is shown."""
-    made = administration.make_token(service, caller, TokenRequest(**body.model_dump()))
+    made = administration.make_token(service, caller, **body.model_dump())
     administration.note_token(request, made)
     return made
 

@@ -11,7 +11,6 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from ggferry.formats.errors import GgferryError, UsageError
 from ggferry.service.operation import size_of
 from ggferry.service.server import administration
-from ggferry.service.server.administration import TokenRequest
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.forms import form_of
 from ggferry.service.server.guard.problems import HttpError
@@ -79,14 +78,15 @@ def _tokens(
 def make_token(request: Request, caller: Administrator, form: Annotated[dict[str, str], Depends(form_of)]) -> Response:
     """Make a token and show it: this answer is the only place where it stands."""
     try:
-        wanted = TokenRequest(
+        made = administration.make_token(
+            service_of(request),
+            caller,
             form.get("name", ""),
             form.get("scope", ""),
             _number(form, "days"),
             size_of(form["quota"].strip(), "the quota") if form.get("quota", "").strip() else None,
             _number(form, "rate"),
         )
-        made = administration.make_token(service_of(request), caller, wanted)
     except GgferryError as error:
         status, problem = told(error)
         return _tokens(request, problem=problem, status=status)

@@ -97,6 +97,12 @@ def test_tokens_that_are_not_made(client: httpx.Client, wrong: dict[str, object]
     assert len(client.get("/tokens").json()["items"]) == before
 
 
+def test_a_token_that_ends_at_once(server: Server, client: httpx.Client) -> None:
+    made = client.post("/tokens", json={"name": "short", "days": 1e-12})
+    assert made.status_code == 201
+    assert server.client(made.json()["token"]).get("/models").status_code == 401
+
+
 @pytest.mark.parametrize("scope", ["read", "submit"])
 def test_administration_is_the_administrators(server: Server, scope: str) -> None:
     text = made_token(server.data, f"no admin {scope}", scope)
