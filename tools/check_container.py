@@ -51,7 +51,7 @@ class Image:
             exec chroot "$0" setpriv --reuid "$uid" --regid "$gid" --clear-groups --bounding-set=-all --no-new-privs \\
                 -- "$@"
         """
-        arguments = ["unshare", "--mount", "--pid", "--fork", "--kill-child=TERM", "sh", "-c", script]
+        arguments = ["unshare", "--mount", "sh", "-c", script]
         arguments += [self.mount, str(self.data), str(self.models), self.user, *command]
         return subprocess.Popen(arguments, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -92,8 +92,8 @@ def check(image: Image) -> None:
                 raise SystemExit(f"the server does not answer: {server.communicate()[1]}")
             time.sleep(1)
         print("healthy")
-        remote = [*program, "remote", "--server", f"http://127.0.0.1:{PORT}", "--token", token]
-        print(image.run(*remote, "submit", "server:/models/model.bin", "--wait").strip() or "converted")
+        image.env |= {"GGFERRY_SERVER": f"http://127.0.0.1:{PORT}", "GGFERRY_TOKEN": token}
+        print(image.run(*program, "remote", "submit", "server:/models/model.bin", "--wait").strip() or "converted")
     finally:
         server.terminate()
         out, err = server.communicate(timeout=90)
