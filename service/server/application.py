@@ -19,9 +19,9 @@ from ggferry.service.server.api.common import VERSION, Problem
 from ggferry.service.server.guard import problems
 from ggferry.service.server.guard.middleware import Front, is_page
 from ggferry.service.server.guard.problems import HttpError
-from ggferry.service.server.pages import administration as admin_pages
-from ggferry.service.server.pages import openid
-from ggferry.service.server.pages.routes import add_pages
+from ggferry.service.server.pages.routes import administration as admin_pages
+from ggferry.service.server.pages.routes import openid
+from ggferry.service.server.pages.routes.main import add_pages
 from ggferry.service.server.pages.shown import error_page
 from ggferry.service.server.state import Service
 from ggferry.support.printable import printable

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.fields import FolderItem, Usage
-from ggferry.service.server.pages.administration import AuditPage, TokenPage
-from ggferry.service.server.pages.change_routes import Ask, Browse, Told
 from ggferry.service.server.pages.option_form import form_of
 from ggferry.service.server.pages.render import page
+from ggferry.service.server.pages.routes.administration import AuditPage, TokenPage
+from ggferry.service.server.pages.routes.changes import Ask, Browse, Told
 from ggferry.service.server.pages.views import (
     PER_PAGE,
     Activity,

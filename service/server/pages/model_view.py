@@ -28,9 +28,9 @@ from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED
 from ggferry.service.records.plan_file import CONVERT
 from ggferry.service.records.receipts import receipts_of
+from ggferry.service.server.pages import wording
 from ggferry.service.server.pages.archive_view import row_of
 from ggferry.service.server.pages.option_form import OptionForm, form_of, source_named
-from ggferry.service.server.pages.rendering import wording
 from ggferry.service.server.pages.views import (
     ACTIVE,
     PER_PAGE,

@@ -9,8 +9,8 @@ from hashlib import blake2b
 from typing import Any
 
 from ggferry.service.server.guard.context import ROOT
+from ggferry.service.server.pages import charts, wording
 from ggferry.service.server.pages.option_form import USUAL
-from ggferry.service.server.pages.rendering import charts, wording
 from ggferry.service.server.pages.views import ACTIVE, PER_PAGE, Shell
 from ggferry.support.heavy import jinja2
 

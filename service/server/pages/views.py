@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from ggferry.service.records.fields import Usage
+from ggferry.service.server.pages import wording
 from ggferry.service.server.pages.option_form import OptionForm
-from ggferry.service.server.pages.rendering import wording
 
 if TYPE_CHECKING:
     from ggferry.converters.conversion.summary import OutputSummary

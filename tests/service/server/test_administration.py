@@ -14,8 +14,8 @@ import pytest
 import sqlalchemy as sa
 
 from ggferry.service.server.api import sign_in
-from ggferry.service.server.pages import administration
 from ggferry.service.server.pages import routes as pages
+from ggferry.service.server.pages.routes import administration
 from ggferry.service.server.settings import DAY, Settings
 from ggferry.service.server.state import open_service
 from ggferry.service.server.store import audit

@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from ggferry.converters.conversion.summary import OutputSummary
-from ggferry.service.server.pages import render
-from ggferry.service.server.pages.rendering import charts, wording
+from ggferry.service.server.pages import charts, render, wording
 from ggferry.service.server.pages.views import Agreement, ArchiveAddress, ModelRow, TensorRow
 from helpers.page_samples import NASTY, model, pages, row, tensors
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from ggferry.service.server.pages.rendering import wording
+from ggferry.service.server.pages import wording
 from ggferry.service.server.pages.views import Agreement, TensorRow
 from ggferry.support.printable import printable
 

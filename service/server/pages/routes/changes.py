@@ -17,9 +17,8 @@ from ggferry.service.records.fields import FolderItem
 from ggferry.service.records.ledger import DONE
 from ggferry.service.server import changes, comparisons, functions
 from ggferry.service.server.guard.problems import HttpError
-from ggferry.service.server.pages import render
+from ggferry.service.server.pages import render, wording
 from ggferry.service.server.pages.archive_view import row_of
-from ggferry.service.server.pages.rendering import wording
 from ggferry.service.server.pages.shown import FOUND, known, service_of, show, told
 from ggferry.service.server.pages.views import ModelRow
 from ggferry.service.server.state import Service

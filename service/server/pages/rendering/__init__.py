@@ -1,1 +1,0 @@
-"""How values are shown on a page: words for states and grades, charts as SVG."""
