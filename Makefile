@@ -23,8 +23,10 @@ demo: setup
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not faults and not postgres and not browser'
 
-# WITHIN=seconds begins no test after that, and says how many were not reached.
+# WITHIN=seconds begins no test after that, and says how many were not reached. Tests of the server behind proxies need nginx and Caddy, which Debian has.
 slow: $(VENV)/.dev
+	command -v nginx >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y nginx >/dev/null; }
+	command -v caddy >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y caddy >/dev/null; }
 	$(BIN)/python -m pytest -n 2 $(if $(WITHIN),--within $(WITHIN)) -m 'slow and not kills and not faults and not postgres and not browser'
 
 # Needs the programs of a PostgreSQL server (apt-get install postgresql).

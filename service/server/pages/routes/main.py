@@ -20,7 +20,7 @@ from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.context import below_root
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import archive_view, model_view, option_form, plan_view, render
-from ggferry.service.server.pages.routes import changes
+from ggferry.service.server.pages.routes import changes as change_routes
 from ggferry.service.server.pages.shown import FOUND, known, part, service_of, shell, show, told
 from ggferry.service.server.pages.views import AddPage, ModelPage, Problem, Provider, Upload
 from ggferry.service.server.state import Service
@@ -34,7 +34,7 @@ MOST_LINES = 1_000_000
 
 def add_pages(app: FastAPI) -> None:
     """Add the pages to the application."""
-    app.include_router(changes.router)
+    app.include_router(change_routes.router)
     app.include_router(router)
 
 
@@ -208,7 +208,7 @@ def _upload(found: UploadRecord) -> Upload:
 @router.post("/plans")
 async def make_plan(request: Request) -> Response:
     """Begin a plan and show it."""
-    fields = await changes.fields_of(request)
+    fields = await change_routes.fields_of(request)
     return await run_in_threadpool(made_plan, request, fields)
 
 

@@ -61,7 +61,7 @@
     }
     const list = document.querySelector("[data-refresh]"), active = document.querySelector("[data-active]");
     if (list) load(list, list.dataset.refresh);
-    if (active) load(active, "/activity?part=active");
+    if (active) load(active, base + "/activity?part=active");
   };
 
   const offline = document.createElement("p");
