@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -106,7 +107,7 @@ def verify(
     tell(report.line)
 
 
-def _destination(out: str | None, request: Request, given: dict[str, Any]) -> AbstractContextManager[Destination]:
+def _destination(out: str | None, request: Request, given: Mapping[str, Any]) -> AbstractContextManager[Destination]:
     """Return where the output goes; a dry run writes nothing, and so needs no place in another program's store."""
     from ggferry.converters.conversion.options import types_of
     from ggferry.service.destinations.destination import PlainPath, destination
@@ -117,7 +118,7 @@ def _destination(out: str | None, request: Request, given: dict[str, Any]) -> Ab
     return destination(out, several=several, force=request.force)
 
 
-def _convert(request: Request, source: LocalSource, given: dict[str, Any], place: Destination) -> None:
+def _convert(request: Request, source: LocalSource, given: Mapping[str, Any], place: Destination) -> None:
     """Carry the request out and report what was done, or print its plan."""
     from ggferry.converters.conversion.request import split_mmproj
     from ggferry.converters.conversion.run import convert
@@ -171,7 +172,7 @@ def _print_plans(request: Request, as_json: bool) -> None:
         (_print_folder if output.kind.name == HF_FOLDER else _print_plan)(facts)
 
 
-def _print_folder(facts: dict[str, Any]) -> None:
+def _print_folder(facts: Mapping[str, Any]) -> None:
     for note in facts["notes"]:
         say(f"note     {note}")
     for t in facts["tensors"]:
@@ -187,7 +188,7 @@ def _print_folder(facts: dict[str, Any]) -> None:
     )
 
 
-def _print_plan(facts: dict[str, Any]) -> None:
+def _print_plan(facts: Mapping[str, Any]) -> None:
     for note in facts["notes"]:
         say(f"note     {note}")
     for t in facts["tensors"]:

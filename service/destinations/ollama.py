@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.errors import of_os
@@ -22,6 +22,7 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.partial_files import exists_already, name_new, sync_folder
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.gguf.values import Value
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.ollama import manifest as form
 from ggferry.formats.ollama.model import PREFIX
 from ggferry.formats.ollama.names import SCHEME, parse_name
@@ -44,6 +45,14 @@ _SAMPLING = {
     "penalty_repeat": "repeat_penalty",
 }
 """`general.sampling.…` → the name of the parameter in Ollama (api/types.go, Options)."""
+
+
+class LayerRecord(TypedDict):
+    """A layer as a manifest states it."""
+
+    mediaType: str
+    digest: str
+    size: int
 
 
 class OllamaDestination:
@@ -87,7 +96,7 @@ class OllamaDestination:
             raise of_os(error, "cannot be written", self.store) from None
 
     def _publish(self, results: Sequence[Result]) -> list[str]:
-        layers: list[dict[str, Any]] = []
+        layers: list[LayerRecord] = []
         keys: Mapping[str, Any] = {}
         for result in results:
             found, kind = _metadata(result.path), form.MODEL if result.kind == "gguf" else form.PROJECTOR
@@ -102,7 +111,7 @@ class OllamaDestination:
         size = sum(layer["size"] for layer in layers)
         return [f"stored   {SCHEME}{self.name}: {len(layers)} layers, {size:,} bytes, in {self.store}"]
 
-    def _move(self, path: str, media_type: str) -> dict[str, Any]:
+    def _move(self, path: str, media_type: str) -> LayerRecord:
         """Make a file of the scratch folder a blob; one with the same bytes that is there already stays."""
         digest = hashlib.sha256()
         with LocalFile(Named(path)) as source:
@@ -115,7 +124,7 @@ class OllamaDestination:
                 os.replace(path, blob)
         return {"mediaType": media_type, "digest": f"sha256:{digest.hexdigest()}", "size": size}
 
-    def _blob(self, data: bytes, media_type: str) -> dict[str, Any]:
+    def _blob(self, data: bytes, media_type: str) -> LayerRecord:
         return self._move(self._written("layer", data), media_type)
 
     def _written(self, name: str, data: bytes) -> str:
@@ -170,7 +179,7 @@ def texts_of(keys: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*found, *([(form.PARAMS, params)] if params else [])]
 
 
-def config_of(keys: Mapping[str, Any], receipt: Mapping[str, Any]) -> dict[str, Any]:
+def config_of(keys: Mapping[str, Any], receipt: Mapping[str, Any]) -> JSONObject:
     """Return what Ollama shows of a model in lists (types/model/config.go)."""
     architecture = str(_plain(keys, "general.architecture") or "")
     file_type = _plain(keys, "general.file_type")

@@ -28,14 +28,14 @@ def answer(question: str, source: str, options: Mapping[str, Any]) -> Any:
     return asked(source, dict(options))
 
 
-def _inspect(source: str, options: dict[str, Any]) -> Any:
+def _inspect(source: str, options: Mapping[str, Any]) -> Any:
     found = plain(inspect(InspectRequest(source, **options)))
     found["metadata"] = {key: _short(value) for key, value in found["metadata"].items()}
     found["header"] = {key: _short(value) for key, value in found["header"].items()}
     return found
 
 
-def _plan(source: str, options: dict[str, Any]) -> Any:
+def _plan(source: str, options: Mapping[str, Any]) -> Any:
     found = plain(plan(source, **options))
     for each in (found, *found["further"]):
         for key in each["keys"].values():
@@ -43,24 +43,24 @@ def _plan(source: str, options: dict[str, Any]) -> Any:
     return found
 
 
-def _tokenize(source: str, options: dict[str, Any]) -> Any:
-    text = str(options.pop("text"))
+def _tokenize(source: str, options: Mapping[str, Any]) -> Any:
+    text = str(options["text"])
     with open_model(source) as model:
         ids = model.tokenize(text, special=bool(options.get("special")))
         pieces = model.pieces(ids[:MOST_TOKENS])
     return [{"id": each, "piece": piece} for each, piece in zip(ids[:MOST_TOKENS], pieces, strict=True)]
 
 
-def _edit(source: str, options: dict[str, Any]) -> Any:
+def _edit(source: str, options: Mapping[str, Any]) -> Any:
     return plain(edit(EditRequest(source, **options)))
 
 
-def _diff(source: str, options: dict[str, Any]) -> Any:
+def _diff(source: str, options: Mapping[str, Any]) -> Any:
     found = compare(DiffRequest(source, **options))
     return {**plain(found.difference), "by_roles": found.by_roles, "differs": found.difference.differs}
 
 
-def _histogram(source: str, options: dict[str, Any]) -> Any:
+def _histogram(source: str, options: Mapping[str, Any]) -> Any:
     from ggferry.converters.analysis.differences.histogram import histogram
 
     checkpoint = open_checkpoint(source, options.get("arch"))

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from ggferry.formats.errors import UsageError
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.server.guard.callers import Doorkeeper
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.settings import LOOPBACK, OpenIdSettings
@@ -60,7 +61,7 @@ class OpenId:
         self.settings = settings
         self._secret = _secret(settings.secret)
         self._lock = threading.Lock()
-        self._said: dict[str, Any] = {}
+        self._said: JSONObject = {}
         self._keys: Any = None
         self._asked = -KEPT
 
@@ -247,7 +248,7 @@ def _http() -> Any:
     return import_module("httpx2" if find_spec("httpx2") else "httpx")
 
 
-def _get(address: str) -> dict[str, Any]:
+def _get(address: str) -> JSONObject:
     http = _http()
     try:
         with http.stream("GET", address, timeout=TIMEOUT, follow_redirects=False) as answer:

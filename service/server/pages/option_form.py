@@ -13,6 +13,7 @@ from typing import Any
 
 from ggferry.converters.conversion.options import OPTIONS, Heading, Kind, Option, outtypes
 from ggferry.formats.errors import UsageError
+from ggferry.formats.json_files.kinds import JSONObject
 
 OWN = ("outtype", "verify")
 """Options that stand before the groups, since everybody looks for them."""
@@ -213,7 +214,7 @@ def in_words(hint: str) -> str:
     return _FLAG.sub(lambda found: f"“{by_flag[found['flag']]}”" if found["flag"] in by_flag else found[0], hint)
 
 
-def options_in(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+def options_in(pairs: Iterable[tuple[str, str]]) -> JSONObject:
     """Return the options of a plan that the fields of a form state; what is left at its default is not among them.
 
     Raises UsageError for a field that cannot be read.
@@ -225,7 +226,7 @@ def options_in(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     types += [each for text in given.get(FURTHER, ()) for each in map(str.strip, text.split(",")) if each]
     if "type" in given:  # chosen from a table of sizes, instead of the type before
         types = types[1:]
-    found: dict[str, Any] = {"outtype": ",".join(types)}
+    found: JSONObject = {"outtype": ",".join(types)}
     for option in planned_options():
         text = next((each for each in given.get(option.name, ()) if each), "")
         if option.name != "outtype" and text and (value := _value(option, text)) != option.default:

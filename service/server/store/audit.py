@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, cast
+from typing import cast
 
 from typing_extensions import TypedDict  # pydantic refuses that of typing below Python 3.12
 
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.server.store.database import Store
 from ggferry.support.heavy import sa
 from ggferry.support.printable import printable
@@ -68,7 +69,7 @@ def _cut(text: str | None) -> str | None:
 
 def begin(store: Store, actor: str, token: str, address: str | None, action: str, request: str) -> None:
     """Note what is about to be done."""
-    values: dict[str, Any] = {"at": time.time(), "actor": _cut(actor), "token": token, "address": address}
+    values: JSONObject = {"at": time.time(), "actor": _cut(actor), "token": token, "address": address}
     store.put(store.t.audit, **values, action=_cut(action), request=request)
 
 
@@ -92,7 +93,7 @@ def note(
     request: str | None = None,
 ) -> None:
     """Note what was done, by one who sent no request or is known only afterwards."""
-    values: dict[str, Any] = {"at": time.time(), "actor": _cut(actor), "action": _cut(action), "status": status}
+    values: JSONObject = {"at": time.time(), "actor": _cut(actor), "action": _cut(action), "status": status}
     values |= {"subject": _cut(subject), "detail": _cut(detail), "token": token, "address": address}
     # a name of its own, so that what is asked again while the database is away is entered once
     store.put(store.t.audit, **values, request=request or f"no request {os.urandom(8).hex()}")
