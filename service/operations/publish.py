@@ -85,11 +85,19 @@ class PublishCommand(PublishRequest):
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """A file of the commit: its path in the repository, its bytes, its SHA-256 in hex."""
+    """A file of the commit.
+
+    Attributes:
+        name: Its path in the repository.
+        bytes: Its size.
+        sha256: In hex.
+        model: The first file of the model that it belongs to.
+    """
 
     name: str
     bytes: int
     sha256: str
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +152,9 @@ def run(request: PublishRequest) -> Publication:
     )
     parts, said = _card_parts(request, models, target.repository)
     uploads = [upload for model in models for upload in model.uploads]
-    files = tuple(PublishedFile(each.name, each.size, each.sha256) for each in uploads)
+    files = tuple(
+        PublishedFile(each.name, each.size, each.sha256, model.name) for model in models for each in model.uploads
+    )
     if request.dry_run:
         card, _ = with_card(None, parts)
         return Publication(target.repository, files, card, notes=(*notes, *said))

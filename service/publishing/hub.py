@@ -20,6 +20,7 @@ from ggferry.formats.errors import (
     TransportError,
     UnreachableError,
     UsageError,
+    of_os,
 )
 from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.service.publishing.outputs import Upload
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 TOKEN = "set HF_TOKEN, or run `hf auth login`; the token needs write access to the repository"
+ROOM = "the token needs write access to the repository, and its owner room for the files"
+_LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "hf_xet")
 _AT_ONCE = 100
 """Files that the Hub is asked about in one request."""
 
@@ -155,7 +158,7 @@ def _repository(api: HfApi, target: Target) -> tuple[str, list[str]]:
             raise
         if target.create_pr:
             raise NotFoundError("no such repository, so nothing to request of it", path=target.url) from None
-        api.create_repo(target.repository, private=target.private, exist_ok=True)
+        api.create_repo(target.repository, private=target.private or None, exist_ok=True)
     if target.revision is not None:
         api.create_branch(target.repository, branch=target.revision, exist_ok=True)
     info = api.model_info(target.repository, revision=target.revision)
@@ -242,12 +245,16 @@ def _failures(target: Target) -> Iterator[list[str]]:
         except GgferryError:
             raise
         except Exception as error:
+            if not isinstance(error, OSError | ValueError) and type(error).__module__.split(".")[0] not in _LIBRARIES:
+                raise
             raise failure(error, target) from None
         notes += dict.fromkeys(" ".join(str(each.message).split()) for each in caught if each.category is UserWarning)
 
 
 def failure(error: Exception, target: Target) -> GgferryError:
     """Return an error of huggingface_hub, or of what it uses, as one of ours."""
+    if isinstance(error, OSError) and error.filename is not None:  # of this machine's disk
+        return of_os(error)
     status = int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
     words = without_tokens(mask(str(getattr(error, "server_message", None) or error)))
     words = " ".join(words.split())[:300]
@@ -255,7 +262,7 @@ def failure(error: Exception, target: Target) -> GgferryError:
     if status == 401:
         return AccessError("the Hub does not accept the token", path=target.url, found=f"HTTP {status}", hint=TOKEN)
     if status in (402, 403):
-        return AccessError("the Hub does not allow it", path=target.url, found=found, hint=TOKEN)
+        return AccessError("the Hub does not allow it", path=target.url, found=found, hint=ROOM)
     if status == 404:
         return NotFoundError("no such repository or branch on the Hub", path=target.url, found=found, hint=TOKEN)
     if status in (409, 412):

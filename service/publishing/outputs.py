@@ -217,7 +217,7 @@ def _name_in_repository(path: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise UsageError("a name that is not UTF-8 cannot be published", found=name, hint="rename the file") from None
+        raise UsageError("the name is not UTF-8", found=name, hint="rename the file") from None
     shard = shard_of(name)
     return name if shard is None else f"{shard.stem}/{name}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import os
 import shutil
@@ -10,12 +11,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 
 import ggferry
 from ggferry.formats.errors import (
@@ -30,6 +33,7 @@ from ggferry.formats.errors import (
     UsageError,
 )
 from ggferry.service.cli.app import _run
+from ggferry.support.progress import Phase, Progress
 from helpers.writable_hub import TOKEN, Entry, WritableHub, writable_hub
 
 SOURCE = "legacy-llama/ggjt1-20230428/q4_0.bin"
@@ -98,6 +102,8 @@ def test_a_new_repository_holds_files_receipts_and_a_card(out: Path, hub: Writab
         "language": ["no", "en"],
         "tags": ["gguf", "1e3", "ggferry"],
     }
+    read = huggingface_hub.ModelCard(card).data
+    assert (read.base_model, read.license, read.language) == ("a/b", "apache-2.0", ["no", "en"])
     assert '"no"' in card and '"1e3"' in card  # YAML 1.1 reads false, YAML 1.2 a number
     assert "| [b-keep.gguf](b-keep.gguf) | Q4_0 | 329 kB | 4.53 |" in card
     assert "[fast](b-keep.gguf.receipt.json): 16 repacked, 5 identical; 40 of 40 texts tokenize alike |" in card
@@ -193,6 +199,20 @@ def test_a_commit_of_somebody_else_in_between(out: Path, hub: WritableHub) -> No
         ggferry.publish(out / "b-f16.gguf", TO)
 
 
+def test_a_file_that_changes_meanwhile(out: Path, hub: WritableHub) -> None:
+    path = out / "b-f16.gguf"
+
+    def stage(phase: Phase, total: int) -> AbstractContextManager[Progress]:
+        return nullcontext(lambda done: os.utime(path, (1, 1)) if phase is Phase.UPLOADING else None)
+
+    with pytest.raises(ChangedError, match="changed while it was published"):
+        ggferry.publish(path, TO, progress=stage)
+    assert {*hub.repositories[REPO].files()} == {".gitattributes"}
+    other = shutil.copytree(out, out / "again")
+    with pytest.raises(UsageError, match="two files of one name"):
+        ggferry.publish([path, other], TO)
+
+
 def test_unproved_files_are_refused(out: Path, hub: WritableHub) -> None:
     whole, other = out / "b-f16.gguf", out / "b-keep.gguf"
     data = bytearray(whole.read_bytes())
@@ -271,6 +291,9 @@ def test_hostile_names_are_only_shown(out: Path, hub: WritableHub, capsys: Any) 
     assert name in hub.repositories[REPO].files()
     row = next(line for line in done.card.splitlines() if line.startswith("| [a"))
     assert row.startswith(r"| [a\|b\](http:x)&lt;script&gt;\`\*\!\\x1b\[31m\\u202e&lt;\!--")
+    page = MarkdownIt("commonmark").enable("table").render(done.card.split("---\n", 2)[2])
+    shown = html.unescape(page.split("<td>")[1].split("</a>")[0].split(">", 1)[1])
+    assert shown == name.replace("\x1b", r"\x1b").replace("\u202e", r"\u202e") and "<script" not in page
     assert "](a%7Cb%5D%28http%3Ax%29%3Cscript%3E%60%2A%21%1B%5B31m%E2%80%AE%3C" in row
     assert done.card.count("<!-- ggferry: end of files -->") == 1 and f"hf://{REPO}/FILE" in done.card
     assert _run(["publish", str(out / name), "--to", TO, "--dry-run"]) == 0
