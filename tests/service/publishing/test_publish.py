@@ -143,7 +143,7 @@ def test_a_pull_request_and_a_branch(out: Path, hub: WritableHub) -> None:
     assert "b-keep.gguf" in found.files("v2") and found.refs["main"] == first
 
 
-def test_an_interrupted_upload_is_resumed(out: Path, hub: WritableHub, tmp_path: Path) -> None:
+def test_an_interrupted_upload_is_resumed(out: Path, hub: WritableHub, tmp_path: Path, capsys: Any) -> None:
     """Killed in the second file, it sends the first no second time; nothing was committed before."""
     first, second = (hashlib.sha256((out / name).read_bytes()).hexdigest() for name in ("b-f16.gguf", "b-keep.gguf"))
     hub.hold = second
@@ -158,9 +158,8 @@ def test_an_interrupted_upload_is_resumed(out: Path, hub: WritableHub, tmp_path:
     found = hub.repositories[REPO]
     assert {*found.files()} == {".gitattributes"} and found.private
     hub.hold = ""
-    ended = subprocess.run(line, env=os.environ | given, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert f"published {hub.url}/{REPO}/commit/{found.refs['main']}" in ended.stdout
+    assert _run(line[4:]) == 0
+    assert f"published {hub.url}/{REPO}/commit/{found.refs['main']}" in capsys.readouterr().out
     assert hub.puts == [first, second, second] and len(found.messages) == 2
 
 
