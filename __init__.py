@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from ggferry.service.operations.hashes import hashes
     from ggferry.service.operations.inspect import inspect
     from ggferry.service.operations.merge import merge
+    from ggferry.service.operations.publish import Publication, PublishedFile, publish
     from ggferry.service.operations.split import split
     from ggferry.service.operations.tokenize import tokenize
     from ggferry.support.progress import Phase
@@ -96,6 +97,7 @@ _HOMES = {
     "ggferry.service.operations.hashes": "hashes",
     "ggferry.service.operations.check_shards": "check_shards",
     "ggferry.service.operations.merge": "merge",
+    "ggferry.service.operations.publish": "Publication PublishedFile publish",
     "ggferry.service.operations.split": "split",
     "ggferry.service.operations._rewritten": "Rewritten",
     "ggferry.service.library.answers": """
@@ -151,6 +153,8 @@ __all__ = [
     "Phase",
     "PlannedKey",
     "PlannedTensor",
+    "Publication",
+    "PublishedFile",
     "RefusedError",
     "Rewritten",
     "Route",
@@ -186,6 +190,7 @@ __all__ = [
     "merge",
     "open_model",
     "plan",
+    "publish",
     "quantize",
     "repair",
     "split",

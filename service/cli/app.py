@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "split": "Cut a GGUF file into shards.",
         "merge": "Join shards, or the pieces of a file.",
     },
+    "files.publishing": {"publish": "Publish GGUF files on the Hugging Face Hub."},
     "archive": {
         "plan": "Scan an archive and write a migration plan.",
         "apply": "Execute a plan.",

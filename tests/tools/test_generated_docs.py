@@ -10,7 +10,7 @@ import pytest
 import ggferry
 from ggferry.service.library.keywords import KEYWORDS
 
-WITH_TABLE = ("edit", "split", "merge", "hash", "diff", "compare", "doctor", "inspect")
+WITH_TABLE = ("edit", "split", "merge", "hash", "diff", "compare", "doctor", "inspect", "publish")
 
 
 @pytest.mark.parametrize("page", generated_docs.pages())

@@ -57,6 +57,7 @@ COMMANDS = {
     "edit": ("edit", "{gguf}", "--set", "general.name=x", "-o", "{out}"),
     "split": ("split", "{gguf}", "--split-max-tensors", "9", "-o", "{out}"),
     "merge": ("merge", "{shard}", "-o", "{out}"),
+    "publish": ("publish", "{gguf}", "--to", "hf://me/x", "--allow-unproved", "--dry-run"),
     "quantize": ("quantize", "{gguf}", "{out}", "q8_0", "--verify", "fast"),
     "diff": ("diff", "{gguf}", "{other}"),
     "verify": ("verify", "{gguf}"),

@@ -39,6 +39,7 @@ FUNCTIONS = (
     "hashes",
     "diff",
     "examine",
+    "publish",
 )
 
 
