@@ -47,7 +47,8 @@ from ggferry.support.platform._posix import (
 
 __all__ = [
     "CAPS", "CLOEXEC", "DIRECTORY", "FAULTS", "HELD", "KERNEL_FILES", "KILL", "NAME", "NOCTTY", "NOFOLLOW", "NONBLOCK",
-    "OVER_TIME", "RAY", "available_memory", "bytes_on_disk", "cap_files", "cap_memory", "cores", "data_in_use",
+    "OVER_TIME", "PASSES_FILES",
+    "RAY", "available_memory", "bytes_on_disk", "cap_files", "cap_memory", "cores", "data_in_use",
     "end_group", "end_with_parent", "exchange", "free_bytes", "group_options", "is_mine", "is_readable", "lock",
     "lock_folder", "longest_name", "lowered_memory", "machine", "make_private", "memory_cap", "nameless_file",
     "open_file", "open_folder", "peak_memory", "place_of", "pread", "pread_into", "pwrite", "real_path", "rename_new",
@@ -58,6 +59,8 @@ __all__ = [
 NAME = "Linux"
 CAPS = True
 """Whether the memory of a process can be capped."""
+PASSES_FILES = True
+"""Whether sockets are files that pass open files to another process."""
 RAY = True
 """Whether Ray's engine is offered."""
 KERNEL_FILES = ("/proc/", "/sys/")

@@ -50,7 +50,8 @@ from ggferry.support.platform._posix import (
 
 __all__ = [
     "CAPS", "CLOEXEC", "DIRECTORY", "FAULTS", "HELD", "KERNEL_FILES", "KILL", "NAME", "NOCTTY", "NOFOLLOW", "NONBLOCK",
-    "OVER_TIME", "RAY", "available_memory", "bytes_on_disk", "cap_files", "cap_memory", "cores", "data_in_use",
+    "OVER_TIME", "PASSES_FILES",
+    "RAY", "available_memory", "bytes_on_disk", "cap_files", "cap_memory", "cores", "data_in_use",
     "end_group", "end_with_parent", "exchange", "free_bytes", "group_options", "is_mine", "is_readable", "lock",
     "lock_folder", "longest_name", "lowered_memory", "machine", "make_private", "memory_cap", "nameless_file",
     "open_file", "open_folder", "peak_memory", "place_of", "pread", "pread_into", "pwrite", "real_path", "rename_new",
@@ -60,6 +61,7 @@ __all__ = [
 
 NAME = "macOS"
 CAPS = False
+PASSES_FILES = True
 RAY = True
 KERNEL_FILES: tuple[str, ...] = ()
 _SWAP, _EXCLUSIVE = 2, 4  # RENAME_SWAP and RENAME_EXCL of sys/stdio.h

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAPS", "CLOEXEC", "DIRECTORY", "FAULTS", "HELD", "KERNEL_FILES", "KILL", "NAME", "NOCTTY", "NOFOLLOW", "NONBLOCK",
-    "OVER_TIME", "RAY", "available_memory", "bytes_on_disk", "cap_files", "cap_memory", "cores", "data_in_use",
+    "OVER_TIME", "PASSES_FILES",
+    "RAY", "available_memory", "bytes_on_disk", "cap_files", "cap_memory", "cores", "data_in_use",
     "end_group", "end_with_parent", "exchange", "free_bytes", "group_options", "is_mine", "is_readable", "lock",
     "lock_folder", "longest_name", "lowered_memory", "machine", "make_private", "memory_cap", "nameless_file",
     "open_file", "open_folder", "peak_memory", "place_of", "pread", "pread_into", "pwrite", "real_path", "rename_new",
@@ -32,6 +33,7 @@ __all__ = [
 
 NAME = "Windows"
 CAPS = False
+PASSES_FILES = False
 RAY = False
 KERNEL_FILES: tuple[str, ...] = ()
 NONBLOCK = NOCTTY = CLOEXEC = DIRECTORY = 0  # files of Windows do not block, and Python passes none on
