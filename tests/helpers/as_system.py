@@ -34,10 +34,10 @@ _LINUX_OS = """O_TMPFILE O_PATH O_DIRECT O_LARGEFILE O_NOATIME O_RSYNC fdatasync
     posix_fadvise posix_fallocate memfd_create copy_file_range pidfd_open getrandom splice eventfd getxattr setxattr
     listxattr removexattr setresuid setresgid getresuid getresgid unshare setns"""
 _UNIX_OS = """O_NOFOLLOW O_DIRECTORY O_NONBLOCK O_CLOEXEC O_NOCTTY O_SYNC O_DSYNC O_ASYNC O_NDELAY O_ACCMODE pread
-    preadv pwrite pwritev fchmod fchown chown lchown chroot getuid geteuid getgid getegid getgroups setuid setgid statvfs
-    fstatvfs killpg setsid setpgid getpgid getpgrp fork forkpty wait wait3 wait4 waitid nice pathconf fpathconf mkfifo
-    mknod posix_spawn posix_spawnp sysconf confstr getloadavg uname sync sendfile fchdir lockf WNOHANG WIFEXITED
-    ctermid openpty ttyname readv writev"""
+    preadv pwrite pwritev fchmod fchown chown lchown chroot getuid geteuid getgid getegid getgroups
+    setuid setgid statvfs fstatvfs killpg setsid setpgid getpgid getpgrp fork forkpty wait wait3 wait4
+    waitid nice pathconf fpathconf mkfifo mknod posix_spawn posix_spawnp sysconf confstr getloadavg
+    uname sync sendfile fchdir lockf WNOHANG WIFEXITED ctermid openpty ttyname readv writev"""
 GONE: dict[str, dict[str, set[str]]] = {
     "macos": {"os": {*_LINUX_OS.split()}, "signal": {"SIGPWR", "SIGSTKFLT", "SIGPOLL", "SIGRTMIN", "SIGRTMAX"}},
     "windows": {

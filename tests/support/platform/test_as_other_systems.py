@@ -54,6 +54,6 @@ def test_the_command_line_works_as(system: str, name: str, fixtures: Path, tmp_p
     assert (tmp_path / "b.gguf").read_bytes() == (tmp_path / "m.gguf").read_bytes()
     receipt = json.loads((tmp_path / "out/q4_0.gguf.receipt.json").read_text())
     assert receipt and (tmp_path / "out/q4_0.gguf").read_bytes() == (tmp_path / "a.gguf").read_bytes()
-    assert not [path for path in tmp_path.rglob("*.partial")]
+    assert list(tmp_path.rglob("*.partial")) == []
     if system == "windows":
         assert ray == 2 and "--engine ray does not exist on Windows" in said
