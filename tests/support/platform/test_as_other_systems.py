@@ -50,6 +50,7 @@ def test_the_command_line_works_as(system: str, name: str, fixtures: Path, tmp_p
     done = json.loads(found.stdout.splitlines()[-1])
     assert done.pop("system") == name
     ray, said = done.pop("ray")
+    assert f"{name} caps the memory of no process: --memory is not applied" in done["apply plan.jsonl"][1]
     assert {line: words for line, (code, words) in done.items() if code} == {}
     assert (tmp_path / "b.gguf").read_bytes() == (tmp_path / "m.gguf").read_bytes()
     receipt = json.loads((tmp_path / "out/q4_0.gguf.receipt.json").read_text())
