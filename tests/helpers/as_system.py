@@ -55,7 +55,7 @@ class View(ModuleType):
     """A module without some of its attributes, and with others in the place of some."""
 
     def __init__(self, real: ModuleType, gone: set[str], other: Mapping[str, Any]) -> None:
-        self.__dict__.update(__name__=real.__name__, _real=real, _gone=gone, _other=other)
+        self.__dict__.update(__name__=real.__name__, _real=real, _gone=gone, _other=other, _before={})
 
     def __getattr__(self, name: str) -> Any:
         if name in self._gone:
@@ -63,7 +63,12 @@ class View(ModuleType):
         return self._other[name] if name in self._other else getattr(self._real, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        self._before.setdefault(name, getattr(self._real, name))
         setattr(self._real, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Undo the first change: pytest's monkeypatch does not find the attribute in the view itself."""
+        setattr(self._real, name, self._before.pop(name))
 
 
 def _rename(path: Any, target: Any) -> None:
