@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from ggferry.formats.errors import RefusedError
+from ggferry.support.platform import here
 
 
 def free_bytes(folder: str) -> int:
     """Return the bytes that the file system of a folder has left for us. Raises OSError."""
-    state = os.statvfs(folder)
-    return state.f_bavail * state.f_frsize
+    return here.free_bytes(folder)
 
 
 def check_free_space(target: str, needed: int) -> None:

@@ -7,11 +7,11 @@ conversions need more.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from ggferry.formats.errors import OutOfRangeError
+from ggferry.support.platform import here
 
 HEADERS = 4 << 30
 """Bytes for headers and the plan made of them; also all that a worker has (`service.workers.supervisor.Limits`)."""
@@ -47,26 +47,11 @@ def _capped(path: str) -> Iterator[None]:
     if not _asked:
         yield
         return
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (_lower(before[0], _in_use() + _asked), before[1]))
     try:
-        yield
+        with here.lowered_memory(here.data_in_use() + _asked):
+            yield
     except MemoryError:
         limit = f"≤ {_asked >> 20} MiB"
         raise OutOfRangeError(
             "reading its headers takes more memory than any model's", path=path, expected=limit
         ) from None
-    finally:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def _lower(limit: int, other: int) -> int:
-    return other if limit == resource.RLIM_INFINITY else min(limit, other)
-
-
-def _in_use() -> int:
-    """Return the bytes that count against RLIMIT_DATA (proc(5), statm: data and stack)."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[5]) * resource.getpagesize()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
 from typing import TypeVar
 
+from ggferry.support.platform import here
+
 Item = TypeVar("Item")
 
 
 def workers(asked: int | None = None) -> int:
     """Return the number of threads: as asked, or one for each core this process may use."""
-    return asked or len(os.sched_getaffinity(0))
+    return asked or here.cores()
 
 
 def each(

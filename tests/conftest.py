@@ -1,5 +1,6 @@
 """What every test may ask for, which tests there are, and that none of them is skipped."""
 
+# ruff: noqa: E402 — ggferry is imported after `as_system.start`
 from __future__ import annotations
 
 import inspect
@@ -9,6 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from helpers import as_system
+
+as_system.start()  # before anything of ggferry is imported
 
 from ggferry.service.records.ledger import Ledger
 from ggferry.service.storage import urls

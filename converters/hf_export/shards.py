@@ -24,6 +24,7 @@ from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.quant.codec import block_type, codec
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.heavy import np
+from ggferry.support.platform import here
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
 from ggferry.support.threads import each
@@ -150,8 +151,8 @@ class ShardWriter:
         try:
             for name, header in self._shards.headers.items():
                 path = os.path.join(self._folder, name)
-                self._files.append(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-                os.truncate(self._files[-1], self._shards.sizes[name])
+                self._files.append(here.open_file(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | here.CLOEXEC, 0o666))
+                os.ftruncate(self._files[-1], self._shards.sizes[name])
                 _write(self._files[-1], memoryview(header), 0)
             for entry in self._shards.entries:
                 each(_chunks(entry), partial(self._write, entry, progress), jobs)
@@ -208,7 +209,7 @@ class ShardWriter:
 def _write(file: int, view: memoryview, offset: int) -> None:
     """Write all of `view`: the system may take less of it at a time."""
     while view:
-        done = os.pwrite(file, view[:PIECE], offset)
+        done = here.pwrite(file, view[:PIECE], offset)
         view, offset = view[done:], offset + done
 
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from ggferry.formats.errors import ChangedError, EncodingError, NotFoundError, OutOfRangeError, RefusedError, of_os
 from ggferry.formats.files.opened_files import note
 from ggferry.formats.limits import MAX_JSON
+from ggferry.support.platform import here
 
-NO_DEVICES = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+NO_DEVICES = here.NONBLOCK | here.NOCTTY | here.CLOEXEC
 _KINDS = (
     (stat.S_ISREG, None),
     (stat.S_ISDIR, "a folder"),
@@ -119,7 +120,7 @@ def open_file(path: str | os.PathLike[str], root: str | None = None) -> int:
             fetch(name)
     try:
         _check_kind(os.stat(name), name)  # checked before it is opened, because some devices act on being opened
-        fd = os.open(name, os.O_RDONLY | NO_DEVICES)
+        fd = here.open_file(name, os.O_RDONLY | NO_DEVICES)
     except OSError as error:
         raise of_os(error, "cannot be opened", name) from None
     except ValueError:  # a NUL, or half of a UTF-16 pair
@@ -141,7 +142,7 @@ def open_folder(path: str) -> int:
     RefusedError, and what `of_os` makes of errors of the system.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = here.open_folder(path)
     except OSError as error:
         raise of_os(error, "cannot be listed", path) from None
     except ValueError:
@@ -215,8 +216,8 @@ def _is_within(path: str, places: Iterable[str]) -> bool:
 def _real_path(fd: int, path: str) -> str:
     """Return where an open file lies, as the system knows it."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:  # no /proc: macOS, some containers
+        return here.place_of(fd)
+    except OSError:  # the system does not say: no /proc in some containers
         real = os.path.realpath(path)
     try:
         if os.path.samestat(os.lstat(real), os.fstat(fd)):

@@ -6,8 +6,6 @@ next run, one whose writer lives is not touched.
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,8 +16,8 @@ from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.partial_files import exists_already, rename_new, sync_folder
 from ggferry.formats.files.partial_names import leftovers, new_token, partial_path
 from ggferry.support.interrupts import interrupts_wait
+from ggferry.support.platform import here
 
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 _OLDER = ".older"
 """Ends the target in the name under which an older folder waits, where two folders cannot change names in one step."""
 Ours = Callable[[str], bool]
@@ -63,7 +61,7 @@ class OutputFolder:
             with interrupts_wait():
                 self.path = partial_path(self.target, new_token())
                 os.mkdir(self.path)
-                self._lock = _locked(self.path)
+                self._lock = here.lock_folder(self.path)
         except OSError as error:
             raise of_os(error, "cannot be written", self.target) from None
         try:
@@ -116,7 +114,7 @@ class OutputFolder:
             if path == self.path or os.path.islink(path) or not os.path.isdir(path):
                 continue
             try:
-                os.close(_locked(path))
+                here.unlock_folder(here.lock_folder(path))
             except BlockingIOError:
                 raise BusyError("another writer is at work on this folder", path=self.target) from None
             except OSError:
@@ -164,9 +162,7 @@ class OutputFolder:
 
     def _exchange(self) -> None:
         """Take the place of an older folder, which is removed."""
-        call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-        names = os.fsencode(self.path), os.fsencode(self.target)
-        if call is None or call(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) != 0:
+        if not here.exchange(self.path, self.target):
             older = partial_path(self.target + _OLDER, new_token())
             os.rename(self.target, older)
             try:
@@ -182,7 +178,7 @@ class OutputFolder:
             shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             with suppress(OSError):
-                os.close(self._lock)
+                here.unlock_folder(self._lock)
         self.path, self._lock = "", -1
 
     def __exit__(self, *_: object) -> None:
@@ -193,19 +189,9 @@ def _name_new(path: str, target: str) -> None:
     """Give a folder a name that must be free. Raises FileExistsError or another OSError."""
     if rename_new(path, target):
         return
-    os.mkdir(target)  # without flags of renameat2(2): rename(2) replaces an empty folder, and no other
+    os.mkdir(target)  # without a rename that replaces nothing: rename(2) replaces an empty folder, and no other
     try:
         os.rename(path, target)
     except OSError:
         os.rmdir(target)
         raise
-
-
-def _locked(path: str) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd

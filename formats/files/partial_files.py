@@ -9,7 +9,6 @@ killed. docs/decisions/partials.md says why, and what risks remain.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import time
@@ -30,10 +29,9 @@ from ggferry.formats.files.partial_names import (
 )
 from ggferry.formats.files.publication_record import kept_for
 from ggferry.support.interrupts import interrupts_wait
+from ggferry.support.platform import here
 
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-_HELD = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
-_RENAME_NOREPLACE, _AT_FDCWD = 1, -100  # linux/fs.h, linux/fcntl.h
 ATTEMPTS, PAUSE = 4, 0.05  # two that begin at once may each see the other; then each looks again within PAUSE seconds
 
 T = TypeVar("T")
@@ -59,6 +57,8 @@ def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identit
             expected=f"at most {longest}",
             hint="choose a shorter name",
         )
+    if reason := here.unusable_name(name):
+        raise UsageError(f"not a name of a file of {here.NAME}: {reason}", path=path, hint="choose another name")
     refuse_sources([path], sources or {})
     if not overwrite and os.path.lexists(path):
         raise exists_already(path)
@@ -82,9 +82,9 @@ class Partial:
         self.target, self.path = target, partial_path(target, token)
         self.published = False
         self.stale: list[str] = []
-        flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC
+        flags = os.O_CREAT | os.O_EXCL | here.NOFOLLOW | os.O_RDWR | here.CLOEXEC
         self.fd = -1
-        self.fd = self.attempt(os.open, self.path, flags, 0o666)
+        self.fd = self.attempt(here.open_file, self.path, flags, 0o666)
         if _lock(self.fd) is False or not self.is_at(self.path):
             self.discard()  # another writer took it for a dead one in the instant before it was locked
             raise BusyError("another writer is at work on this file", path=target)
@@ -188,23 +188,13 @@ def name_new(path: str, target: str) -> None:
 
 
 def rename_new(path: str, target: str) -> bool:
-    """Use renameat2(2), for file systems without links (FAT, network); False where that is not supported either."""
-    import ctypes
-
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
-        return False
-    if call(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False
-    raise OSError(number, os.strerror(number), target)
+    """Use a rename that replaces nothing, for file systems without links (FAT, network); False where there is none."""
+    return here.rename_new(path, target)
 
 
 def _rename_to_claimed(path: str, target: str) -> None:
     """Claim the name by an exclusive create, so that the rename replaces nothing but our own empty file."""
-    os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC))
+    os.close(here.open_file(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | here.CLOEXEC))
     try:
         os.replace(path, target)
     except OSError:
@@ -222,12 +212,7 @@ def claimed_only(path: str) -> bool:
 
 def sync_folder(path: str) -> None:
     """Flush the names in the folder of `path` to disk."""
-    fd = os.open(os.path.dirname(path) or os.curdir, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):  # some file systems cannot sync a folder
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+    here.sync_folder(os.path.dirname(path) or os.curdir)
 
 
 # --- one writer ----------------------------------------------------------------------------------------------------
@@ -339,11 +324,11 @@ def is_dead(path: str, target: str) -> bool:
 
 def _opened(path: str) -> int:
     """Open a file for locking; one that nobody may write to (the older file of a publication) for reading only."""
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = here.NOFOLLOW | here.NONBLOCK | here.CLOEXEC
     try:
-        return os.open(path, os.O_RDWR | flags)
+        return here.open_file(path, os.O_RDWR | flags)
     except PermissionError:
-        return os.open(path, os.O_RDONLY | flags)
+        return here.open_file(path, os.O_RDONLY | flags)
 
 
 def _unknown(path: str, target: str) -> RefusedError:
@@ -358,9 +343,9 @@ def _unknown(path: str, target: str) -> RefusedError:
 def _lock(fd: int) -> bool | None:
     """Lock an open file until it is closed; False when another process holds it, None where locks are not supported."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        here.lock(fd)
     except OSError as error:
-        return False if error.errno in _HELD else None
+        return False if error.errno in here.HELD else None
     return True
 
 
@@ -431,7 +416,7 @@ def write_file(
             partial = stack.enter_context(begin_file(path, overwrite=overwrite, sources=sources))
         try:
             if private:
-                os.fchmod(partial.fd, 0o600)
+                here.make_private(partial.fd)
             with os.fdopen(partial.fd, "wb", closefd=False) as file:
                 write(file)
             os.fsync(partial.fd)

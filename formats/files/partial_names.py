@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ggferry.formats.errors import of_os
+from ggferry.support.platform import here
 
 NAME_MAX = 255  # bytes, of every file system in use but a few that encrypt names
 PARTIAL = re.compile(r"\.(?P<target>.+)\.ggferry-(?P<token>[0-9a-f]{16})\.partial", re.DOTALL)
@@ -24,10 +25,7 @@ def is_partial(path: str) -> bool:
 
 def longest_name(folder: str) -> int:
     """Return how many bytes the name of a file in `folder` may have."""
-    try:
-        return os.pathconf(folder or os.curdir, "PC_NAME_MAX")
-    except (OSError, ValueError):
-        return NAME_MAX
+    return here.longest_name(folder)
 
 
 def shortened(name: str, longest: int) -> str:

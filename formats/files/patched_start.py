@@ -19,6 +19,7 @@ from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, Re
 from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.formats.files.partial_files import Partial, claim, sync_folder, write_file
 from ggferry.support.interrupts import interrupts_wait
+from ggferry.support.platform import here
 from ggferry.support.records import dataclass
 
 SUFFIX = ".ggferry-journal"
@@ -108,7 +109,7 @@ def patch(what: Patch) -> None:
     with interrupts_wait():
         fd = _opened(what)
         try:
-            if os.pread(fd, len(what.old), 0) != what.old:
+            if here.pread(fd, len(what.old), 0) != what.old:
                 raise ChangedError("changed since it was read", path=what.path)
             write_file(journal_of(what.path), lambda file: file.write(what.packed()), private=_is_private(fd))
             _carry_out(what, fd)
@@ -146,7 +147,7 @@ def recover(path: str) -> Literal["finished", "undone"] | None:
         with interrupts_wait():
             fd = _opened(what)
             try:
-                found = os.pread(fd, len(what.old), 0)
+                found = here.pread(fd, len(what.old), 0)
                 if found == what.old:
                     _remove_journal(what)
                     return "undone"
@@ -159,7 +160,7 @@ def recover(path: str) -> Literal["finished", "undone"] | None:
 
 def _opened(what: Patch) -> int:
     try:
-        fd = os.open(what.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = here.open_file(what.path, os.O_RDWR | here.NOFOLLOW | here.CLOEXEC | here.NONBLOCK)
     except OSError as error:
         raise of_os(error, "cannot be written", what.path) from None
     status = os.fstat(fd)
@@ -214,7 +215,7 @@ def _carry_out(what: Patch, fd: int) -> None:
 def _write(fd: int, data: bytes, offset: int) -> None:
     view = memoryview(data)
     while view:
-        count = os.pwrite(fd, view, offset)
+        count = here.pwrite(fd, view, offset)
         view, offset = view[count:], offset + count
 
 

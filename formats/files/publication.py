@@ -34,7 +34,7 @@ from ggferry.formats.files.publication_record import SUFFIX, Change, load, packe
 
 Outcome = Literal["finished", "undone"]
 _EMPTY = 0
-"""Bytes of a file that only claims a name, where neither link(2) nor flags of renameat2(2) are known."""
+"""Bytes of a file that only claims a name, where neither link(2) nor a rename that replaces nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Protocol
 from ggferry.formats.errors import TruncatedError, of_os
 from ggferry.formats.files.local_files import open_file
 from ggferry.formats.files.opened_files import note
+from ggferry.support.platform import here
 
 
 class Source(Protocol):
@@ -102,7 +103,7 @@ class LocalFile:
 
     def _pread(self, size: int, offset: int) -> bytes:
         try:
-            return os.pread(self._fd, size, offset)
+            return here.pread(self._fd, size, offset)
         except OSError as error:
             raise of_os(error, CANNOT_BE_READ, self.path, offset) from None
 
@@ -115,7 +116,7 @@ class LocalFile:
         done = 0
         while done < len(buffer):
             try:
-                count = os.preadv(self._fd, [buffer[done:]], offset + done)
+                count = here.pread_into(self._fd, buffer[done:], offset + done)
             except OSError as error:
                 raise of_os(error, CANNOT_BE_READ, self.path, offset + done) from None
             if not count:

@@ -21,6 +21,7 @@ from ggferry.formats.gguf.header_layout import Declared, GGUFLayout, Placed, lay
 from ggferry.formats.gguf.values import DEFAULT_ALIGNMENT, Value
 from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
+from ggferry.support.platform import here
 
 Data: TypeAlias = "bytes | bytearray | memoryview | np.ndarray[Any, Any]"
 """Contiguous bytes, or a C-contiguous array."""
@@ -76,7 +77,7 @@ class GGUFFile:
         self._lock = threading.Lock()
         self._finished = False
         self.file = file or begin_file(self.path, overwrite=overwrite, sources=sources)
-        self._flusher = _Flusher(lambda: self.file.attempt(os.fdatasync, self.file.fd))
+        self._flusher = _Flusher(lambda: self.file.attempt(here.sync_data, self.file.fd))
         try:
             self.file.attempt(os.ftruncate, self.file.fd, layout.size)  # a hole reads as zeros: all padding is in place
         except BaseException:
@@ -115,7 +116,7 @@ class GGUFFile:
         """Fill `buffer` with what was written of tensor `name`, from byte `offset` of it."""
         start, done = self.layout.tensors[name].offset + offset, 0
         while done < len(buffer):
-            count = self.file.attempt(os.preadv, self.file.fd, [buffer[done:]], start + done)
+            count = self.file.attempt(here.pread_into, self.file.fd, buffer[done:], start + done)
             if not count:
                 raise VerificationError("the file shrank while it was written", path=self.path, offset=start + done)
             done += count
@@ -180,7 +181,7 @@ class GGUFFile:
 
     def _put(self, offset: int, view: memoryview) -> None:
         while len(view):
-            count = self.file.attempt(os.pwrite, self.file.fd, view[:PIECE], offset)
+            count = self.file.attempt(here.pwrite, self.file.fd, view[:PIECE], offset)
             view, offset = view[count:], offset + count
 
 

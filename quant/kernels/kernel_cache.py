@@ -25,6 +25,7 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.runtime import rtsys
 
 from ggferry.quant.kernels import announce_compilation
+from ggferry.support.platform import here
 
 _DIGEST = hashlib.sha256().digest_size
 
@@ -51,12 +52,12 @@ def private_folder(parent: str) -> str:
 
     What is loaded from it is executed, so it must be a folder, not a link, that we own and nobody else may write to.
     """
-    path = os.path.join(parent, f"ggferry-kernels-{os.getuid()}")
+    path = os.path.join(parent, f"ggferry-kernels-{here.user_name()}")
     with suppress(OSError):
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
         found = os.lstat(path)
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        if stat.S_ISDIR(found.st_mode) and here.is_mine(found) and not found.st_mode & 0o077:
             return path
     return ""
 

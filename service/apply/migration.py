@@ -39,6 +39,7 @@ from ggferry.service.storage.scratch import PREFIX, sweep
 from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.service.storage.urls import RETRY_TIMEOUT, Access, configure_access, granted, read_secrets
 from ggferry.service.workers.analyze import request_of
+from ggferry.support.platform import here
 
 ENGINES = ("local", "ray")
 CHECKS_AT_ONCE = 16
@@ -201,6 +202,8 @@ class Migration:
                 self._delete(row["id"], row["entry"]["recipe"], row["receipt"])
         try:
             if self.request.engine == "ray":
+                if not here.RAY:
+                    raise UsageError(f"--engine ray does not exist on {here.NAME}", hint="--engine local")
                 from ggferry.service.apply.ray_engine import run_ray
 
                 run_ray(run, self.request.address)

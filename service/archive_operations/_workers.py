@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 from ggferry.converters.conversion.options import Kind
 from ggferry.service.operation import argument, declare
+from ggferry.support.platform import here
 
 if TYPE_CHECKING:
     from ggferry.service.workers.supervisor import Limits
@@ -28,7 +28,7 @@ RetryTimeout = Annotated[
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return here.cores()
 
 
 def limits_of(memory: int | str, threads: int) -> Limits:

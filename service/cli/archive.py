@@ -27,6 +27,7 @@ from ggferry.service.archive_operations.ledger import (
 )
 from ggferry.service.archive_operations.plan import PlanCommand
 from ggferry.service.cli.options import HeadedCommand, print_json, say, takes, tell
+from ggferry.support.platform import here
 
 if TYPE_CHECKING:
     from ggferry.service.apply.delete_sources import Deletion
@@ -75,6 +76,8 @@ def apply(request: ApplyCommand) -> None:
         with shown(Tracker(left), request.as_json) as emit:
             yield emit
 
+    if request.memory and not here.CAPS:
+        say(f"{here.NAME} caps the memory of no process: --memory is not applied")
     done = applying.run(request, lambda deletion: _confirm(deletion, request.yes), displayed)
     if not request.as_json:
         for line in (*tables(done.report), *migration_lines(done.report, done.stem)):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from signal import SIGKILL
 from typing import Any, Protocol
 
 from ggferry.converters.conversion.options import types_of
@@ -53,9 +52,11 @@ from ggferry.service.workers.supervisor import (
     WorkerFailed,
     WorkerTimeout,
 )
+from ggferry.support.platform import here
 
 HEADER_TIMEOUT = 300.0  # seconds to read the headers of one model
 HEADERS_A_WORKER = 1000  # models; a start costs as much as fifty of them
+_KILLED = "killed"
 DELAYS = (1.0, 3.0)  # seconds before a model's headers are asked for again
 AWAY = (errors.AccessError, errors.TransientError, errors.ChangedError)
 """Errors that say nothing about a file: when it is planned again, it may be fine."""
@@ -264,7 +265,7 @@ def _facts(group: Group, request: PlanRequest, supervisor: Worker, mount: Mappin
         return {"error": {"class": "Timeout", "message": f"its headers were not read within {HEADER_TIMEOUT:g} s"}}
     except WorkerDied as death:
         error = {"class": "WorkerDied", "message": death.reason}
-        return {"error": error | ({"fault": Fault.TRANSIENT.value} if death.signal == SIGKILL else {})}
+        return {"error": error | ({"fault": Fault.TRANSIENT.value} if death.signal == here.KILL else {})}
 
 
 def _run(command: Mapping[str, Any], supervisor: Worker) -> dict[str, Any]:
@@ -273,7 +274,7 @@ def _run(command: Mapping[str, Any], supervisor: Worker) -> dict[str, Any]:
     When memory runs out, a fresh worker is asked, so that what was kept of other models does not decide; after passing
     trouble the question is repeated a while later, and so it is where somebody, or the system, killed the worker.
     """
-    delays = {OUT_OF_MEMORY: [0.0], Fault.TRANSIENT.value: [*DELAYS], SIGKILL.name: [*DELAYS]}
+    delays = {OUT_OF_MEMORY: [0.0], Fault.TRANSIENT.value: [*DELAYS], _KILLED: [*DELAYS]}
     while True:
         try:
             return dict(supervisor.run(command, timeout=HEADER_TIMEOUT).result)
@@ -284,7 +285,7 @@ def _run(command: Mapping[str, Any], supervisor: Worker) -> dict[str, Any]:
                 raise
             time.sleep(left.pop(0))
         except WorkerDied as death:
-            if death.signal != SIGKILL or not (left := delays[SIGKILL.name]):
+            if death.signal != here.KILL or not (left := delays[_KILLED]):
                 raise
             time.sleep(left.pop(0))
 

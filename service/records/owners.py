@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
+from ggferry.support.platform import here
+
 
 def owner_name() -> str:
     """Return a name of this process from which another on the same machine can see that it is dead.
@@ -15,22 +17,12 @@ def owner_name() -> str:
 
 
 def _machine() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()[:8]
-        space = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        boot, space = "", 0
+    boot, space = here.machine()
     return f"{socket.gethostname()}/{boot}/{space}".replace(":", "_")
 
 
 def _start_time(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return "dead" if fields[0] in "ZX" else fields[19]
-    except OSError:
-        return "dead"
+    return here.start_time(pid) or "dead"
 
 
 def is_dead(owner: str) -> bool:

@@ -28,6 +28,7 @@ from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.planning import secrets_file
 from ggferry.service.server.work.uploads import ACCEPTED
 from ggferry.support.heavy import sa
+from ggferry.support.platform import here
 
 FORMAT = 1
 MANIFEST, LEDGER = "manifest.json", "ledger"
@@ -210,7 +211,7 @@ def _is_ours(name: str) -> bool:
 def _write(file: IO[bytes], path: str, member: tarfile.TarInfo) -> str:
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     digest = hashlib.sha256()
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as out:
+    with open(here.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | here.NOFOLLOW, 0o600), "wb") as out:
         while data := file.read(CHUNK):
             digest.update(data)
             out.write(data)

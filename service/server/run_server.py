@@ -23,6 +23,7 @@ from ggferry.service.server.guard.observe import Log
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.slow_clients import BoundedH11Protocol
 from ggferry.service.server.state import Service, open_service
+from ggferry.support.platform import here
 from ggferry.support.printable import printable
 
 BACKLOG = 2048
@@ -85,7 +86,7 @@ def _tell_link(service: Service, page: str, tell: Callable[[str], None]) -> None
         return
     path = os.path.join(service.settings.data, LINK)
     own = f"{path}.{os.urandom(4).hex()}"  # another server may start in the same folder
-    with open(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+    with open(here.open_file(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | here.NOFOLLOW, 0o600), "w") as file:
         file.write(f"{link}\n")
     os.replace(own, path)
     service.observer.log.write("open", url=page, link_in=path)

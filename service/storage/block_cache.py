@@ -7,7 +7,6 @@ takes from them what has the digest that was recorded: a block that was half wri
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ import time
 from contextlib import suppress
 
 from ggferry.service.storage.places import Found
+from ggferry.support.platform import here
 
 _RECORD = struct.Struct("<Q32s")
 LASTS = 7 * 24 * 3600.0
@@ -32,7 +32,7 @@ class Blocks:
 
     def __init__(self, folder: str) -> None:
         """Keep blocks in a nameless file of `folder`, which is gone when it is closed."""
-        self.fd = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+        self.fd = here.nameless_file(folder)
         self.digests: dict[int, bytes] = {}
         self._home, self._lock, self._log = "", -1, -1
 
@@ -62,7 +62,7 @@ class Blocks:
     @property
     def nbytes(self) -> int:
         """Return the bytes that the file takes on the disk."""
-        return os.fstat(self.fd).st_blocks * 512 if self.fd >= 0 else 0
+        return here.bytes_on_disk(self.fd) if self.fd >= 0 else 0
 
 
 def lasting(folder: str, found: Found, block: int) -> Blocks | None:
@@ -85,9 +85,9 @@ def lasting(folder: str, found: Found, block: int) -> Blocks | None:
         return None
     kept = Blocks.__new__(Blocks)
     try:
-        kept.fd = os.open(os.path.join(home, "data"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        kept.fd = here.open_file(os.path.join(home, "data"), os.O_RDWR | os.O_CREAT | here.NOFOLLOW, 0o600)
         log = os.path.join(home, "blocks")
-        kept._log = os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        kept._log = here.open_file(log, os.O_RDWR | os.O_CREAT | os.O_APPEND | here.NOFOLLOW, 0o600)
         kept.digests = _recorded(kept._log, -(-found.bytes // block))
     except OSError:
         os.close(lock)
@@ -98,9 +98,9 @@ def lasting(folder: str, found: Found, block: int) -> Blocks | None:
 
 def _locked(path: str) -> int:
     """Return a descriptor that locks `path`; −1 where another process has it."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = here.open_file(path, os.O_RDWR | os.O_CREAT | here.CLOEXEC | here.NOFOLLOW, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        here.lock(lock)
         os.utime(path)
         if os.path.samestat(os.stat(path), os.fstat(lock)):
             return lock
@@ -116,7 +116,7 @@ def _recorded(log: int, count: int) -> dict[int, bytes]:
     whole = min(size, count * 4 * _RECORD.size) // _RECORD.size * _RECORD.size
     if whole != size:
         os.ftruncate(log, whole)
-    return {number: digest for number, digest in _RECORD.iter_unpack(os.pread(log, whole, 0)) if number < count}
+    return {number: digest for number, digest in _RECORD.iter_unpack(here.pread(log, whole, 0)) if number < count}
 
 
 def sweep(folder: str) -> None:

@@ -15,16 +15,25 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
 
 from ggferry.formats import errors
 from ggferry.formats.errors import GgferryError, TruncatedError
 from ggferry.formats.files.sources import Source
 from ggferry.service.storage.scratch import Scratch
 from ggferry.service.storage.urls import mask
+from ggferry.support.platform import here
 
 REQUEST = struct.Struct("<IQQ")
 MOST = 8 << 20  # bytes of one answer
+_LOOPBACK = "127.0.0.1"
 OK, FAILED = b"\0", b"\1"
+
+
+def _place_of(address: str) -> tuple[Any, str]:
+    """Return where a broker listens, and the family of its socket: a file's, or a port's where there are none."""
+    host, _, port = address.partition(":")
+    return ((host, int(port)), "AF_INET") if host == _LOOPBACK else (address, "AF_UNIX")
 
 
 class Broker:
@@ -32,15 +41,21 @@ class Broker:
 
     def __init__(self, files: Sequence[Source]) -> None:
         self._home = Scratch()  # the system's: a socket's path has 107 bytes at most
-        self.address, self.key = os.path.join(self._home.path, "broker"), os.urandom(32)
+        self.key = os.urandom(32)
         self._files, self._closed = tuple(files), False
-        self._listener = Listener(self.address, "AF_UNIX", backlog=64, authkey=self.key)
+        if here.PASSES_FILES:
+            self.address = os.path.join(self._home.path, "broker")
+            self._listener = Listener(self.address, "AF_UNIX", backlog=64, authkey=self.key)
+        else:
+            self._listener = Listener((_LOOPBACK, 0), "AF_INET", backlog=64, authkey=self.key)
+            self.address = f"{_LOOPBACK}:{self._listener.address[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         self._closed = True
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as waker:  # accept() does not notice a closed socket
-            waker.connect(self.address)
+        place, family = _place_of(self.address)
+        with suppress(OSError), socket.socket(getattr(socket, family)) as waker:  # accept() notices no closed socket
+            waker.connect(place)
         with suppress(OSError):
             self._listener.close()
         self._home.close()
@@ -113,7 +128,7 @@ class BrokeredFile:
     def _ask(self, offset: int, size: int) -> bytes:
         connection = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._local.connection = Client(self._address, "AF_UNIX", authkey=self._key)
+            connection = self._local.connection = Client(*_place_of(self._address), authkey=self._key)
             self._open.append(connection)
         connection.send_bytes(REQUEST.pack(self._number, offset, size))
         answer: bytes = connection.recv_bytes(MOST + 1)

@@ -8,7 +8,6 @@ what it was. With `kept` the file outlives the process, so that a run that broke
 from __future__ import annotations
 
 import errno
-import os
 import threading
 
 from ggferry.formats.errors import ChangedError, TransportError, TruncatedError
@@ -16,6 +15,7 @@ from ggferry.service.storage.block_cache import Blocks, lasting
 from ggferry.service.storage.broker import revive
 from ggferry.service.storage.checksums import Running
 from ggferry.service.storage.stores import Found, check_unchanged, place
+from ggferry.support.platform import here
 
 HEADER_BLOCK, DATA_BLOCK = 256 << 10, 8 << 20
 MOST_AT_ONCE = 32 << 20  # bytes of one request
@@ -192,7 +192,7 @@ class RangedFile:
             try:
                 done = 0
                 while done < len(data):
-                    count = os.pwrite(self._blocks.fd, data[done:] if done else data, first * self.block + done)
+                    count = here.pwrite(self._blocks.fd, data[done:] if done else data, first * self.block + done)
                     if not count:
                         raise OSError(errno.ENOSPC, "nothing was taken")
                     done += count
@@ -208,7 +208,7 @@ class RangedFile:
         """Fill `buffer` from the cache; False when the bytes are not there after all."""
         while buffer:
             try:
-                count = os.preadv(self._blocks.fd, [buffer], offset)
+                count = here.pread_into(self._blocks.fd, buffer, offset)
             except OSError:
                 return False
             if not count:

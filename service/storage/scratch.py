@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 from contextlib import suppress
+
+from ggferry.support.platform import here
 
 PREFIX, LOCK = "ggferry-tmp-", ".lock"
 
@@ -17,7 +18,7 @@ class Scratch:
     def __init__(self, parent: str | None = None) -> None:
         while True:
             self.path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-            self._lock = os.open(os.path.join(self.path, LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            self._lock = here.open_file(os.path.join(self.path, LOCK), os.O_CREAT | os.O_RDWR | here.CLOEXEC, 0o600)
             if _locked(self._lock) and self._stands():
                 return
             os.close(self._lock)  # a sweeper was quicker
@@ -47,7 +48,7 @@ def sweep(parent: str | None = None) -> None:
 
 def _remove_if_dead(folder: str) -> None:
     try:
-        lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CLOEXEC)
+        lock = here.open_file(os.path.join(folder, LOCK), os.O_RDWR | here.CLOEXEC)
     except OSError:
         return  # somebody else's, or being made or removed
     try:
@@ -59,7 +60,7 @@ def _remove_if_dead(folder: str) -> None:
 
 def _locked(descriptor: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        here.lock(descriptor)
     except OSError:
         return False
     return True

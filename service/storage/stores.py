@@ -26,6 +26,7 @@ from ggferry.service.storage.checksums import Running
 from ggferry.service.storage.places import Found as Found
 from ggferry.service.storage.places import Place, unreadable
 from ggferry.service.storage.urls import WEB, redact, redact_in
+from ggferry.support.platform import here
 
 UNREADABLE, LINK = "unreadable", "link"
 """Versions of what is listed on this machine and not read: it cannot be, or lies outside of what is listed."""
@@ -91,10 +92,6 @@ def listing(root: str) -> Iterator[Found]:
     yield _listed(root)
 
 
-_KERNEL = ("/proc/", "/sys/")
-"""Where files are shown that hold no data of their own."""
-
-
 def _local_listing(folder: str) -> Iterator[Found]:
     """Yield what is below a folder, by path. A folder in it that cannot be listed is listed with its error."""
     at_work = [(folder, iter(_children(folder)))]  # no recursion: an archive may be nested deeper than Python's stack
@@ -118,7 +115,7 @@ def _children(folder: str) -> list[tuple[str, bool]]:
     """Return the names in a folder, sorted, each with whether it is a folder to walk into."""
     fd = open_folder(folder)
     try:
-        with os.scandir(fd) as entries:
+        with here.scan_folder(fd) as entries:
             return sorted((entry.name, _is_inner(entry)) for entry in entries)
     except OSError as error:
         raise of_os(error, "cannot be listed", folder) from None
@@ -145,7 +142,7 @@ def _listed(path: str) -> Found:
         reason = "a folder that is not followed" if os.path.isdir(path) else f"{kind}, not a file"
         return Found(path, -1, UNREADABLE, reason=reason)
     if os.path.islink(path) and (target := leads_out(path)):
-        if target.startswith(_KERNEL):  # by its number of this process, another one every time
+        if target.startswith(here.KERNEL_FILES):  # by its number of this process, another one every time
             return Found(path, -1, UNREADABLE, reason="a link to what the kernel shows as a file")
         return Found(path, -1, LINK, reason=target)
     return _of(path, status)

@@ -6,11 +6,9 @@ that stdout was. It ends when its parent does.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import queue
-import resource
 import signal
 import sys
 import threading
@@ -24,13 +22,13 @@ from ggferry.formats.errors import Fault, GgferryError, of_os
 from ggferry.service.workers.messages import Reply
 from ggferry.support.allocator import tune_malloc
 from ggferry.support.interrupts import STOPS
+from ggferry.support.platform import here
 from ggferry.support.progress import Phase
 
 PARENT_GONE = 75  # exit status; EX_TEMPFAIL of sysexits.h
 STOPPED = 143  # as shells say it: 128 + SIGTERM
 REPORT_EVERY = 0.2  # seconds between progress events
 ADDRESS_SPACE_MARGIN = 16 << 30  # libraries reserve address space they never touch
-PR_SET_PDEATHSIG = 1
 
 
 class Channel:
@@ -85,15 +83,11 @@ class Channel:
 def limit(memory: int, file_size: int = 0) -> None:
     """Cap this process's memory and files, write no core files, and end with the parent whatever happens."""
     if file_size:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a file that would be larger is an error of the write
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+        here.cap_files(file_size)
     if memory:
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-        space = memory + ADDRESS_SPACE_MARGIN
-        resource.setrlimit(resource.RLIMIT_AS, (space, space))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError, AttributeError):  # Linux only; elsewhere the closed pipe ends us
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        here.cap_memory(memory, ADDRESS_SPACE_MARGIN)
+    here.write_no_core()
+    here.end_with_parent()
 
 
 def main() -> None:
@@ -144,7 +138,7 @@ def _error(kind: str, message: str) -> Mapping[str, Any]:
 
 def peak() -> int:
     """Return the most resident memory this process had, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return here.peak_memory()
 
 
 if __name__ == "__main__":

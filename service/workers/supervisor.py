@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import site
 import subprocess
@@ -23,6 +22,7 @@ from typing import Any
 import ggferry
 from ggferry.service.storage.scratch import Scratch
 from ggferry.service.workers.messages import Event, Question, Reply
+from ggferry.support.platform import here
 
 KEPT = (
     "PATH",
@@ -200,11 +200,9 @@ class Supervisor:
             stderr=self._errors,
             env=self._environment(),
             cwd=self._home,
-            start_new_session=True,
+            **here.group_options(),
         )
         assert self._process.stdout is not None
-        self._readable = select.poll()
-        self._readable.register(self._process.stdout, select.POLLIN)
         if self._stopped:  # meanwhile
             self.stop()
             raise WorkerDied("stopped")
@@ -230,7 +228,7 @@ class Supervisor:
         pieces, size = [self._buffer], 0
         while b"\n" not in pieces[-1]:
             left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and (left <= 0 or not self._readable.poll(left * 1000)):
+            if left is not None and (left <= 0 or not here.is_readable(pipe, left)):
                 raise WorkerTimeout("the time limit passed")
             data = os.read(pipe, 1 << 20)
             if not data:
@@ -253,7 +251,7 @@ class Supervisor:
         if status >= 0:
             return WorkerDied(f"the worker ended with status {status}{more}")
         name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
-        if -status == signal.SIGKILL:
+        if -status == here.KILL:
             more = ": by somebody, or by the system for want of memory" + more
         return WorkerDied(f"the worker was ended by {name}{more}", -status)
 

@@ -52,15 +52,15 @@ print(json.dumps(facts), file=sys.stderr)
 """
 
 STARTS = {
-    "--help": 25,
-    "--version": 25,
-    "convert --help": 25,
-    "inspect --help": 27,
-    "inspect hf/out/llama/llama.q8_0.gguf": 117,
-    "inspect --json hf/out/llama/llama.q8_0.gguf": 117,
-    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 135,
-    "inspect hf/ckpt/llama": 134,
-    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 141,
+    "--help": 28,
+    "--version": 28,
+    "convert --help": 28,
+    "inspect --help": 30,
+    "inspect hf/out/llama/llama.q8_0.gguf": 120,
+    "inspect --json hf/out/llama/llama.q8_0.gguf": 120,
+    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 138,
+    "inspect hf/ckpt/llama": 137,
+    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 144,
 }
 """Command → the most modules of ours that it may import."""
 

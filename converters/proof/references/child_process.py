@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field
 from typing import Any
 
 from ggferry.support.heavy import np
+from ggferry.support.platform import here
 from ggferry.support.records import dataclass
 
 PROGRAMS = os.path.join(os.path.dirname(__file__), "programs")
@@ -23,7 +22,6 @@ SECONDS = 120
 SECONDS_A_GIB = 90
 ROOM = 6 << 30
 """Bytes that a witness's process may use besides its weights: libraries, buffers, rows."""
-_FAULTS = ("SIGABRT", "SIGSEGV", "SIGFPE", "SIGILL", "SIGBUS")
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -96,7 +94,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=said,
-                start_new_session=True,
+                **here.group_options(),
             )
 
     def wait(self, seconds: float) -> Answer | None:
@@ -109,18 +107,21 @@ class Child:
             self.end()
         if code == 0:
             return None
-        ending = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        ending = signal.Signals(-code).name if code < 0 else _status(code)
         words = _last_words(self._folder)
-        fault = ending in _FAULTS and not re.search("alloc|memory", words, re.IGNORECASE)
+        fault = ending in here.FAULTS and not re.search("alloc|memory", words, re.IGNORECASE)
         return Answer(why=f"its process ended with {ending}{words}", refused=fault)
 
     def end(self) -> None:
         """End the process, and what it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        here.end_group(self._process)
         self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+
+def _status(code: int) -> str:
+    return f"exit status {code}" if code < 0xC0000000 else f"0x{code:X}"  # a fault on Windows
 
 
 def _last_words(folder: str) -> str:
@@ -147,11 +148,8 @@ def read_answer(folder: str, prompts: int) -> Answer:
 
 def available_memory() -> int:
     """Return the bytes that a new process can have without swapping, under the cap that it inherits."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        facts = dict(line.split(":", 1) for line in file)
-    free = int(facts["MemAvailable"].split()[0]) << 10
-    cap = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    return free if cap == resource.RLIM_INFINITY else min(free, cap)
+    free, cap = here.available_memory(), here.memory_cap()
+    return free if cap is None else min(free, cap)
 
 
 def prompts_of(texts: Sequence[Any]) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ from ggferry.formats.errors import VerificationError
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.reader import Kind, kind_of
 from ggferry.support.heavy import np
+from ggferry.support.platform import here
 from ggferry.support.printable import printable
 from ggferry.support.records import dataclass
 
@@ -43,6 +44,7 @@ COLUMNS = 512
 NEAR = 1e-6
 """How far two orders of the same float32 operations may differ, relative to the largest value of a row."""
 SHOWN = 3
+_NO_PROCESS = "no process for other libraries can be started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class Reading:
             "bytes": sum(file.size for file in files),
         }
         pending = ask(question, [file.fileno() for file in files])
-        self.why = "" if pending else "no process for other libraries can be started"
+        self.why = "" if pending else _NO_PROCESS if here.PASSES_FILES else f"{here.NAME} passes no open files on"
         return pending
 
     def _names(self) -> list[tuple[str, str]]:

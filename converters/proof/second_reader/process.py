@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ggferry.support.platform import here
+
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs", "library_reader.py")
 KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
 MAX_FILES = 253
@@ -106,12 +108,14 @@ class Pending:
 
 
 def ask(question: Mapping[str, Any], fds: Sequence[int]) -> Pending | None:
-    """Ask about the files behind these descriptors; None where no process can be had.
+    """Ask about the files behind these descriptors; None where no process can be had, or none can be given open files.
 
     Args:
         question: What `library_reader` answers; `path` is added.
         fds: One for each of its `files`.
     """
+    if not here.PASSES_FILES:
+        return None
     paths = [os.path.abspath(place) for place in sys.path if place]
     data = json.dumps({**question, "path": paths}).encode()
     for _ in range(2):  # the one that is kept may have ended

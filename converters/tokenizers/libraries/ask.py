@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from array import array
@@ -20,6 +19,7 @@ from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.special_tokens import well_formed
 from ggferry.formats.errors import UnsupportedError
+from ggferry.support.platform import here
 from ggferry.support.printable import printable
 from ggferry.support.records import dataclass
 
@@ -119,7 +119,7 @@ def _too_much(library: str, path: str | None, limit: str) -> UnsupportedError:
 
 
 def _failed(library: str, path: str | None, code: int, told: bytes, seconds: int) -> UnsupportedError:
-    if -code in (signal.SIGXCPU, signal.SIGKILL):
+    if -code in here.OVER_TIME:
         return _too_much(library, path, f"≤ {seconds} seconds of CPU")
     words = told.decode("utf-8", "replace").strip()
     if "MemoryError" in words or "memory allocation" in words or "bad_alloc" in words:

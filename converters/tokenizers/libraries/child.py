@@ -9,13 +9,17 @@ from __future__ import annotations
 import base64
 import json
 import os
-import resource
 import sys
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
 
 BATCH = 4096  # texts at a time
 MAX_IDS = 1 << 26
@@ -29,14 +33,21 @@ LLAMA_3 = (  # llama3/tokenizer.py, pat_str
 Ids = Iterator[list[int]]
 
 
-def main() -> None:
-    """Answer one question."""
-    asked = json.loads(sys.stdin.buffer.readline())
-    for what, limit in ((resource.RLIMIT_DATA, asked["memory"]), (resource.RLIMIT_CPU, asked["seconds"])):
+def limit_to(memory: int, seconds: int) -> None:
+    """Cap what this process takes, where the system has such limits."""
+    if resource is None:
+        return
+    for what, limit in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_CPU, seconds)):
         hard = resource.getrlimit(what)[1]
         least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(what, (least, least))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def main() -> None:
+    """Answer one question."""
+    asked = json.loads(sys.stdin.buffer.readline())
+    limit_to(asked["memory"], asked["seconds"])
     sys.path[:] = asked["path"]
     answer, ids = LIBRARIES[asked["library"]](sys.stdin.buffer.read(asked["size"]), asked)
     counts, flat = array("I"), array("I")

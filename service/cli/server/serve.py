@@ -12,6 +12,7 @@ import typer
 from ggferry.formats.errors import UsageError
 from ggferry.service.cli.options import print_json, say, size_of, tell
 from ggferry.service.cli.server.backup import backup, restore
+from ggferry.support.platform import here
 
 if TYPE_CHECKING:
     from ggferry.service.server.settings import Settings
@@ -126,7 +127,7 @@ def run(
     from ggferry.service.server.settings import DAY, Settings
     from ggferry.service.workers.supervisor import Limits
 
-    cores = len(os.sched_getaffinity(0))
+    cores = here.cores()
     limits = Limits(
         size_of(memory, "--memory"), threads or max(1, cores // max(1, jobs)), size_of(max_file, "--max-file")
     )
@@ -276,7 +277,7 @@ def _user() -> str:
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a number without a name
-        name = str(os.getuid())
+        name = here.user_name()
     return f"command line: {name}"
 
 

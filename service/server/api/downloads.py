@@ -17,6 +17,7 @@ from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDe
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.state import Service
 from ggferry.service.server.work.outputs import OutputFile
+from ggferry.support.platform import here
 
 router = APIRouter(tags=["files"], responses=PROBLEMS)
 PIECE = 256 << 10  # what a download that stalls holds in memory
@@ -100,7 +101,7 @@ class _Body:
     async def pieces(self) -> AsyncIterator[bytes]:
         try:
             while self._at < self._end:
-                data = await asyncio.to_thread(os.pread, self._fd, min(PIECE, self._end - self._at), self._at)
+                data = await asyncio.to_thread(here.pread, self._fd, min(PIECE, self._end - self._at), self._at)
                 if not data:
                     raise OSError("the file shrank while it was sent")
                 self._at += len(data)

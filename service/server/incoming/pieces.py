@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ggferry.formats.errors import ChecksumError, RefusedError, UsageError
+from ggferry.support.platform import here
 
 BLOCK = 1 << 20
 KEPT = 1000  # files whose digest so far stays in memory; that of any other is computed again
@@ -47,7 +48,7 @@ class Digests:
         if known is not None and end == offset:
             return known.copy()
         found, at = hashlib.sha256(), 0
-        while at < offset and (block := os.pread(fd, min(BLOCK, offset - at), at)):
+        while at < offset and (block := here.pread(fd, min(BLOCK, offset - at), at)):
             found.update(block)
             at += len(block)
         return found
@@ -83,7 +84,7 @@ class Piece:
             raise UsageError("more bytes than Content-Range says", found=self.at + len(data), expected=self.end)
         view = memoryview(data)
         while view:
-            count = os.pwrite(self._fd, view, self.at)
+            count = here.pwrite(self._fd, view, self.at)
             self._digest.update(view[:count])
             if self.own is not None:
                 self._piece.update(view[:count])

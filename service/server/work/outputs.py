@@ -23,6 +23,7 @@ from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.sources import is_within
 from ggferry.service.storage.stores import is_remote
 from ggferry.support.heavy import sa
+from ggferry.support.platform import here
 
 if TYPE_CHECKING:
     from ggferry.converters.metadata.receipt_fields import FileRecord, KeptReceipt, OutputRecord, Receipt
@@ -148,7 +149,7 @@ class Outputs:
         from blake3 import blake3
 
         one, other, offset = blake3(), hashlib.sha256(), 0
-        while piece := os.pread(fd, PIECE, offset):
+        while piece := here.pread(fd, PIECE, offset):
             one.update(piece)
             other.update(piece)
             offset += len(piece)

@@ -16,6 +16,7 @@ from ggferry.formats.files.local_files import confined, open_folder
 from ggferry.service.records.fields import FolderItem
 from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.service.storage.urls import WEB
+from ggferry.support.platform import here
 
 UPLOAD = "upload:"
 LONGEST = 4096
@@ -63,13 +64,9 @@ def real_path(path: str, roots: Sequence[str]) -> str:
     if not any(is_within(path, root) for root in roots):
         raise AccessError("below no root of this server", path=path, hint="--root DIR, where the server is started")
     try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        real = here.real_path(path)
     except (OSError, ValueError):
         raise NotFoundError("no such file or folder", path=path) from None
-    try:
-        real = os.readlink(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
     if not any(is_within(real, root) for root in roots):
         raise RefusedError("link leads out of the roots: it was not followed", path=path)
     return real
@@ -86,7 +83,7 @@ def browse(path: str, roots: Sequence[str]) -> list[FolderItem]:
     with confined(roots):
         fd = open_folder(real)
     try:
-        with os.scandir(fd) as entries:
+        with here.scan_folder(fd) as entries:
             found = [_entry(entry, real) for entry in entries]
     finally:
         os.close(fd)

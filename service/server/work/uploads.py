@@ -8,7 +8,6 @@ the folder leave the quarantine.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -39,6 +38,7 @@ from ggferry.service.server.store.tokens import ADMIN, Token
 from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.storage.urls import Access
 from ggferry.support.heavy import sa
+from ggferry.support.platform import here
 
 RECEIVING, INSPECTING, ACCEPTED, REFUSED = UPLOAD_STATES = ("receiving", "inspecting", "accepted", "refused")
 MOST_FILES, DEEPEST = 1000, 8
@@ -100,7 +100,8 @@ class Uploads:
         for each in listed:
             path = os.path.join(folder, each["name"])
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            made = here.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | here.NOFOLLOW | here.CLOEXEC, 0o600)
+            os.close(made)
         for place, _, _ in os.walk(folder):
             sync_folder(os.path.join(place, ""))
         sync_folder(os.path.join(self.settings.quarantine, ""))
@@ -193,11 +194,11 @@ class Uploads:
             raise OffsetError(file["offset"], start)
         path = os.path.join(self.settings.quarantine, key, file["name"])
         try:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = here.open_file(path, os.O_RDWR | here.NOFOLLOW | here.CLOEXEC)
         except FileNotFoundError:
             raise NotFoundError("the upload is not on this server", found=key) from None
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            here.lock(fd)
         except OSError:
             os.close(fd)
             raise BusyError("another request is sending this file", hint="wait until it has ended") from None

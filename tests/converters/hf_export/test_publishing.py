@@ -24,7 +24,7 @@ def no_flags(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "link", no_links)
     patch.setattr(partial_files, "rename_new", lambda path, target: False)
     patch.setattr(output_folder, "rename_new", lambda path, target: False)
-    patch.setattr(output_folder.ctypes, "CDLL", lambda *arguments, **named: object())
+    patch.setattr(output_folder.here, "exchange", lambda path, other: False)
 
 
 def write(target: Path, text: str, *, overwrite: bool = False) -> None:

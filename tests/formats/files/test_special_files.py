@@ -227,7 +227,14 @@ OTHERS = {
 
 def test_nothing_else_opens_files_to_read() -> None:
     """Who opens a file to read it does so by `open_file`, or stands above with what else it opens."""
-    read = ("open(path)", "open(path, 'rb')", "os.open(path, os.O_RDONLY)", "np.fromfile(path)", "np.load(path)")
+    read = (
+        "open(path)",
+        "open(path, 'rb')",
+        "os.open(path, os.O_RDONLY)",
+        "here.open_file(path, 0)",
+        "np.fromfile(path)",
+        "np.load(path)",
+    )
     other = ("open(open_file(path), 'rb')", "open(path, 'wb')", "os.open(path, os.O_CREAT | os.O_RDWR)", "reopen(path)")
     assert [_reads(_call(text)) for text in (*read, *other)] == [True] * len(read) + [False] * len(other)
     found = set()
@@ -248,5 +255,8 @@ def _call(text: str) -> ast.Call:
 def _reads(call: ast.Call) -> bool:
     """`open(path)`, `os.open(path, os.O_RDONLY)`, `np.fromfile(path)`; not `open(open_file(…))` nor what writes."""
     text = ast.unparse(call)
-    opens = re.match(r"(io\.|os\.)?(fd)?open\((?!open_file\(|os\.dup)|np\.(fromfile|memmap)\(|np\.load\((?!file)", text)
+    opens = re.match(
+        r"here\.open_file\(|(io\.|os\.)?(fd)?open\((?!open_file\(|os\.dup)|np\.(fromfile|memmap)\(|np\.load\((?!file)",
+        text,
+    )
     return opens is not None and re.search(r"O_CREAT|O_RDWR|O_WRONLY|O_TMPFILE|, '[wax]b?\+?'", text) is None

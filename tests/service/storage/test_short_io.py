@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from ggferry.formats.files.sources import LocalFile
-from ggferry.service.storage import ranged_file as ranged
 from ggferry.service.storage.ranged_file import RangedFile
 from ggferry.service.storage.stores import stat
 
@@ -43,8 +42,8 @@ def half(real: Callable[..., int]) -> Callable[..., int]:
 
 
 def test_short_writes_and_reads_of_the_cache_lose_nothing(remote: RangedFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranged.os, "pwrite", half(os.pwrite))
-    monkeypatch.setattr(ranged.os, "preadv", half(os.preadv))
+    monkeypatch.setattr(os, "pwrite", half(os.pwrite))
+    monkeypatch.setattr(os, "preadv", half(os.preadv))
     with remote:
         assert remote.read(0, SIZE) == DATA and remote.fetched == SIZE
         assert remote.read(0, SIZE) == DATA and remote.read(777, 5000) == DATA[777:5777]
@@ -65,7 +64,7 @@ def test_a_full_disk_costs_fetches_and_no_bytes(
         room[0] -= count
         return real(fd, data[:count], offset) if count else 0
 
-    monkeypatch.setattr(ranged.os, "pwrite", filling)
+    monkeypatch.setattr(os, "pwrite", filling)
     with remote:
         for _ in range(2):
             for offset in range(0, SIZE, 700):
@@ -84,7 +83,7 @@ def test_a_cache_that_lost_what_it_kept_gives_nothing_from_it(
         def broken(fd: int, data: Any, offset: int) -> int:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        monkeypatch.setattr(ranged.os, "preadv", broken)
+        monkeypatch.setattr(os, "preadv", broken)
         assert remote.read(0, BLOCK) == DATA[:BLOCK] and remote.fetched == 3 * BLOCK
 
 

@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 from typing import Any
 
 import jinja_chat
 from worker_protocol import answer
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
 
 NICE = 5  # it works beside a conversion
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     """Return llama.cpp's build and what it rendered; where it is not wanted, nothing."""
-    os.nice(NICE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if resource is not None:
+        os.nice(NICE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     version, _, facts = jinja_chat.main(job)
     with open("jinja.part", "w", encoding="utf-8") as file:
         json.dump({"version": version, "facts": facts}, file)
-    os.rename("jinja.part", "jinja.json")
+    os.replace("jinja.part", "jinja.json")
     if not job["model"]:
         return "", [], {}
     import llama_cpp_chat
 
-    jinja_chat.cap(resource.RLIMIT_DATA, job["memory"])
-    jinja_chat.cap(resource.RLIMIT_CPU, int(sum(os.times()[:2])) + 1 + job["seconds"])
+    jinja_chat.cap("RLIMIT_DATA", job["memory"])
+    jinja_chat.cap("RLIMIT_CPU", int(sum(os.times()[:2])) + 1 + job["seconds"])
     found: tuple[str, list[Any], dict[str, Any]] = llama_cpp_chat.main(job)
     return found
 

@@ -6,7 +6,6 @@ Source of the setup: transformers 5.23, utils/chat_template_utils.py (`_cached_c
 from __future__ import annotations
 
 import json
-import resource
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +13,11 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from worker_protocol import CannotRun, answer
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
 
 MEMORY = 1 << 30
 LONGEST = 1 << 20  # characters of one conversation
@@ -44,7 +48,7 @@ def raise_exception(message: str) -> None:
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     """Return Jinja's version, no rows, and the text of every conversation, or why there is none."""
-    for what, limit in ((resource.RLIMIT_CPU, job["seconds"]), (resource.RLIMIT_DATA, MEMORY)):
+    for what, limit in (("RLIMIT_CPU", job["seconds"]), ("RLIMIT_DATA", MEMORY)):
         cap(what, limit)
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
@@ -65,8 +69,11 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     return jinja2.__version__, [], {"rendered": plain, "stated": stated}
 
 
-def cap(what: int, limit: int) -> None:
-    """Let this process have no more of a resource."""
+def cap(name: str, limit: int) -> None:
+    """Let this process have no more of a resource, where the system has such limits."""
+    if resource is None:
+        return
+    what = getattr(resource, name)
     hard = resource.getrlimit(what)[1]
     resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 

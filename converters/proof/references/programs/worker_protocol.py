@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
 
 
 class CannotRun(Exception):
@@ -29,9 +33,10 @@ def answer(main: Callable[[dict[str, Any]], tuple[str, list[Any], dict[str, Any]
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with open("job.json", encoding="utf-8") as file:
         job = json.load(file)
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    most = job["memory"] if hard == resource.RLIM_INFINITY else min(hard, job["memory"])
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    if resource is not None:
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        most = job["memory"] if hard == resource.RLIM_INFINITY else min(hard, job["memory"])
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     said: dict[str, Any]
     try:
         version, rows, facts = main(job)

@@ -13,13 +13,17 @@ import json
 import math
 import os
 import re
-import resource
 import socket
 import struct
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, ClassVar
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
 
 MAX_FILES = 253  # descriptors that one message may carry: SCM_MAX_FD of Linux
 ROOM = 3 << 30  # bytes of memory beside the files, which torch maps privately; torch itself takes half a gigabyte
@@ -311,7 +315,9 @@ def answered(asked: dict[str, Any], fds: list[int]) -> dict[str, Any]:
 
 
 def limit(sizes: int) -> None:
-    """Cap memory and time for one question."""
+    """Cap memory and time for one question, where the system has such limits."""
+    if resource is None:
+        return
     for what, most in ((resource.RLIMIT_DATA, ROOM + sizes), (resource.RLIMIT_CPU, int(os.times()[0]) + SECONDS)):
         hard = resource.getrlimit(what)[1]
         least = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -337,7 +343,8 @@ def received(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 def main() -> None:
     """Answer questions until nobody asks."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):
         os.nice(NICE)
     connection = socket.socket(fileno=0)
