@@ -19,7 +19,8 @@ from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from ggferry.formats.errors import UsageError
+from ggferry.formats.errors import GgferryError, UsageError
+from ggferry.formats.files.local_files import Named, read_text
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.server.guard.callers import Doorkeeper
 from ggferry.service.server.guard.problems import HttpError
@@ -232,12 +233,11 @@ def _secret(place: str | None) -> str | None:
         return None
     try:
         if kind == "file":
-            with open(name, encoding="utf-8") as file:
-                found = file.read(10_000).strip()
+            found = read_text(Named(name)).strip()
         else:
             found = os.environ.get(name, "") if kind == "env" else ""
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--oidc-secret: {type(error).__name__}", found=name) from None
+    except GgferryError as error:
+        raise UsageError(f"--oidc-secret: {error.message}", found=name) from None
     if not found:
         raise UsageError("--oidc-secret", found=kind, expected="env:NAME or file:PATH, with the secret there")
     return found

@@ -209,6 +209,7 @@ OTHERS = {
     "formats/files/output_folder.py": "folders, to flush them",
     "service/storage/stores.py": "folders, to flush them",
     "service/records/owners.py": "/proc",
+    "service/server/backup.py": "files of the server's own data folder, and an archive that a person names",
     "service/server/pages/render.py": "of the installation",
     "service/server/work/sources.py": "opens a path only to ask where it is, and reads nothing of it",
     "formats/files/named_texts.py": "texts a person names, which may come through a pipe",
