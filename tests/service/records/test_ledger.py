@@ -212,6 +212,7 @@ def test_a_ledger_of_an_earlier_version_gets_the_indexes(ledger: Ledger) -> None
     with ledger.transaction() as connection:
         for name in indexes:
             connection.exec_driver_sql(f"DROP INDEX {name}")
+        connection.exec_driver_sql("UPDATE ggferry_ledger_version SET version_num = '0002'")
     again = Ledger(ledger.url)
     with again.transaction() as connection:
         for name in indexes:

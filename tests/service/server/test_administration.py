@@ -14,8 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from ggferry.service.server.api import sign_in
-from ggferry.service.server.pages import routes as pages
-from ggferry.service.server.pages.routes import administration
+from ggferry.service.server.pages.routes import administration, changes, main
 from ggferry.service.server.settings import DAY, Settings
 from ggferry.service.server.state import open_service
 from ggferry.service.server.store import audit
@@ -173,7 +172,7 @@ def test_who_did_what_when_from_where(server: Server, client: httpx.Client, root
 
 def test_every_route_that_changes_something_is_in_the_log(server: Server, client: httpx.Client) -> None:
     """Of what the application has: a new route is entered without a line of its own."""
-    routers = (pages.router, administration.router, sign_in.router)
+    routers = (main.router, changes.router, administration.router, sign_in.router)
     routes = [(method, route.path) for router in routers for route in router.routes for method in route.methods]  # type: ignore[attr-defined]
     schema = client.get(f"{server.url}/api/openapi.json").json()["paths"]
     routes += [(method.upper(), path) for path, methods in schema.items() for method in methods]
