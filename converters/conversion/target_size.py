@@ -7,7 +7,6 @@ given by `--recipe`: the receipt holds it, and `verify` needs no measuring.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -196,15 +195,10 @@ def _text(measured: Measured, wanted: int) -> str:
             break
         room -= size - wanted
     error = sum(each.error for each in chosen.values())
+    with_matrix = "with an importance matrix" if measured.source.imatrix is not None else "without an importance matrix"
     told = [
-        f"# Chosen for at most {wanted} bytes among {', '.join(measured.types)}, by errors measured "
-        + (
-            "with the importance matrix " + os.path.basename(measured.request.imatrix)
-            if measured.request.imatrix
-            else "without an importance matrix"
-        )
-        + ".",
-        f"# {size} bytes; the errors of {len(chosen)} tensors in proportion to their values, as they count, are {error:.6g} together.",
+        f"# Chosen for at most {wanted} bytes, {with_matrix}, among {', '.join(measured.types)}.",
+        f"# {size} bytes; the errors of {len(chosen)} tensors, as they count, are {error:.6g} together.",
     ]
     return "\n".join(told) + "\n" + _recipe(measured.request, measured.source, chosen, measured.types, f"size-{wanted}")
 
