@@ -3,9 +3,9 @@
     python benchmarks/target_size.py [--seconds 90] [--layers 4] [--width 256] [--imatrix no,yes] [--folder DIR]
 
 A small LLaMA is trained on the project's own pages for so many seconds, from a fixed seed. The mixtures are made by
-ggferry, whose bytes are llama-quantize's; for each of them a file of at most its size is made by --target-size. The text
-on which all are compared with the model in F16 is in neither the training nor the importance matrix. How many steps
-the seconds suffice for depends on the machine, and the figures with it.
+ggferry, whose bytes are llama-quantize's; for each of them a file of at most its size is made, of types chosen by
+measuring. All are compared with the model in F16 on a text that is in neither the training nor the importance matrix.
+For how many steps the seconds suffice depends on the machine, and the figures with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import ggferry
 ROOT = Path(__file__).resolve().parent.parent
 TOKENIZER = ROOT / "fixtures" / "hf" / "ckpt" / "llama_k256"
 MIXTURES = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "iq4_xs", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
-CONTEXT, BATCH, CHUNKS = 128, 8, 48
+CONTEXT, BATCH, CHUNKS = 128, 4, 48
 PARTS = ((0, 1, 2, 3, 4, 5), (6,), (7,))
 
 
@@ -42,6 +42,7 @@ def texts() -> tuple[str, str, str]:
 def train(folder: Path, text: str, seconds: float, layers: int, width: int) -> str:
     """Train a model on a text and save it; return what was done in words."""
     torch.manual_seed(7)
+    torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     tokens = torch.tensor(tokenizer(text)["input_ids"])
     config = LlamaConfig(
@@ -112,7 +113,7 @@ def main() -> None:
         base, matrix = folder / "base.gguf", folder / "imatrix.gguf"
         ggferry.convert(folder / "model", base, outtype="f16", verify="none")
         command = [sys.executable, "-m", "ggferry", "imatrix", base, "--text", folder / "measure.txt", "-o", matrix]
-        subprocess.run([*map(str, command), "--ctx", str(CONTEXT)], check=True, capture_output=True)
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
         for each in arguments.imatrix.split(","):
             rows(folder, base, folder / "compare.txt", matrix if each == "yes" else None)
         print(f"load {', '.join(f'{value:.1f}' for value in os.getloadavg())}")

@@ -112,8 +112,7 @@ def _check(request: Request) -> None:
         "--recipe or --like": options.recipe_text is not None,
         "--pure": options.pure,
         "--vocab-only": options.vocab_only,
-        "--to safetensors": request.to != "gguf",
-        "--mmproj only": all(spec.kind == MMPROJ for spec in request.outputs) if request.to == "gguf" else False,
+        "--mmproj only": all(spec.kind == MMPROJ for spec in request.outputs),
     }
     for other, given in others.items():
         if given:
