@@ -1,6 +1,6 @@
 """Types chosen for a size against llama-quantize's mixtures of the same size: KL divergence from the model itself.
 
-    python benchmarks/target_size.py [--seconds 90] [--layers 4] [--width 256] [--imatrix no,yes] [--folder DIR]
+    python benchmarks/target_size.py [--seconds 120] [--layers 4] [--width 256] [--imatrix no,yes] [--folder DIR]
 
 A small LLaMA is trained on the project's own pages for so many seconds, from a fixed seed. The mixtures are made by
 ggferry, whose bytes are llama-quantize's; for each of them a file of at most its size is made, of types chosen by
@@ -96,7 +96,7 @@ def rows(folder: Path, base: Path, text: Path, imatrix: Path | None) -> None:
 def main() -> None:
     """Train, quantize, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=90)
+    parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--imatrix", default="no,yes")

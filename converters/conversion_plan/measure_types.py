@@ -1,19 +1,18 @@
 """Measure what each type would cost a tensor: encode rows of it, decode them, and compare.
 
 The error of a tensor in a type is the sum of the squared differences over that of the squared values, both weighed by
-the importance matrix where it has an entry. As its weights are mean squares of what the matrix is multiplied by, that is
-the share of error in the matrix's output, were the inputs uncorrelated. Of a large tensor, groups of rows at equal distances
-stand for all. Every sum belongs to one tensor and is made by one thread, so threads change nothing.
+the importance matrix where it has an entry. As its weights are mean squares of what the matrix is multiplied by, that
+is the share of error in the matrix's output, were the inputs uncorrelated. Of a large tensor, groups of rows at equal
+distances stand for all. Every sum belongs to one tensor and is made by one thread, so threads change nothing.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.conversion_plan.choose_types import facts_of
 from ggferry.converters.conversion_plan.grades import Route
 from ggferry.converters.conversion_plan.steps import Step
 from ggferry.converters.model_graph import rows
@@ -35,6 +34,7 @@ SAMPLE = 1 << 19
 """Elements of a tensor that are measured; a tensor of at most so many is measured whole."""
 GROUP = 8
 """Rows that are read together."""
+_BLOCK = re.compile(r"(?:\w+\.)*blk\.(\d+)\.(.*)")
 
 
 def measure_types(
@@ -80,18 +80,21 @@ def measured_bytes(steps: Mapping[str, Sequence[Step]]) -> int:
 
 
 def sensitivities(graph: ModelGraph, names: Sequence[str]) -> dict[str, float]:
-    """Return by how much the error of each tensor counts.
+    """Return by how much the error of each tensor counts, as a share of that of the output matrix.
 
-    What the output matrix is multiplied by is a sum of the embedding and of two branches of each block. If these are
-    alike in size, an error of one of them is that share of the sum, while an error of the output matrix is all of the
-    logits': it counts as often as there are branches. Where the embedding is the output matrix too, it counts as both.
+    What the output matrix is multiplied by is a sum: the embedding, and of each block what its attention adds and then
+    its feed-forward. Were all of these alike in size and independent, an error of the nth of them would be a share of
+    1 / n in the sum up to there, and everything after it computes with that. So the embedding, which is the first,
+    counts as much as the output matrix; where it is the output matrix too, it counts as both.
     """
-    branches = float(max(1, 2 * facts_of(graph).n_layer))
     tied = all(node.name != "output.weight" for node in graph.nodes)
-    found = defaultdict(lambda: 1.0, {"output.weight": branches})
-    if tied:
-        found["token_embd.weight"] = branches + 1
-    return {name: found[name] for name in names}
+    return {name: 2.0 if tied and name == "token_embd.weight" else 1 / _place(name) for name in names}
+
+
+def _place(name: str) -> int:
+    """Return the place of what a tensor is a part of among the terms of the sum, from 1."""
+    block = _BLOCK.match(name)
+    return 1 if block is None else 2 * int(block[1]) + (3 if block[2].startswith("ffn_") else 2)
 
 
 def sampled(node: Node) -> Iterator[tuple[int, int]]:
