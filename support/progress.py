@@ -13,6 +13,7 @@ class Phase(StrEnum):
     DOWNLOADING = "downloading"
     READING = "reading"
     CHECKING = "checking"
+    MEASURING = "measuring types"
     WRITING = "writing"
     VERIFYING = "verifying"
     COMPUTING = "computing logits"

@@ -35,17 +35,17 @@ def recipe_like(path: str) -> str:
     stated = checkpoint.metadata.get("general.file_type")
     kind = file_types().get(stated.data) if isinstance(stated, Value) and isinstance(stated.data, int) else None
     name = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(path).removesuffix(".gguf"))
-    head = [f"recipe    like-{name}", f"default   {_default(types)}", *([f"file_type {kind.name}"] if kind else [])]
-    return "\n".join([*head, "", *_rules(types)]) + "\n"
+    head = [f"recipe    like-{name}", f"default   {most_common(types)}", *([f"file_type {kind.name}"] if kind else [])]
+    return "\n".join([*head, "", *lines_of_types(types)]) + "\n"
 
 
-def _default(types: Mapping[str, str]) -> str:
+def most_common(types: Mapping[str, str]) -> str:
     """Return the type that most quantized matrices have, or most of all where none is quantized."""
     counted = Counter(kind for kind in types.values() if kind not in FLOATS) or Counter(types.values())
     return counted.most_common(1)[0][0] if counted else "F16"
 
 
-def _rules(types: Mapping[str, str]) -> list[str]:
+def lines_of_types(types: Mapping[str, str]) -> list[str]:
     """Return the lines: of a role in all blocks the type of most of them, then the tensors that differ."""
     roles: dict[str, dict[str, str]] = defaultdict(dict)
     for name, kind in types.items():

@@ -45,6 +45,7 @@ class Kind(Enum):
     TEXT = "text"
     NUMBER = "a whole number"
     SECONDS = "a number of seconds"
+    DECIMAL = "a number"
     SIZE = "a size"
     """Bytes: a whole number, or a text that `support.sizes` parses."""
     FILE = "a path"
@@ -235,6 +236,16 @@ OPTIONS: tuple[Option, ...] = (
            "A recipe file (docs/recipes.md) instead of a name.", "options.recipe_text", receipt="recipe_text"),
     Option("like", Kind.LIKE_FILE, _WRITES, Heading.TYPES,
            "Give every tensor the type that it has in this GGUF file.", "options.recipe_text", metavar="FILE"),
+    Option("target_size", Kind.SIZE, "convert quantize", Heading.TYPES,
+           "Choose the types with which the file has at most this size, and loses least: 4GiB is 4·2³⁰ bytes.",
+           "target_size", metavar="SIZE", least=1),
+    Option("target_bpw", Kind.DECIMAL, "convert quantize", Heading.TYPES,
+           "The same for so many bits a weight, over all tensors.", "target_bpw", metavar="BPW", least=0),
+    Option("among", Kind.TEXT, "convert quantize", Heading.TYPES,
+           "The types that a size chooses among, separated by commas (default: q2_k to q6_k, iq4_xs and q8_0; with an "
+           "importance matrix the other iq types too).", "among", metavar="TYPE,TYPE"),
+    Option("recipe_out", Kind.TEXT, "convert quantize", Heading.TYPES,
+           "Write the recipe that a size chose to this file, in a dry run too.", "recipe_out", metavar="FILE"),
     Option("pure", Kind.FLAG, _WRITES, Heading.TYPES, "Give all tensors one type, no mixture.", "options.pure",
            default=False, in_plan=True, receipt="pure"),
     Option("output_tensor_type", Kind.TEXT, _WRITES, Heading.TYPES, "The type of output.weight.",

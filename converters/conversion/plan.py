@@ -16,10 +16,12 @@ from ggferry.converters.conversion.kinds.kind import OutputKind, PlannedOutput
 from ggferry.converters.conversion.kinds.mmproj import MmprojKind, instead_of_text, missing_processor, related, unread
 from ggferry.converters.conversion.options import AUTO, types_of
 from ggferry.converters.conversion.request import GGUF, HF_FOLDER, MMPROJ, Request, open_source_of, split_mmproj
+from ggferry.converters.conversion.target_size import with_target_size
 from ggferry.converters.proof.references.examine import chosen
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError
 from ggferry.formats.memory_cap import limited
+from ggferry.support.progress import Stage, silent
 from ggferry.support.records import dataclass
 
 Item = TypeVar("Item")
@@ -130,12 +132,15 @@ def with_auto_type(request: Request, checkpoint: Checkpoint) -> Request:
     return replace(request, options=replace(request.options, outtype=chosen_types))
 
 
-def plan_source(request: Request) -> ConversionPlan:
-    """Open the source of a request, plan, and close it. Raises as `check_request` and `plan_conversion`."""
+def plan_source(request: Request, stage: Stage = silent) -> ConversionPlan:
+    """Open the source of a request, plan, and close it. Raises as `check_request` and `plan_conversion`.
+
+    Where a size is asked for, types are measured, and `stage` displays that.
+    """
     check_request(request)
     checkpoint = open_source_of(request)
     try:
-        return plan_conversion(request, checkpoint)
+        return plan_conversion(with_target_size(request, checkpoint, stage), checkpoint)
     finally:
         checkpoint.close()
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from math import isfinite
 from typing import Any, TypeVar
 
 from ggferry.converters.conversion.draft_target import with_target
@@ -80,6 +81,10 @@ class Request:
         mmproj_outtype: The type of the mmproj file.
         mmproj_out: The name of the mmproj file.
         out_paths: A file for each type, in place of `out`.
+        target_size: The most bytes of the file, for which types are chosen (`target_size`).
+        target_bpw: The same as bits a weight.
+        among: The types that are chosen among, separated by commas.
+        recipe_out: Where the recipe that is chosen is written, too.
     """
 
     source: str
@@ -116,6 +121,10 @@ class Request:
     mmproj_outtype: str | None = None
     mmproj_out: str | None = None
     out_paths: tuple[str, ...] = ()
+    target_size: int | None = None
+    target_bpw: float | None = None
+    among: str | None = None
+    recipe_out: str | None = None
 
     @property
     def outputs(self) -> tuple[OutputSpec, ...]:
@@ -220,6 +229,7 @@ _KINDS: dict[Kind, tuple[type, ...]] = {
     Kind.TEXT: (str,),
     Kind.NUMBER: (int,),
     Kind.SIZE: (int, str),
+    Kind.DECIMAL: (int, float),
     Kind.FILE: (str,),
     Kind.TEXT_FILE: (str,),
     Kind.LIKE_FILE: (str,),
@@ -245,6 +255,8 @@ def _parsed(each: Option, value: Any, name: str, wrong: UsageError) -> Any:
             return _text(each, value, name)
         case Kind.NUMBER | Kind.SIZE:
             return _number(each, value, name)
+        case Kind.DECIMAL:
+            return _decimal(each, value, name)
         case Kind.TEXTS:
             return _texts(value, wrong)
         case Kind.PAIRS:
@@ -280,6 +292,12 @@ def _number(each: Option, value: int | str, name: str) -> int:
     if (low is not None and number < low) or (high is not None and number > high):
         raise UsageError(name, found=value, expected=f"{low} or more" if high is None else f"{low} to {high}")
     return number
+
+
+def _decimal(each: Option, value: float, name: str) -> float:
+    if not isfinite(value) or value < (each.least or 0):
+        raise UsageError(name, found=value, expected=f"a number, {each.least or 0} or more")
+    return float(value)
 
 
 def _texts(values: Iterable[Any], wrong: UsageError) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, Target
 from ggferry.converters.conversion.plan import ConversionPlan, by_kind, check_request, plan_conversion
 from ggferry.converters.conversion.request import MMPROJ, Naming, Request, open_source_of, request_of
+from ggferry.converters.conversion.target_size import with_target_size
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.beside import SECOND, TEXT
 from ggferry.converters.metadata.receipt_fields import OutputReceipt
@@ -104,6 +105,7 @@ def convert(request: Request, stage: Stage = silent, approve: Approve = lambda r
         source = open_source_of(request)
         stack.callback(source.close)
         opened.add_beside(source.sidecars.values())
+        request = with_target_size(request, source, stage)
         plan = plan_conversion(request, replace(source, files=digesting(source.files)))
         plan.check_names()
         with unrecorded():

@@ -34,7 +34,7 @@ def convert(
     """Convert a model to GGUF v3 and prove it."""
     from ggferry.converters.conversion.request import request_of
 
-    with access_of(source, given, tensors=not given["dry_run"]) as path:
+    with access_of(source, given, tensors=_reads_tensors(given)) as path:
         out = given["out"] if given["out"] is not None or not path.url else os.getcwd()
         request = request_of(path, given)
         with _destination(out, request, given) as place:
@@ -49,7 +49,8 @@ def quantize(
     outtype: Annotated[
         str | None,
         typer.Argument(
-            metavar="TYPE", help="q4_k_m, q8_0, … or copy (`ggferry types`); --recipe and --like stand in its place."
+            metavar="TYPE",
+            help="q4_k_m, q8_0, … or copy (`ggferry types`); --recipe, --like and --target-size stand in its place.",
         ),
     ] = None,
     threads: Annotated[int | None, typer.Argument(help="Worker threads (default: one a core).")] = None,
@@ -59,9 +60,9 @@ def quantize(
     from ggferry.converters.conversion.request import by_flag
     from ggferry.converters.conversion.run import quantize_request
 
-    if outtype is None and given["recipe"] is None and given["like"] is None:
-        raise UsageError("no type", expected="TYPE, --recipe FILE or --like FILE")
-    with access_of(source, given, tensors=not given["dry_run"]) as path:
+    if outtype is None and all(given[name] is None for name in ("recipe", "like", "target_size", "target_bpw")):
+        raise UsageError("no type", expected="TYPE, --recipe FILE, --like FILE, --target-size SIZE or --target-bpw BPW")
+    with access_of(source, given, tensors=_reads_tensors(given)) as path:
         request = replace(quantize_request(path, out, outtype or "keep", given, by_flag), jobs=threads)
         with _destination(out, request, given) as place:
             _convert(replace(request, out=place.out), path, given, place)
@@ -107,6 +108,11 @@ def verify(
     tell(report.line)
 
 
+def _reads_tensors(given: Mapping[str, Any]) -> bool:
+    """Return whether more than headers is read: a size is chosen for by measuring, in a dry run too."""
+    return not given["dry_run"] or given["target_size"] is not None or given["target_bpw"] is not None
+
+
 def _destination(out: str | None, request: Request, given: Mapping[str, Any]) -> AbstractContextManager[Destination]:
     """Return where the output goes; a dry run writes nothing, and so needs no place in another program's store."""
     from ggferry.converters.conversion.options import types_of
@@ -128,7 +134,7 @@ def _convert(request: Request, source: LocalSource, given: Mapping[str, Any], pl
 
     as_json = given["as_json"]
     if given["dry_run"]:
-        _print_plans(request, as_json)
+        _print_plans(request, source, as_json)
         return
     tune_malloc()
     stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
@@ -157,11 +163,13 @@ def _as_dict(result: Result, mmproj: Result | None = None) -> dict[str, Any]:
     return {**own, "mmproj": _as_dict(mmproj)} if mmproj else own
 
 
-def _print_plans(request: Request, as_json: bool) -> None:
+def _print_plans(request: Request, source: LocalSource, as_json: bool) -> None:
     from ggferry.converters.conversion.plan import plan_source
     from ggferry.converters.conversion.request import HF_FOLDER, MMPROJ
+    from ggferry.service.cli.progress_bar import progress
 
-    outputs = plan_source(request).outputs
+    stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
+    outputs = plan_source(request, stage).outputs
     plans = [output.kind.describe(output) for output in outputs]
     if as_json:
         print_json({"plans": plans} if len(plans) > 1 else plans[0])

@@ -105,7 +105,13 @@ def stage_of(*, visible: bool) -> Stage:
     return stage
 
 
-_TYPES: dict[Kind, Any] = {Kind.FLAG: bool, Kind.NUMBER: int, Kind.NUMBERS: list[int], Kind.SECONDS: float}
+_TYPES: dict[Kind, Any] = {
+    Kind.FLAG: bool,
+    Kind.NUMBER: int,
+    Kind.NUMBERS: list[int],
+    Kind.SECONDS: float,
+    Kind.DECIMAL: float,
+}
 
 
 def _parameter(option: Option, defaults: bool) -> inspect.Parameter:

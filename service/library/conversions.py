@@ -141,7 +141,8 @@ def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
         >>> sorted({tensor.type for tensor in ggferry.plan("llama", outtype="q8_0").tensors})
         ['F32', 'Q8_0']
     """
-    with local_source(os.fspath(source), tensors=False) as path, recorded():
+    measured = options.get("target_size") is not None or options.get("target_bpw") is not None
+    with local_source(os.fspath(source), tensors=measured) as path, recorded():
         made = plan_source(request("plan", path, options))
         first, *further = (_plan(plan_in(output)) for output in made.main)
         mmproj = _plan(plan_in(made.mmproj)) if made.mmproj else None
@@ -150,14 +151,19 @@ def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
 
 @signed("quantize")
 def quantize(
-    source: StrPath, out: StrPath, outtype: str, *, progress: Stage = silent, **options: Unpack[Quantizing]
+    source: StrPath,
+    out: StrPath,
+    outtype: str | None = None,
+    *,
+    progress: Stage = silent,
+    **options: Unpack[Quantizing],
 ) -> Conversion:
     """Quantize a GGUF model of any architecture, as `ggferry quantize` does.
 
     Args:
         source: A GGUF file, or a shard of one. Byte order and alignment stay as they are.
         out: The file to write, or a folder.
-        outtype: Any type of llama-quantize, or 'copy'.
+        outtype: Any type of llama-quantize, or 'copy'; None where `recipe`, `like` or a target size says.
         progress: As for `convert`.
         options: Those of the command line, by the names above.
 
@@ -175,7 +181,9 @@ def quantize(
         True
     """
     with local_source(os.fspath(source)) as path, recorded():
-        conversion = quantize_request(path, os.fspath(out), outtype, request_from("quantize", options), by_name)
+        conversion = quantize_request(
+            path, os.fspath(out), outtype or "keep", request_from("quantize", options), by_name
+        )
         return _conversions(run(conversion, path.staged(progress), lambda receipt: path.check_unchanged()))[0]
 
 

@@ -79,11 +79,19 @@ class TypeOptions(ImatrixOptions, total=False):
     Attributes:
         recipe: A recipe file instead of a name.
         like: A GGUF file: every tensor gets the type that it has there.
+        target_size: The most bytes of the file: types are chosen by measuring them. A text, too: '4GiB' is 4·2³⁰.
+        target_bpw: The same as bits a weight, over all tensors.
+        among: The types that are chosen among, separated by commas.
+        recipe_out: A file to which the recipe that was chosen is written, by `plan` too.
         tensor_types: Regular expression on tensor names → type, or 'REGEX=TYPE' items; the first that matches decides.
     """
 
     recipe: StrPath | None
     like: StrPath | None
+    target_size: int | str | None
+    target_bpw: float | None
+    among: str | None
+    recipe_out: str | None
     pure: bool
     output_tensor_type: str | None
     token_embedding_type: str | None

@@ -138,6 +138,7 @@ def test_keywords_are_those_of_the_table(name: str) -> None:
             Kind.FLAG: "bool",
             Kind.NUMBER: "int",
             Kind.SIZE: "int | str",
+            Kind.DECIMAL: "float",
             Kind.FILE: "StrPath",
             Kind.TEXT_FILE: "StrPath",
             Kind.LIKE_FILE: "StrPath",

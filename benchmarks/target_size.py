@@ -1,0 +1,126 @@
+"""Types chosen for a size against llama-quantize's mixtures of the same size: KL divergence from the model itself.
+
+    python benchmarks/target_size.py [--seconds 120] [--layers 4] [--width 256] [--imatrix no,yes] [--folder DIR]
+
+A small LLaMA is trained on the project's own pages for so many seconds, from a fixed seed. The mixtures are made by
+ggferry, whose bytes are llama-quantize's; for each of them a file of at most its size is made, of types chosen by
+measuring. All are compared with the model in F16 on a text that is in neither the training nor the importance matrix.
+For how many steps the seconds suffice depends on the machine, and the figures with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import ggferry
+
+ROOT = Path(__file__).resolve().parent.parent
+TOKENIZER = ROOT / "fixtures" / "hf" / "ckpt" / "llama_k256"
+MIXTURES = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "iq4_xs", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
+CONTEXT, BATCH, CHUNKS = 128, 4, 48
+PARTS = ((0, 1, 2, 3, 4, 5), (6,), (7,))
+
+
+def texts() -> tuple[str, str, str]:
+    """Return texts for the training, the importance matrix and the comparison, which share no page."""
+    pages = [page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/**/*.md"))]
+    of = [[page for number, page in enumerate(pages) if number % 8 in some] for some in PARTS]
+    return "\n".join(of[0]), "\n".join(of[1]), "\n".join(of[2])
+
+
+def train(folder: Path, text: str, seconds: float, layers: int, width: int) -> str:
+    """Train a model on a text and save it; return what was done in words."""
+    torch.manual_seed(7)
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    tokens = torch.tensor(tokenizer(text)["input_ids"])
+    config = LlamaConfig(
+        vocab_size=400, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    begun, steps, loss = time.monotonic(), 0, torch.tensor(0.0)
+    while time.monotonic() - begun < seconds:
+        starts = torch.randint(len(tokens) - CONTEXT, (BATCH,)).tolist()
+        batch = torch.stack([tokens[start : start + CONTEXT] for start in starts])
+        loss = model(input_ids=batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = 2e-3 * min(1.0, (steps + 1) / 50) * max(0.05, 1 - (time.monotonic() - begun) / seconds)
+        optimizer.step()
+        steps += 1
+    model.to(torch.float16).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(TOKENIZER / name, folder)
+    count = sum(each.numel() for each in model.parameters())
+    return f"{count:,} weights, {steps} steps of {BATCH} × {CONTEXT} tokens, last loss {loss.item():.3f}"
+
+
+def divergence(base: Path, other: Path, text: Path) -> float:
+    """Return the mean KL divergence of a file from its base."""
+    return ggferry.compare(base, other, text, context=CONTEXT, chunks=CHUNKS).chunks[-1].kl_divergence.value
+
+
+def rows(folder: Path, base: Path, text: Path, imatrix: Path | None) -> None:
+    """Print a row for each mixture: its size and divergence, and those of the file chosen for its size."""
+    print(f"\n{'with' if imatrix else 'without'} an importance matrix")
+    print("| mixture | bytes | KLD | chosen, bytes | KLD | ratio |\n|---|---|---|---|---|---|")
+    options: dict[str, Any] = {"imatrix": imatrix, "verify": "none", "force": True}
+    ratios = []
+    for mixture in MIXTURES:
+        theirs, ours = folder / "theirs.gguf", folder / "ours.gguf"
+        ggferry.quantize(base, theirs, mixture, **options)
+        size = theirs.stat().st_size
+        ggferry.quantize(base, ours, target_size=size, **options)
+        one, other = divergence(base, theirs, text), divergence(base, ours, text)
+        ratios.append(other / one)
+        line = f"| {mixture.upper()} | {size:,} | {one:.5f} | {ours.stat().st_size:,} | {other:.5f} |"
+        print(f"{line} {ratios[-1]:.2f} |", flush=True)
+    print(f"mean ratio {sum(ratios) / len(ratios):.3f}")
+
+
+def main() -> None:
+    """Train, quantize, compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--imatrix", default="no,yes")
+    parser.add_argument("--folder", help="where the files are made")
+    parser.add_argument("--keep", action="store_true", help="leave the files")
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="ggferry-bench-", dir=arguments.folder))
+    try:
+        (folder / "model").mkdir()
+        training, measuring, comparing = texts()
+        (folder / "measure.txt").write_text(measuring, encoding="utf-8")
+        (folder / "compare.txt").write_text(comparing, encoding="utf-8")
+        print(train(folder / "model", training, arguments.seconds, arguments.layers, arguments.width), flush=True)
+        base, matrix = folder / "base.gguf", folder / "imatrix.gguf"
+        ggferry.convert(folder / "model", base, outtype="f16", verify="none")
+        command = [sys.executable, "-m", "ggferry", "imatrix", base, "--text", folder / "measure.txt", "-o", matrix]
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
+        for each in arguments.imatrix.split(","):
+            rows(folder, base, folder / "compare.txt", matrix if each == "yes" else None)
+        print(f"load {', '.join(f'{value:.1f}' for value in os.getloadavg())}")
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""`--target-size` and `--target-bpw`: the recipe with which a model loses least in a file of a given size.
+
+Every type that a tensor may have is measured on its values (`conversion_plan.measure_types`), and the best choice that
+fits is found (`quant.recipes.allocate`). It becomes the text of a recipe, and the request goes on as if that had been
+given by `--recipe`: the receipt holds it, and `verify` needs no measuring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from ggferry.converters.adapters.plan import is_adapter
+from ggferry.converters.conversion.kinds.gguf import text_request
+from ggferry.converters.conversion.kinds.gguf_plan import plan_of, understood
+from ggferry.converters.conversion.kinds.kept_models import Understood
+from ggferry.converters.conversion.like import lines_of_types, most_common
+from ggferry.converters.conversion.request import MMPROJ, Request
+from ggferry.converters.conversion_plan.measure_types import measure_types, measured_bytes
+from ggferry.converters.conversion_plan.steps import Plan, Step, plan_steps
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.formats.files.partial_files import check_target, write_text
+from ggferry.formats.memory_cap import limited
+from ggferry.quant.codec import codec
+from ggferry.quant.recipes.allocate import Candidate, allocate, bounds
+from ggferry.quant.recipes.mixtures import needing_imatrix
+from ggferry.quant.recipes.rules import target_type
+from ggferry.quant.types import BlockError
+from ggferry.support.progress import Phase, Stage, silent
+from ggferry.support.records import dataclass
+from ggferry.support.threads import workers
+
+PLAIN = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
+"""The types of --among where it is not given."""
+WEIGHED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+"""Those that join them where there is an importance matrix."""
+ATTEMPTS = 4
+"""A choice can change the header by a few bytes; then it is made again for as many fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a choice is made from.
+
+    Attributes:
+        request: The request for the text model, without its size.
+        source: What is known of the model.
+        types: The types to choose among.
+        candidates: By tensor, the types that it may have.
+        overhead: Bytes of the file besides these tensors: header, padding and the tensors of fixed types.
+    """
+
+    request: Request
+    source: Understood
+    types: tuple[str, ...]
+    candidates: Mapping[str, Sequence[Candidate]]
+    overhead: int
+
+
+def with_target_size(request: Request, checkpoint: Checkpoint, stage: Stage = silent) -> Request:
+    """Return the request with the recipe that its size asks for, and without the size; as it is where it names none.
+
+    The tensors are read. The recipe is written where `recipe_out` says. Raises one of `formats.errors`.
+    """
+    _check(request)
+    if request.target_size is None and request.target_bpw is None:
+        return request
+    if is_adapter(checkpoint):
+        raise UsageError("--target-size is for models, not adapters", path=checkpoint.path)
+    if request.recipe_out is not None:
+        check_target(request.recipe_out, overwrite=request.force)
+    with limited(checkpoint.path):
+        text = recipe_of_size(request, checkpoint, stage)
+    if request.recipe_out is not None:
+        write_text(request.recipe_out, text.splitlines(), overwrite=request.force)
+    return _without_size(request, text)
+
+
+def recipe_of_size(request: Request, checkpoint: Checkpoint, stage: Stage) -> str:
+    """Return the text of the recipe. Raises UsageError for a size that no choice of types has."""
+    measured = _measured(request, checkpoint, stage)
+    try:
+        least, most = (measured.overhead + each for each in bounds(measured.candidates))
+        wanted = request.target_size if request.target_size is not None else _bytes_of_bpw(request, measured)
+        if not least <= wanted <= most:
+            raise UsageError(
+                f"{'the bits a weight' if request.target_size is None else 'the size'} asked for: {wanted:,} bytes",
+                path=checkpoint.path,
+                expected=f"{least:,} to {most:,} bytes among {', '.join(measured.types)}",
+            )
+        return _text(measured, wanted)
+    finally:
+        if measured.source.imatrix is not None:
+            measured.source.imatrix.close()
+
+
+def _check(request: Request) -> None:
+    """Raise UsageError for options that do not go together."""
+    sized = [name for name in ("target_size", "target_bpw") if getattr(request, name) is not None]
+    if not sized:
+        extra = [flag for flag, value in (("--among", request.among), ("--recipe-out", request.recipe_out)) if value]
+        if extra:
+            raise UsageError(f"{extra[0]} goes with --target-size or --target-bpw")
+        return
+    flag = "--" + sized[0].replace("_", "-")
+    options = request.options
+    others = {
+        "--target-bpw": len(sized) > 1,
+        f"the type {options.outtype}": options.outtype.lower() != "keep",
+        "--recipe or --like": options.recipe_text is not None,
+        "--pure": options.pure,
+        "--vocab-only": options.vocab_only,
+        "--mmproj only": all(spec.kind == MMPROJ for spec in request.outputs),
+    }
+    for other, given in others.items():
+        if given:
+            raise UsageError(f"{flag} decides the types", found=other, expected=f"{flag} without it")
+
+
+def _without_size(request: Request, text: str) -> Request:
+    options = replace(request.options, recipe_text=text)
+    return replace(request, options=options, target_size=None, target_bpw=None, among=None, recipe_out=None)
+
+
+def _measured(request: Request, checkpoint: Checkpoint, stage: Stage) -> Measured:
+    """Measure every tensor in every type that it may have."""
+    own = replace(text_request(_without_size(request, "")), options=replace(request.options, outtype="keep"))
+    source = understood(own, checkpoint)
+    types = _types(request, source)
+    steps = _steps(own, source, types)
+    with stage(Phase.MEASURING, measured_bytes(steps)) as progress:
+        candidates = measure_types(
+            source.graph, steps, source.imatrix, workers(request.jobs), request.options.alignment, progress
+        )
+    smallest = {name: min(each) for name, each in candidates.items()}
+    plan = plan_of(_without_size(own, _recipe(own, source, smallest, types)), source)
+    overhead = plan.bytes_written - sum(each.nbytes for each in smallest.values())
+    return Measured(own, source, types, candidates, overhead)
+
+
+def _types(request: Request, source: Understood) -> tuple[str, ...]:
+    """Return the types to choose among. Raises UsageError for one that cannot be, or is not, written."""
+    if request.among is None:
+        return (*PLAIN, *(WEIGHED if source.imatrix is not None else ()))
+    found = []
+    for word in request.among.split(","):
+        try:
+            kind = target_type(word.strip())
+        except BlockError as error:
+            raise UsageError(f"--among: {error}") from None
+        if codec(kind).encode is None or kind in found:
+            raise UsageError("--among", found=word.strip(), expected="types with an encoder, each once")
+        found.append(kind)
+    needing = [kind for kind in found if kind in needing_imatrix()]
+    if needing and source.imatrix is None:
+        raise RefusedError(f"--among: {needing[0]} needs an importance matrix", hint="--imatrix FILE")
+    return tuple(found)
+
+
+def _steps(request: Request, source: Understood, types: Sequence[str]) -> dict[str, list[Step]]:
+    """Return by tensor its step in each type that it may have, where there is a choice; fixed rules leave none."""
+    entries = source.imatrix.entries if source.imatrix is not None else {}
+    found: dict[str, dict[str, Step]] = {node.name: {} for node in source.graph.nodes}
+    plain = next((kind for kind in types if kind not in needing_imatrix()), None)
+    for kind in types:
+        weighed = kind in needing_imatrix() and plain is not None
+        rules = [f"{node.name} -> {kind}" for node in source.graph.nodes if node.name in entries] if weighed else []
+        text = "\n".join([f"default {plain if weighed else kind}", *rules])
+        options = replace(request.options, recipe_text=text)
+        for step in plan_steps(source.graph, options, source.imatrix):
+            if step.name in found and (not weighed or step.name in entries):
+                found[step.name].setdefault(step.type.name, step)
+    return {name: list(each.values()) for name, each in found.items() if len(each) > 1}
+
+
+def _bytes_of_bpw(request: Request, measured: Measured) -> int:
+    """Return the bytes of a file whose tensors have so many bits a weight together."""
+    assert request.target_bpw is not None
+    plan = _plan(measured, {name: min(each) for name, each in measured.candidates.items()})
+    tensors = sum(step.nbytes for step in plan.steps)
+    weights = sum(prod(step.node.shape) for step in plan.steps)
+    return plan.bytes_written - tensors + int(request.target_bpw * weights / 8)
+
+
+def _text(measured: Measured, wanted: int) -> str:
+    """Return the recipe of the best choice whose file has at most `wanted` bytes."""
+    room = wanted - measured.overhead
+    for _ in range(ATTEMPTS):
+        chosen = allocate(measured.candidates, room)
+        size = _plan(measured, chosen).bytes_written
+        if size <= wanted:
+            break
+        room -= size - wanted
+    error = sum(each.error for each in chosen.values())
+    with_matrix = "with an importance matrix" if measured.source.imatrix is not None else "without an importance matrix"
+    told = [
+        f"# Chosen for at most {wanted} bytes, {with_matrix}, among {', '.join(measured.types)}.",
+        f"# {size} bytes; the errors of {len(chosen)} tensors, as they count, are {error:.6g} together.",
+    ]
+    return "\n".join(told) + "\n" + _recipe(measured.request, measured.source, chosen, measured.types, f"size-{wanted}")
+
+
+def _plan(measured: Measured, chosen: Mapping[str, Candidate]) -> Plan:
+    text = _recipe(measured.request, measured.source, chosen, measured.types)
+    return plan_of(_without_size(measured.request, text), measured.source)
+
+
+def _recipe(
+    request: Request, source: Understood, chosen: Mapping[str, Candidate], types: Sequence[str], name: str = "size"
+) -> str:
+    """Return a recipe with the type of every matrix, those of fixed types too: it stands without the fixed rules."""
+    rules = [f"{name} -> {each.type}" for name, each in chosen.items()]
+    default = next((kind for kind in types if kind not in needing_imatrix()), types[0])
+    options = replace(request.options, recipe_text="\n".join([f"default {default}", *rules]))
+    found = {
+        step.name: step.type.name
+        for step in plan_steps(source.graph, options, source.imatrix)
+        if len(step.node.shape) > 1 and not step.node.layout.integers and not step.node.role.always_f32
+    }
+    return "\n".join([f"recipe    {name}", f"default   {most_common(found)}", "", *lines_of_types(found)]) + "\n"

@@ -1,0 +1,152 @@
+"""Measure what each type would cost a tensor: encode rows of it, decode them, and compare.
+
+The error of a tensor in a type is the sum of the squared differences over that of the squared values, both weighed by
+the importance matrix where it has an entry. As its weights are mean squares of what the matrix is multiplied by, that
+is the share of error in the matrix's output, were the inputs uncorrelated. Of a large tensor, groups of rows at equal
+distances stand for all. Every sum belongs to one tensor and is made by one thread, so threads change nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.conversion_plan.grades import Route
+from ggferry.converters.conversion_plan.steps import Step
+from ggferry.converters.model_graph import rows
+from ggferry.converters.model_graph.graph import ModelGraph, Node
+from ggferry.formats.errors import BadValueError
+from ggferry.formats.imatrix import Imatrix
+from ggferry.quant.codec import codec
+from ggferry.quant.encode_rows import encode_rows
+from ggferry.quant.recipes.allocate import Candidate
+from ggferry.quant.types import BlockError
+from ggferry.support.heavy import np
+from ggferry.support.progress import Progress
+from ggferry.support.threads import each
+
+if TYPE_CHECKING:
+    from ggferry.quant.types import Floats
+
+SAMPLE = 1 << 19
+"""Elements of a tensor that are measured; a tensor of at most so many is measured whole."""
+GROUP = 8
+"""Rows that are read together."""
+_BLOCK = re.compile(r"(?:\w+\.)*blk\.(\d+)\.(.*)")
+
+
+def measure_types(
+    graph: ModelGraph,
+    steps: Mapping[str, Sequence[Step]],
+    imatrix: Imatrix | None,
+    threads: int,
+    alignment: int,
+    progress: Progress,
+) -> dict[str, list[Candidate]]:
+    """Return the candidates of each tensor, with their bytes in the file and their errors.
+
+    Args:
+        graph: The model.
+        steps: By tensor, its step in each type that it may have.
+        imatrix: The importance matrix, if any.
+        threads: Worker threads.
+        alignment: Bytes to whose multiples each tensor's data is aligned.
+        progress: Called with the bytes of rows just measured (`measured_bytes`).
+
+    Raises:
+        BadValueError: A value that one of the types cannot hold.
+    """
+    found: dict[str, list[Candidate]] = {}
+    weights = sensitivities(graph, list(steps))
+
+    def work(name: str) -> None:
+        errors = _errors(graph, steps[name], imatrix, progress)
+        found[name] = [
+            Candidate(-(-step.nbytes // alignment) * alignment, error * weights[name], step.type.name)
+            for step, error in zip(steps[name], errors, strict=True)
+        ]
+
+    each(list(steps), work, threads)
+    return {name: found[name] for name in steps}
+
+
+def measured_bytes(steps: Mapping[str, Sequence[Step]]) -> int:
+    """Return how many bytes `measure_types` reports: four for each element that is read."""
+    return sum(
+        (stop - start) * some[0].node.shape[-1] * 4 for some in steps.values() for start, stop in sampled(some[0].node)
+    )
+
+
+def sensitivities(graph: ModelGraph, names: Sequence[str]) -> dict[str, float]:
+    """Return by how much the error of each tensor counts, as a share of that of the output matrix.
+
+    What the output matrix is multiplied by is a sum: the embedding, and of each block what its attention adds and then
+    its feed-forward. Were all of these alike in size and independent, an error of the nth of them would be a share of
+    1 / n in the sum up to there, and everything after it computes with that. So the embedding, which is the first,
+    counts as much as the output matrix; where it is the output matrix too, it counts as both.
+    """
+    tied = all(node.name != "output.weight" for node in graph.nodes)
+    return {name: 2.0 if tied and name == "token_embd.weight" else 1 / _place(name) for name in names}
+
+
+def _place(name: str) -> int:
+    """Return the place of what a tensor is a part of among the terms of the sum, from 1."""
+    block = _BLOCK.match(name)
+    return 1 if block is None else 2 * int(block[1]) + (3 if block[2].startswith("ffn_") else 2)
+
+
+def sampled(node: Node) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of rows that stand for a tensor: all of a small one."""
+    height = prod(node.shape[:-1])
+    wanted = max(GROUP, SAMPLE // max(1, node.shape[-1]))
+    if height <= wanted:
+        yield from ((start, min(height, start + GROUP)) for start in range(0, height, GROUP))
+        return
+    count = wanted // GROUP
+    for number in range(count):
+        start = number * (height - GROUP) // max(1, count - 1)
+        yield start, start + GROUP
+
+
+def _errors(graph: ModelGraph, steps: Sequence[Step], imatrix: Imatrix | None, progress: Progress) -> list[float]:
+    """Return the error of a tensor in the type of each step, in proportion to its values."""
+    node = steps[0].node
+    weights: Any = imatrix.weights(node.name, node.shape) if imatrix is not None else None
+    energy, lost = 0.0, [0.0] * len(steps)
+    for start, stop in sampled(node):
+        values: Any = np.ascontiguousarray(rows.laid_out_values(graph.checkpoint, node, start, stop))
+        scale = _scale(weights, node, start, stop)
+        energy += _sum(values, scale)
+        for number, step in enumerate(steps):
+            if step.route is Route.TRANSCODE:
+                lost[number] += _sum(_decoded(graph, step, values, weights, start) - values, scale)
+        progress(values.nbytes)
+    return [each / energy if energy else 0.0 for each in lost]
+
+
+def _decoded(graph: ModelGraph, step: Step, values: Any, weights: Any, start: int) -> Floats:
+    """Return rows as the type of a step holds them. Raises BadValueError."""
+    try:
+        blocks = encode_rows(step.type, values, weights, start, step.node.shape)
+    except BlockError as error:
+        raise BadValueError(
+            f"tensor {step.node.inputs[0].name!r}, rows {start}..{start + len(values)}: {error}",
+            path=graph.checkpoint.path,
+        ) from None
+    return codec(step.type.name).values(blocks, step.node.shape[-1])
+
+
+def _scale(weights: Any, node: Node, start: int, stop: int) -> Any:
+    """Return what the columns of some rows are weighed by: a row for each, or for all; None without importances."""
+    if weights is None or len(weights) == 1:
+        return weights
+    height = max(1, node.shape[-2])
+    return weights[np.minimum(np.arange(start, stop) // height, len(weights) - 1)]
+
+
+def _sum(values: Any, scale: Any) -> float:
+    """Return the weighted sum of squares, in float64."""
+    squares = values.astype(np.float64) ** 2
+    return float((squares if scale is None else squares * scale).sum())
