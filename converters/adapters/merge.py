@@ -15,13 +15,12 @@ from ggferry.converters.adapters.merged_rows import Bias, Factor, Merged, Produc
 from ggferry.converters.adapters.merged_rows import Change as RowChange
 from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.prequantized.dequantized_rows import Dequantized, reshaped
-from ggferry.converters.prequantized.recognize import dequantized
 from ggferry.converters.schema.architecture import Role
 from ggferry.converters.schema.layouts import SAME, Layout, Transpose
 from ggferry.formats.checkpoint import AdapterFile, Checkpoint, Derivation, TensorRef
 from ggferry.formats.errors import ShapeError, UnexpectedTensorError, UnsupportedError
 from ggferry.formats.files.digesting import digesting
-from ggferry.formats.reader import Kind, kind_of
+from ggferry.quant.codec import block_type
 
 HEAD, EMBEDDINGS = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 _CONV1D_TYPES = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
@@ -29,30 +28,32 @@ _CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")
 _SHOWN = 6
 
 
-class _Tensor:
+class Changed:
     """A tensor of the model on its way: its rows so far, what is done to them, and by whom."""
 
     def __init__(self, ref: TensorRef, rows: Rows) -> None:
         self.ref, self.rows = ref, rows
         self.changes: list[RowChange] = []
         self.titles: list[str] = []
+        self.moved = False
+        """Whether its rows so far are an adapter's, in another order than that stores them in."""
 
 
-class _Model:
+class Model:
     """The tensors of a base to which adapters are applied."""
 
     def __init__(self, base: Checkpoint) -> None:
         self.base = base
         self.files = list(base.files)
         self.tensors: dict[str, TensorRef] = dict(base.tensors)
-        self.made: dict[str, _Tensor] = {}
+        self.made: dict[str, Changed] = {}
         self.notes: list[str] = []
         self.metadata: Mapping[str, Any] = base.metadata
 
-    def tensor(self, name: str) -> _Tensor:
+    def tensor(self, name: str) -> Changed:
         if name not in self.made:
             ref = self.tensors[name]
-            self.made[name] = _Tensor(ref, Stored(self.base, ref))
+            self.made[name] = Changed(ref, Stored(self.base, ref))
         return self.made[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -64,6 +65,11 @@ class _Model:
         parts = replace(read_parts(file), checkpoint=checkpoint)
         offset = len(self.files)
         self.files += checkpoint.files
+        changed, replaced = self.carry_out(parts, offset)
+        self.notes.append(_summary(parts, changed, replaced))
+
+    def carry_out(self, parts: Parts, offset: int) -> tuple[int, list[str]]:
+        """Do what an adapter does, whose files begin at `offset`; return how much is changed, and what is replaced."""
         names = {name: self._found(name, parts) for name in parts.changes}
         self._untie(parts, set(names.values()))
         replaced = []
@@ -77,7 +83,7 @@ class _Model:
                 made = self.tensor(target)
                 made.changes.append(self._change(target, change, parts))
                 made.titles.append(parts.title)
-        self.notes.append(_summary(parts, sum(not change.whole for change in parts.changes.values()), replaced))
+        return sum(not change.whole for change in parts.changes.values()), replaced
 
     def _found(self, name: str, parts: Parts) -> str:
         """Return the base's name of a tensor: the same, or without or with the part that holds all blocks."""
@@ -115,16 +121,16 @@ class _Model:
 
     def _replace(self, name: str, found: TensorRef, parts: Parts, offset: int) -> None:
         if found.shape != self.shape(name):
-            raise _does_not_fit(name, found.shape, self.shape(name), parts)
+            raise does_not_fit(name, found.shape, self.shape(name), parts)
         spans = tuple(replace(span, file=span.file + offset) for span in found.spans)
         self.tensors[name] = replace(found, name=name, spans=spans)
-        self.made[name] = _Tensor(self.tensors[name], Stored(parts.checkpoint, found))
+        self.made[name] = Changed(self.tensors[name], Stored(parts.checkpoint, found))
 
     def _change(self, name: str, change: Change, parts: Parts) -> RowChange:
         shape, a = self.shape(name), change.a
         if change.added:
             if len(shape) != 1 or a.shape != shape:
-                raise _does_not_fit(name, a.shape, shape, parts)
+                raise does_not_fit(name, a.shape, shape, parts)
             return Bias(_factor(parts, a, SAME, (1, shape[0])), change.scale)
         assert change.b is not None
         left, right = oriented(change)
@@ -132,7 +138,7 @@ class _Model:
         if conv1d:
             left, right = right.turned(), left.turned()
         if shape != (left.shape[0], right.shape[1]):
-            raise _does_not_fit(name, (left.shape[0], right.shape[1]), shape, parts)
+            raise does_not_fit(name, (left.shape[0], right.shape[1]), shape, parts)
         magnitude, of_columns = None, False
         if change.magnitude is not None:
             of_columns = conv1d or (change.embedding and not change.turned)  # MLX has one for each token
@@ -143,7 +149,7 @@ class _Model:
         rows, columns = self.shape(name)
         wanted = columns if of_columns else rows
         if ref.elements != wanted:
-            raise _does_not_fit(f"{name} (DoRA's magnitudes)", ref.shape, (wanted,), parts)
+            raise does_not_fit(f"{name} (DoRA's magnitudes)", ref.shape, (wanted,), parts)
         return _factor(parts, ref, SAME, (1, wanted) if of_columns else (wanted, 1))
 
     def _is_conv1d(self, name: str, found: tuple[int, ...], parts: Parts) -> bool:
@@ -160,9 +166,10 @@ class _Model:
         source, number = Dequantized(self.base.path), len(self.files)
         tensors = dict(self.tensors)
         for name, made in self.made.items():
-            if made.changes:
+            if made.changes or made.moved:
                 ref = self.tensors[name]
                 natural = ref.derived.natural if ref.derived else ref.type
+                natural = block_type("F16") if natural.quantized else natural
                 told = f"{ref.name} + {' + '.join(dict.fromkeys(made.titles))}"
                 rows = Merged(made.rows, ref.rows, ref.columns, tuple(made.changes))
                 derived = Derivation(told, natural, form=natural.name.lower(), merged=told)
@@ -226,7 +233,7 @@ def _untied(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _does_not_fit(name: str, found: Sequence[int], expected: Sequence[int], parts: Parts) -> ShapeError:
+def does_not_fit(name: str, found: Sequence[int], expected: Sequence[int], parts: Parts) -> ShapeError:
     return ShapeError(
         f"the adapter's change of {name!r} does not fit the base",
         path=parts.checkpoint.path,
@@ -242,38 +249,8 @@ def _summary(parts: Parts, changed: int, replaced: Sequence[str]) -> str:
     return f"merged {parts.title}: {changed} tensors changed{own}"
 
 
-def with_adapters(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a model with its `adapters` merged into it; one without adapters as it is.
-
-    Raises:
-        UnsupportedError: An adapter, or a base, of which this is not possible.
-        UnexpectedTensorError: An adapter changes what the base has not.
-        ShapeError: It does not fit the base.
-        CorruptError: Another of its subclasses, for damaged adapters.
-    """
-    if not checkpoint.adapters:
-        return checkpoint
-    if kind_of(checkpoint.container) is not Kind.TRAINING:
-        raise UnsupportedError(
-            "--lora merges into models in Hugging Face's form", path=checkpoint.path, found=checkpoint.container
-        )
-    plain = dequantized(checkpoint)
-    model = _Model(_without_scheme(plain) if plain is not checkpoint else plain)
+def merged_into(model: Model, checkpoint: Checkpoint) -> Checkpoint:
+    """Return a model with the adapters of `checkpoint` applied."""
     for file in checkpoint.adapters:
         model.apply(file)
     return model.merged()
-
-
-def _without_scheme(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a dequantized model without what its configuration says of the quantization."""
-    names = ("quantization_config", "compression_config", "quantization")
-
-    def cleaned(place: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {key: value for key, value in place.items() if key not in names}
-        inner = ("text_config", "llm_config")
-        return {
-            key: cleaned(value) if key in inner and isinstance(value, dict) else value for key, value in kept.items()
-        }
-
-    beside = {role: path for role, path in checkpoint.sidecars.items() if role != "quantize_config"}
-    return replace(checkpoint, metadata=cleaned(checkpoint.metadata), sidecars=beside)

@@ -53,7 +53,7 @@ class Factor:
 
     def rows(self, start: int, stop: int) -> Array:
         """Return rows as float64. Raises OutOfRangeError for numbers that are not finite."""
-        found = laid_out_values(self.checkpoint, self.node, start, stop)
+        found = laid_out_values(self.checkpoint, self.node, start, stop).reshape(stop - start, -1)
         return finite(self.checkpoint, self.node.inputs[0], found).astype(np.float64)
 
     def all(self) -> Array:
@@ -162,6 +162,22 @@ class Merged:
                     total += np.square(self.base(start, stop) + change.delta(start, stop)).sum(axis=0)
                 self.norms[number] = np.sqrt(total)
             return self.norms[number]
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """Rows of an adapter's own tensor in the order of a GGUF model.
+
+    Attributes:
+        checkpoint: The adapter.
+        node: The tensor with its layout.
+    """
+
+    checkpoint: Checkpoint
+    node: Node
+
+    def __call__(self, start: int, stop: int) -> Floats:
+        return laid_out_values(self.checkpoint, self.node, start, stop).reshape(stop - start, -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
-from ggferry.converters.adapters.merge import with_adapters
+from ggferry.converters.adapters.merge_any import with_adapters
 from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.conversion.kinds.adapter import AdapterKind
 from ggferry.converters.conversion.kinds.gguf import GgufKind, plan_in

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
 
-from ggferry.converters.adapters.merge import with_adapters
+from ggferry.converters.adapters.merge_any import with_adapters
 from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion.kinds.adapter import adapter_plan

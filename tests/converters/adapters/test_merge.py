@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2 dora": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "use_dora": True}),
     "gpt2 bias": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "lora_bias": True, "fan_in_fan_out": True}),
     "gpt2 biases": ("gpt2", {"target_modules": ["c_attn"], "bias": "all"}),
-    "gemma": ("gemma2", {"target_modules": ATTENTION}),
+    "gemma": ("gemma2", {"target_modules": ATTENTION, "modules_to_save": ["norm"]}),
 }
 
 
@@ -108,7 +108,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("llama", "gpt2 dora")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in CASES]
+)
 def test_it_is_what_peft_merges(name: str, models: Any, tmp_path: Path) -> None:
     base, config = CASES[name]
     with_peft(models(base), tmp_path / "a", tmp_path / "m", **config)
@@ -151,6 +156,32 @@ def test_several_adapters_apply_in_order_and_verify_reads_them_again(models: Any
             shutil.copy(file, tmp_path / "both")
     converted(tmp_path / "both", tmp_path / "theirs.gguf", level="fast")
     assert_alike(out, tmp_path / "theirs.gguf")
+
+
+OTHERS = ("llama", "dora embedding", "saved", "gpt2", "gpt2 bias", "gpt2 dora", "gemma")
+
+
+@pytest.mark.parametrize("name", ["dora", *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)])
+def test_onto_a_gguf_file_is_as_onto_its_source(name: str, models: Any, tmp_path: Path) -> None:
+    base, config = CASES[name]
+    with_peft(models(base), tmp_path / "a", None, **config)
+    converted(models(base), tmp_path / "base.gguf", level="fast")
+    converted(models(base), tmp_path / "one.gguf", str(tmp_path / "a"), level="fast")
+    converted(tmp_path / "base.gguf", tmp_path / "two.gguf", str(tmp_path / "a"))
+    one, two = tensors(tmp_path / "one.gguf"), tensors(tmp_path / "two.gguf")
+    assert one.keys() == two.keys()
+    for key, values in one.items():
+        assert np.abs(two[key] - values).max() <= 1e-6 * np.abs(values).max(), key
+
+
+def test_a_quantized_gguf_base_gets_f16_where_it_is_changed(models: Any, tmp_path: Path) -> None:
+    with_peft(models("llama"), tmp_path / "a", None, target_modules=["q_proj"])
+    converted(models("llama"), tmp_path / "base.gguf", outtype="q8_0", level="fast")
+    converted(tmp_path / "base.gguf", tmp_path / "two.gguf", str(tmp_path / "a"), outtype="keep")
+    kinds = {each.name: each.tensor_type.name for each in gguf.GGUFReader(tmp_path / "two.gguf").tensors}
+    assert kinds["blk.0.attn_q.weight"] == "F16"
+    before = {each.name: each.tensor_type.name for each in gguf.GGUFReader(tmp_path / "base.gguf").tensors}
+    assert {name for name in kinds if kinds[name] != before[name]} <= {f"blk.{n}.attn_q.weight" for n in range(9)}
 
 
 def test_an_adapter_of_mlx_is_the_same_change(models: Any, tmp_path: Path) -> None:
