@@ -136,12 +136,12 @@ class Model:
         left, right = oriented(change)
         conv1d = not change.embedding and self._is_conv1d(name, (left.shape[0], right.shape[1]), parts)
         if conv1d:
-            left, right = right.turned(), left.turned()
+            left, right = right.transpose(), left.transpose()
         if shape != (left.shape[0], right.shape[1]):
             raise does_not_fit(name, (left.shape[0], right.shape[1]), shape, parts)
         magnitude, of_columns = None, False
         if change.magnitude is not None:
-            of_columns = conv1d or (change.embedding and not change.turned)  # MLX has one for each token
+            of_columns = conv1d or (change.embedding and not change.reversed)  # MLX has one for each token
             magnitude = self._magnitude(name, change.magnitude, of_columns, parts)
         return Product(left.factor(parts), right.factor(parts), change.scale, magnitude, of_columns)
 
@@ -195,7 +195,7 @@ class Side:
         """Its shape in the product."""
         return self.ref.shape[::-1] if self.transposed else self.ref.shape
 
-    def turned(self) -> Side:
+    def transpose(self) -> Side:
         """Return it transposed."""
         return Side(self.ref, not self.transposed)
 
@@ -207,11 +207,11 @@ class Side:
 def oriented(change: Change) -> tuple[Side, Side]:
     """Return the two matrices of a product, `(rows, r)` and `(r, columns)` of a Linear or of an embedding."""
     assert change.b is not None
-    if change.turned:  # MLX: x·a·b, and a row of a for every token of an embedding
+    if change.reversed:  # MLX: x·a·b, and a row of a for every token of an embedding
         a, b = Side(change.a, False), Side(change.b, False)
-        return (a, b) if change.embedding else (b.turned(), a.turned())
+        return (a, b) if change.embedding else (b.transpose(), a.transpose())
     a, b = Side(change.a, False), Side(change.b, False)
-    return (a.turned(), b.turned()) if change.embedding else (b, a)
+    return (a.transpose(), b.transpose()) if change.embedding else (b, a)
 
 
 def _factor(parts: Parts, ref: TensorRef, layout: Layout, shape: tuple[int, ...]) -> Factor:

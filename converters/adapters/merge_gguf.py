@@ -109,7 +109,7 @@ class GgufModel(Model):
         left, right = oriented(change)
         if len(shape) != 2 or shape != (left.shape[0], right.shape[1]):
             raise does_not_fit(slot.name, (left.shape[0], right.shape[1]), shape, parts)
-        magnitude, of_columns = change.magnitude, change.embedding and not change.turned
+        magnitude, of_columns = change.magnitude, change.embedding and not change.reversed
         scales = None
         if magnitude is not None:
             wanted = (1, shape[1]) if of_columns else (shape[0], 1)
@@ -121,8 +121,8 @@ class GgufModel(Model):
     def _left(self, slot: Slot, left: Side, rows: Layout, parts: Parts) -> Factor:
         if not left.transposed:
             return self._factor(slot, left.ref, rows, left.shape, parts)
-        turned = Transpose() if rows == SAME else Then(Transpose(), rows)
-        return self._factor(slot, left.ref, turned, left.shape, parts)
+        transposed = Transpose() if rows == SAME else Then(Transpose(), rows)
+        return self._factor(slot, left.ref, transposed, left.shape, parts)
 
     def _factor(self, slot: Slot, ref: TensorRef, layout: Layout, shape: tuple[int, ...], parts: Parts) -> Factor:
         return Factor(parts.checkpoint, Node(slot.name, slot.role, shape, (ref,), layout))

@@ -48,9 +48,9 @@ class Change:
 
     Attributes:
         a: A; for a whole tensor or a bias, that tensor.
-        b: B, whose rows are the base's rows where `turned` is False; None for a whole tensor or a bias.
+        b: B, whose rows are the base's rows where `reversed` is False; None for a whole tensor or a bias.
         scale: What the product, or the bias, is multiplied by.
-        turned: Whether the two matrices stand as `(columns, r)` and `(r, rows)` (MLX).
+        reversed: Whether the two matrices stand as `(columns, r)` and `(r, rows)` (MLX).
         embedding: Whether A's last axis is the vocabulary, so that the product is transposed.
         magnitude: DoRA's magnitudes.
         beneath: The tensor that takes the base's place before the product is added (PEFT saves embeddings so).
@@ -60,7 +60,7 @@ class Change:
     a: TensorRef
     b: TensorRef | None = None
     scale: float = 1.0
-    turned: bool = False
+    reversed: bool = False
     embedding: bool = False
     magnitude: TensorRef | None = None
     beneath: TensorRef | None = None
@@ -165,7 +165,7 @@ def _peft(file: AdapterFile, config: Mapping[str, Any]) -> Parts:
             changes[name] = replace(changes[name], beneath=ref)
             continue
         if name in changes:
-            raise AmbiguousError("a tensor is changed and replaced", path=checkpoint.path, found=ref.name)
+            raise AmbiguousError("tensor is changed and replaced", path=checkpoint.path, found=ref.name)
         if file.scale != 1:
             raise UnsupportedError(
                 f"scale {file.scale:g} of an adapter that replaces whole tensors", path=checkpoint.path, found=ref.name
@@ -217,7 +217,7 @@ def _mlx(file: AdapterFile, config: Mapping[str, Any]) -> Parts:
     for name, ref in checkpoint.tensors.items():
         match = _MLX_NAME.fullmatch(name)
         if match is None:
-            raise UnsupportedError("a tensor that is no part of an MLX LoRA", path=checkpoint.path, found=name)
+            raise UnsupportedError("tensor is no part of an MLX LoRA", path=checkpoint.path, found=name)
         pairs.setdefault(match["module"], {})[match["side"]] = ref
     changes = {}
     for module, sides in pairs.items():
@@ -231,7 +231,7 @@ def _mlx(file: AdapterFile, config: Mapping[str, Any]) -> Parts:
                 f"rank of {module!r}", path=checkpoint.path, found=a.shape[-1], expected=(stated or {}).get("rank")
             )
         changes[f"{module}.weight"] = Change(
-            a, b, float(scale) * file.scale, turned=True, embedding=embedding, magnitude=sides.get("m")
+            a, b, float(scale) * file.scale, reversed=True, embedding=embedding, magnitude=sides.get("m")
         )
     if not changes:
         raise MissingError("adapter has no tensor", path=checkpoint.path)
