@@ -50,6 +50,8 @@ class Derivation:
     exact: tuple[str, ...] = ()
     inexact: str = ""
     form: str = ""
+    merged: str = ""
+    """What was added to the base's values, in words, where adapters are merged into it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)  # a header may state half a million
@@ -156,6 +158,19 @@ class Checksum:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """An opened adapter that is to be merged into a model.
+
+    Attributes:
+        checkpoint: What its reader found.
+        scale: What its changes are multiplied by, besides its own scale.
+    """
+
+    checkpoint: Checkpoint
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Everything a reader found.
 
@@ -199,6 +214,8 @@ class Checkpoint:
 
     `formats.stated_checksums` compares them; opening does not.
     """
+    adapters: tuple[AdapterFile, ...] = ()
+    """Adapters that are to be merged into the tensors, in this order; they are closed with it."""
 
     @property
     def path(self) -> str:
@@ -214,3 +231,5 @@ class Checkpoint:
         """Close all files."""
         for source in self.files:
             source.close()
+        for adapter in self.adapters:
+            adapter.checkpoint.close()

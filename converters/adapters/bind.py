@@ -249,7 +249,7 @@ def _pair(
     origin = slot.role.sources.get("hf", From((), SAME)) if permute else slot.origin
     if slot.role.name == "token_embd.weight" and checkpoint.container != "gguf":
         raise UnsupportedError("LoRA on an embedding", path=checkpoint.path, found=slot.refs[0].name)
-    layout = _row_layout(origin.layout)
+    layout = row_layout(origin.layout)
     if layout is None or (len(lows) > 1 and not isinstance(layout, Stack)):
         raise UnsupportedError(
             f"LoRA on a weight that becomes {slot.name} by {origin.layout}",
@@ -280,7 +280,7 @@ def _node(name: str, shape: Shape, refs: Sequence[TensorRef], layout: Layout) ->
     return Node(name, Role(name, (), {}), shape, tuple(refs), layout)
 
 
-def _row_layout(layout: Layout) -> Layout | None:
+def row_layout(layout: Layout) -> Layout | None:
     """Return what happens to B's rows where a weight has this layout; None where they do not stay rows.
 
     PEFT stores the matrices of a Conv1D (fan_in_fan_out) as those of a Linear, so its transposition is not repeated.
@@ -289,9 +289,9 @@ def _row_layout(layout: Layout) -> Layout | None:
         case Transpose():
             return SAME
         case Then(first=Transpose(), second=second):
-            return _row_layout(second)
+            return row_layout(second)
         case Then(first=first, second=second):
-            before, after = _row_layout(first), _row_layout(second)
+            before, after = row_layout(first), row_layout(second)
             return None if before is None or after is None else Then(before, after)
         case Rearrange() | Regroup() | Split() | Stack():
             return layout

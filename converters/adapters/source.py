@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -122,7 +122,7 @@ def read_adapter(checkpoint: Checkpoint) -> Found:
     return {"gguf": _read_gguf, "ggla": _read_ggla}.get(checkpoint.container, _read_peft)(checkpoint)
 
 
-def _low(checkpoint: Checkpoint, name: str, a: TensorRef, b: TensorRef, scale: float, alpha: float, why: str) -> Low:
+def low_of(checkpoint: Checkpoint, name: str, a: TensorRef, b: TensorRef, scale: float, alpha: float, why: str) -> Low:
     for ref in (a, b):
         if ref.type.name not in FLOATS and checkpoint.container != "gguf":
             raise UnsupportedTypeError(
@@ -166,7 +166,7 @@ def _read_ggla(checkpoint: Checkpoint) -> Found:
     for name, a in checkpoint.tensors.items():
         if name.endswith(".loraA"):
             stem = name.removesuffix(".loraA")
-            pairs[stem] = _low(checkpoint, stem, a, checkpoint.tensors[f"{stem}.loraB"], alpha / r, alpha, why)
+            pairs[stem] = low_of(checkpoint, stem, a, checkpoint.tensors[f"{stem}.loraB"], alpha / r, alpha, why)
     named = any(name.startswith("blk.") for name in pairs)
     notes = ("names of GGUF and no architecture: taken for llama, which --base MODEL checks",) if named else ()
     return Found("gguf" if named else "ggml", pairs, "llama", notes=notes)
@@ -186,7 +186,7 @@ def _read_gguf(checkpoint: Checkpoint) -> Found:
         halves.setdefault(stem, {})[side.upper()] = ref
     _halves(checkpoint, halves)
     pairs = {
-        stem: _low(checkpoint, stem, half["A"], half["B"], alpha / half["B"].columns, alpha, ALPHA)
+        stem: low_of(checkpoint, stem, half["A"], half["B"], alpha / half["B"].columns, alpha, ALPHA)
         for stem, half in halves.items()
     }
     architecture = _declared(checkpoint, "general.architecture")
@@ -203,8 +203,8 @@ def _declared(checkpoint: Checkpoint, key: str) -> Any:
 
 
 def _read_peft(checkpoint: Checkpoint) -> Found:
-    config = _configuration(checkpoint)
-    _refuse_kinds(checkpoint, config)
+    config = configuration(checkpoint)
+    refuse_kinds(checkpoint, config)
     halves: dict[str, dict[str, TensorRef]] = {}
     names: dict[str, None] = {}
     for name, ref in checkpoint.tensors.items():
@@ -219,9 +219,9 @@ def _read_peft(checkpoint: Checkpoint) -> Found:
     if len(names) > 1:
         raise AmbiguousError("several adapters in one file", path=checkpoint.path, found=", ".join(names))
     _halves(checkpoint, halves)
-    scaling = _Scaling(checkpoint, config)
+    scaling = Scaling(checkpoint, config)
     pairs = {
-        f"{module}.weight": _low(checkpoint, module, sides["A"], sides["B"], *scaling(module, sides["B"]))
+        f"{module}.weight": low_of(checkpoint, module, sides["A"], sides["B"], *scaling(module, sides["B"]))
         for module, sides in halves.items()
     }
     mapping = config.get("auto_mapping")
@@ -237,7 +237,7 @@ def _read_peft(checkpoint: Checkpoint) -> Found:
     )
 
 
-def _configuration(checkpoint: Checkpoint) -> Mapping[str, Any]:
+def configuration(checkpoint: Checkpoint) -> Mapping[str, Any]:
     if "peft_type" in checkpoint.metadata:
         return checkpoint.metadata
     beside = checkpoint.sidecars.get("adapter_config")
@@ -249,8 +249,11 @@ def _configuration(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return found
 
 
-def _refuse_kinds(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError for every setting by which an adapter is more than pairs for linear layers."""
+def refuse_kinds(checkpoint: Checkpoint, config: Mapping[str, Any], carried: Collection[str] = ()) -> None:
+    """Raise UnsupportedError for every setting by which an adapter is more than pairs for linear layers.
+
+    `carried`: settings that are read nevertheless.
+    """
 
     def refuse(words: str, found: object = None) -> None:
         raise UnsupportedError(f"an adapter with {words}", path=checkpoint.path, found=found)
@@ -259,9 +262,9 @@ def _refuse_kinds(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     if kind != "LORA":
         raise UnsupportedError("peft_type", path=checkpoint.path, found=kind, expected="LORA")
     for key, words in _SWITCHES.items():
-        if config.get(key):
+        if config.get(key) and key not in carried:
             refuse(words, config[key] if config[key] is not True else None)
-    if config.get("bias", "none") != "none":
+    if config.get("bias", "none") != "none" and "bias" not in carried:
         refuse("bias: trained biases of the base", config["bias"])
     other = next((key for key in config if key.startswith("use_") and key not in _KNOWN_USES and config[key]), None)
     if other:
@@ -277,7 +280,7 @@ def _refuse_kinds(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
         )
 
 
-class _Scaling:
+class Scaling:
     """PEFT's scale of each module: alpha / r, or alpha / √r (rsLoRA); patterns may state r and alpha of a module."""
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:

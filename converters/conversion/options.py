@@ -61,6 +61,8 @@ class Kind(Enum):
     """On a command line: REGEX=TYPE, repeated."""
     TYPES_FILE = "a path of REGEX=TYPE items"
     FILES = "a list of paths"
+    ADAPTERS = "a list of paths of adapters, each with :SCALE or without"
+    """Receipts state their last names and scales only."""
     NUMBERS = "a list of whole numbers"
     IDS = "an object of numbers or texts"
     """On a command line: KEY=VALUE, repeated."""
@@ -68,7 +70,7 @@ class Kind(Enum):
     @property
     def is_list(self) -> bool:
         """Return whether the option is repeated on a command line."""
-        return self in (Kind.TEXTS, Kind.PAIRS, Kind.TYPES, Kind.FILES, Kind.NUMBERS, Kind.IDS)
+        return self in (Kind.TEXTS, Kind.PAIRS, Kind.TYPES, Kind.FILES, Kind.ADAPTERS, Kind.NUMBERS, Kind.IDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,9 @@ OPTIONS: tuple[Option, ...] = (
            ("--target-model", "--target-model-dir"), metavar="DIR", in_plan=True, receipt="target_model"),
     Option("base", Kind.FILE, _READS, Heading.MODEL, "The base model of an adapter, or its config.json alone.", "base",
            metavar="DIR", in_plan=True, receipt="base", of_adapters=True),
+    Option("lora", Kind.ADAPTERS, _READS, Heading.MODEL,
+           "Merge a LoRA adapter (PEFT's or MLX's) into the model, at :SCALE of its strength; repeatable, in this "
+           "order.", "lora", metavar="PATH[:SCALE]", receipt="lora"),
     Option("ggla_permute", Kind.FLAG, _READS, Heading.MODEL,
            "Take the Q and K rows of a ggla file as training meant them.", "ggla_permute", default=False, in_plan=True,
            receipt="ggla_permute", of_adapters=True),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
+from ggferry.converters.adapters.merge_any import with_adapters
 from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.conversion.kinds.adapter import AdapterKind
 from ggferry.converters.conversion.kinds.gguf import GgufKind, plan_in
@@ -91,6 +92,7 @@ def plan_conversion(request: Request, checkpoint: Checkpoint) -> ConversionPlan:
     `checkpoint` is the request's source, as `request.open_source_of` returns it. Raises one of `formats.errors`.
     """
     request = with_auto_type(request, checkpoint)
+    checkpoint = with_adapters(checkpoint)
     specs = request.outputs
     chosen(request.witness, request.level)
     texts = [spec for spec in specs if spec.kind != MMPROJ]

@@ -8,9 +8,13 @@ from dataclasses import asdict, replace
 from functools import reduce
 from typing import Any
 
+from ggferry.converters.adapters.merge_parts import stated_as
 from ggferry.converters.conversion.options import OPTIONS, Kind, Option
 from ggferry.converters.conversion.request import Request
 from ggferry.formats.errors import CorruptError
+
+_FILES = (Kind.FILE, Kind.ADAPTERS)
+"""What receipts state the names of, which are not enough to find it again."""
 
 
 def declared_options(request: Request, *, adapter: bool = False) -> dict[str, Any]:
@@ -20,6 +24,8 @@ def declared_options(request: Request, *, adapter: bool = False) -> dict[str, An
         value = _at(request, each)
         if each.kind is Kind.FILE:
             value = os.path.basename(os.path.normpath(value)) if value else None
+        elif each.kind is Kind.ADAPTERS:
+            value = [stated_as(text) for text in value]
         holder, key = _holder(found, each)
         holder[key] = list(value) if isinstance(value, tuple) else value
     return found
@@ -31,7 +37,8 @@ def missing_files(request: Request, stated: Mapping[str, Any]) -> list[str]:
     for each in _declared(adapter=True):
         holder, key = _holder(stated, each)
         name = holder.get(key) if isinstance(holder, Mapping) else None
-        if each.kind is Kind.FILE and name and not _at(request, each):
+        if each.kind in _FILES and name and not _at(request, each):
+            name = " ".join(map(str, name)) if isinstance(name, list) else name
             lines.append(f"it was converted with {each.flag} {name}: give it here, too")
     return lines
 
@@ -44,7 +51,7 @@ def with_receipt_options(request: Request, stated: Mapping[str, Any], path: str)
             holder, key = _holder(stated, each)
             if not isinstance(holder, Mapping):
                 raise TypeError(f"{holder!r} is not an object")
-            if each.kind is Kind.FILE or each.target == "level" or key not in holder:
+            if each.kind in _FILES or each.target == "level" or key not in holder:
                 continue
             default, given = _at(Request(""), each), _at(request, each)
             value = _of_kind(holder[key], default, each)

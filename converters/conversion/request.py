@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from math import isfinite
 from typing import Any, TypeVar
 
+from ggferry.converters.adapters.merge_parts import open_adapter
 from ggferry.converters.conversion.draft_target import with_target
 from ggferry.converters.conversion.like import recipe_like
 from ggferry.converters.conversion.options import AUTO, Kind, Option, option, types_of
@@ -64,6 +65,7 @@ class Request:
         out: File or folder, with PLACE for the type where there are several; None: beside the source.
         options: How tensors are written; its `outtype` may name several types, separated by commas.
         base: For adapters, the model they change.
+        lora: Adapters that are merged into the model, 'PATH' or 'PATH:SCALE'.
         ggla_permute: Whether Q and K rows of a ggla file are laid out as training meant them.
         arch: For files of the GGML era, the architecture that they do not hold.
         config: For files of the GGML era, the config.json that they do not hold.
@@ -104,6 +106,7 @@ class Request:
     jobs: int | None = None
     device: str = "cpu"
     base: str | None = None
+    lora: tuple[str, ...] = ()
     ggla_permute: bool = False
     arch: str | None = None
     config: str | None = None
@@ -235,6 +238,7 @@ _KINDS: dict[Kind, tuple[type, ...]] = {
     Kind.LIKE_FILE: (str,),
     Kind.JSON_FILE: (str, dict),
     Kind.TEXTS: (list, tuple),
+    Kind.ADAPTERS: (list, tuple),
     Kind.PAIRS: (dict, list, tuple),
     Kind.TYPES: (dict, list, tuple),
     Kind.TYPES_FILE: (str,),
@@ -257,7 +261,7 @@ def _parsed(each: Option, value: Any, name: str, wrong: UsageError) -> Any:
             return _number(each, value, name)
         case Kind.DECIMAL:
             return _decimal(each, value, name)
-        case Kind.TEXTS:
+        case Kind.TEXTS | Kind.ADAPTERS:
             return _texts(value, wrong)
         case Kind.PAIRS:
             return _pairs(value, name, wrong)
@@ -339,4 +343,17 @@ def open_source_of(request: Request) -> Checkpoint:
         if found is not None:
             return found
     checkpoint = open_checkpoint(path, request.arch, request.config)
-    return checkpoint if request.target is None else with_target(checkpoint, request.target)
+    if request.target is not None:
+        checkpoint = with_target(checkpoint, request.target)
+    return _with_lora(checkpoint, request.lora)
+
+
+def _with_lora(checkpoint: Checkpoint, adapters: Sequence[str]) -> Checkpoint:
+    """Return a source with its adapters opened; it is closed where one cannot be."""
+    for text in adapters:
+        try:
+            checkpoint = replace(checkpoint, adapters=(*checkpoint.adapters, open_adapter(text)))
+        except BaseException:
+            checkpoint.close()
+            raise
+    return checkpoint

@@ -105,6 +105,8 @@ def convert(request: Request, stage: Stage = silent, approve: Approve = lambda r
         source = open_source_of(request)
         stack.callback(source.close)
         opened.add_beside(source.sidecars.values())
+        for adapter in source.adapters:
+            opened.add_beside(adapter.checkpoint.sidecars.values())
         request = with_target_size(request, source, stage)
         plan = plan_conversion(request, replace(source, files=digesting(source.files)))
         plan.check_names()

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
 
+from ggferry.converters.adapters.merge_any import with_adapters
 from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion.kinds.adapter import adapter_plan
@@ -51,6 +52,7 @@ from ggferry.formats.errors import (
     VerificationError,
 )
 from ggferry.formats.files.digesting import digesting
+from ggferry.formats.files.sources import Source
 from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.imatrix import read_imatrix
@@ -111,7 +113,7 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
         raise
     try:
         if receipt:
-            _check_digests(receipt, before, after)
+            _check_digests(receipt, (*before.files, *_adapter_files(before)), after.files)
             notes += missing_files(request, receipt["options"])
             request = with_receipt_options(request, receipt["options"], after.path + RECEIPT)
             if edits := edited_keys(receipt):
@@ -152,7 +154,7 @@ def _model_again(
     request: Request, before: Checkpoint, after: Checkpoint, stage: Stage, allow: Sequence[str]
 ) -> tuple[Proof, KeyProof, tuple[str, ...]]:
     raw = before
-    before, renamed = edited(request, before)
+    before, renamed = edited(request, with_adapters(before))
     vocab_only = not after.tensors
     mirror = understand(after, vocab_only=vocab_only)
     graph = _same_half(request, before, mirror)
@@ -267,10 +269,14 @@ def _receipt(output: Checkpoint) -> tuple[JSONObject | None, list[str]]:
     return receipt, [] if receipt else [missing]
 
 
-def _check_digests(receipt: Mapping[str, Any], *sides: Checkpoint) -> None:
+def _adapter_files(checkpoint: Checkpoint) -> list[Source]:
+    return [file for adapter in checkpoint.adapters for file in adapter.checkpoint.files]
+
+
+def _check_digests(receipt: Mapping[str, Any], *sides: Sequence[Source]) -> None:
     for name, side in zip(("source", "output"), sides, strict=True):
         records = receipt.get(name, {}).get("files", ())
-        for file, found, stated in changed_files(records, side.files):
+        for file, found, stated in changed_files(records, side):
             raise VerificationError(
                 f"not the {name} its receipt was written for", path=file.path, found=found, expected=stated
             )

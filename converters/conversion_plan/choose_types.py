@@ -187,6 +187,8 @@ def _kept_of_derived(
         return source, ""
     if source == derived.natural:
         return source, ""
+    if derived.merged:
+        return derived.natural, f"computed, then rounded once: {derived.merged}"
     why = derived.inexact
     if not options.dequantize and derived.exact:
         why = "its layout takes blocks apart"

@@ -35,7 +35,8 @@ class Grade(StrEnum):
     RESCALED = "rescaled"
     """A float32 scale became float16."""
     COMPUTED = "computed"
-    """Values times a power of two: other numbers, nothing rounded."""
+    """Values times a power of two, or the float32 sums of a base and its adapters: other numbers, nothing rounded
+    besides."""
     ROUNDED = "rounded"
     """Quantized, or narrowed."""
 
@@ -44,7 +45,7 @@ MEANINGS = {
     Grade.IDENTICAL: "the same bytes",
     Grade.PERMUTED: "the same rows in another order",
     Grade.REPACKED: "other bits, the same values",
-    Grade.COMPUTED: "values times a power of two, nothing rounded",
+    Grade.COMPUTED: "values times a power of two, or merged with an adapter's; nothing rounded besides",
     Grade.RESCALED: "a float32 scale became float16",
     Grade.ROUNDED: "quantized or narrowed",
 }
@@ -55,7 +56,13 @@ _EXACT_IN = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
 
 
 def promised(
-    source: BlockType, target: BlockType, layout: Layout, *, derived: bool = False, factor: float = 1.0
+    source: BlockType,
+    target: BlockType,
+    layout: Layout,
+    *,
+    derived: bool = False,
+    merged: bool = False,
+    factor: float = 1.0,
 ) -> tuple[Route, Grade]:
     """Return the route of a tensor and the grade promised for it, before its data is read.
 
@@ -66,8 +73,12 @@ def promised(
         target: Type in the output.
         layout: How its rows are rearranged.
         derived: Whether its rows are dequantized as they are read.
+        merged: Whether its values are computed of the source's and of adapters.
         factor: What every value is multiplied by.
     """
+    if merged:
+        route, grade = promised(source, target, layout, derived=True, factor=factor)
+        return route, Grade.COMPUTED if grade is Grade.REPACKED else grade
     same_type = target == source
     widened = target.name in _EXACT_IN.get(source.name, ())
     if factor != 1:

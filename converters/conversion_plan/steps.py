@@ -171,7 +171,10 @@ def step_record(step: Step) -> TensorRecord:
         "bytes": step.nbytes,
     }
     if derived := step.node.inputs[0].derived:
-        record["repacked_from" if step.source_type.quantized else "dequantized_from"] = derived.scheme
+        if derived.merged:
+            record["merged_from"] = derived.merged
+        else:
+            record["repacked_from" if step.source_type.quantized else "dequantized_from"] = derived.scheme
     if step.why:
         record["why"] = step.why
     return record
@@ -287,5 +290,6 @@ def _step(graph: ModelGraph, node: Node, decided: Decision) -> Step:
         raise UnsupportedTypeError(f"{node.name}: parts of different types", path=graph.checkpoint.path, found=names)
     if decided.blocks is not None:
         node, first = replace(node, inputs=decided.blocks), decided.blocks[0]
-    route, grade = promised(first.type, decided.type, node.layout, derived=first.derived is not None)
+    merged = any(ref.derived is not None and ref.derived.merged for ref in node.inputs)
+    route, grade = promised(first.type, decided.type, node.layout, derived=first.derived is not None, merged=merged)
     return Step(node, decided.type, route, grade, why=decided.why, ragged=decided.ragged)

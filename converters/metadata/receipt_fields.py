@@ -53,6 +53,7 @@ TensorRecord = TypedDict(
         "encoded_again_share": NotRequired[float],
         "repacked_from": NotRequired[str],
         "dequantized_from": NotRequired[str],
+        "merged_from": NotRequired[str],
     },
 )
 """A tensor of the output: what it was made of, how, and how exact it is."""

@@ -220,6 +220,8 @@ class _Comparison:
         same_bytes = self.bitwise and not self.origin.inputs[0].derived
         rescales = self.rescaled or (self.scales_rounded.is_set() and not self.values_rounded.is_set())
         grade = measured(self.origin.layout, same_bytes=same_bytes, same_values=largest == 0.0, rescales=rescales)
+        if grade is Grade.REPACKED and any(ref.derived and ref.derived.merged for ref in self.origin.inputs):
+            grade = Grade.COMPUTED
         found = TensorProof(
             self.node.name,
             self.before.name,

@@ -107,12 +107,14 @@ class SourceOptions(Opening, total=False):
 
     Attributes:
         base: For an adapter, its base model or config.json alone.
+        lora: Adapters that are merged into the model, in this order: 'PATH' or 'PATH:SCALE'.
         mistral_format: Whether a folder's consolidated weights and params.json are taken.
         tokenizer: Folder or file of the tokenizer that a GGML-era file lacks.
         metadata: general.* values, or the path of a JSON file of them.
     """
 
     base: StrPath | None
+    lora: Sequence[StrPath] | None
     mistral_format: bool
     ggla_permute: bool
     mtp: bool
@@ -271,6 +273,8 @@ def request_from(command: str, options: Mapping[str, Any]) -> JSONObject:
         plain = os.fspath(value) if isinstance(value, os.PathLike) else value
         if isinstance(plain, str) and table[name].kind is Kind.FILE:
             plain = Named(plain)
+        if table[name].kind is Kind.ADAPTERS and isinstance(plain, list | tuple):
+            plain = [os.fspath(each) for each in plain]
         found[name] = dict(plain) if isinstance(plain, Mapping) else plain
     return found
 

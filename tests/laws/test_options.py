@@ -64,6 +64,7 @@ VALUES = {
     Kind.SIZE: "2KiB",
     Kind.FILE: "folder/a.bin",
     Kind.TEXTS: ["x", "y"],
+    Kind.ADAPTERS: ["folder/x:0.5", "y"],
     Kind.PAIRS: {"a.b": "3"},
     Kind.TYPES: ["attn_v=Q5_K"],
     Kind.JSON_FILE: {"license": "mit"},
@@ -127,7 +128,7 @@ def test_a_receipt_states_it_and_verify_takes_it_from_there(option: Option, tmp_
     stated = declared_options(request, adapter=True)
     assert stated != declared_options(Request("x"), adapter=True)
     again = with_receipt_options(Request("x"), json.loads(json.dumps(stated)), "x.receipt.json")
-    if option.kind is Kind.FILE or option.target == "level":
+    if option.kind in (Kind.FILE, Kind.ADAPTERS) or option.target == "level":
         assert again == Request("x")
     else:
         assert again == request

@@ -72,6 +72,8 @@ def unsupported(case: Case) -> Refusal | None:
         return Refusal("the source is no local Hugging Face checkpoint", quiet=True)
     if find_spec("transformers") is None:
         return Refusal("it is not installed (pip install 'ggferry[witness]')", quiet=True)
+    if any(ref.derived is not None and ref.derived.merged for ref in checkpoint.tensors.values()):
+        return Refusal("adapters are merged into the source's weights, which are in no file so")
     if "quantization_config" in checkpoint.metadata or any(isinstance(file, Dequantized) for file in checkpoint.files):
         return Refusal("the source's weights are quantized by a scheme that needs programs of its own")
     if case.asked:

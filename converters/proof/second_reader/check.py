@@ -144,7 +144,9 @@ class Reading:
     def _scheme(self) -> tuple[str, Mapping[str, Any]]:
         """Choose the parts of quantized matrices; return what the configuration calls their scheme, and itself."""
         settings = configuration(self.checkpoint) or {}
-        derived = [ref for ref in self.understood.tensors.values() if ref.derived is not None]
+        derived = [
+            ref for ref in self.understood.tensors.values() if ref.derived is not None and not ref.derived.merged
+        ]
         if not derived:
             return "", {}
         for ref in some_matrices(derived):

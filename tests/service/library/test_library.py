@@ -144,6 +144,7 @@ def test_keywords_are_those_of_the_table(name: str) -> None:
             Kind.LIKE_FILE: "StrPath",
             Kind.TYPES_FILE: "StrPath",
             Kind.TEXTS: "Sequence[str]",
+            Kind.ADAPTERS: "Sequence[StrPath]",
             Kind.PAIRS: "Mapping[str, str]",
             Kind.TYPES: "Mapping[str, str]",
             Kind.JSON_FILE: "Mapping[str, Any]",

@@ -1,0 +1,238 @@
+"""Read an adapter as the changes that merging it makes: products, whole tensors, biases, magnitudes of DoRA.
+
+Names are those of the base's tensors as the adapter's program spells them. PEFT's and MLX's adapters are read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ggferry.converters.adapters.source import FLOATS, Scaling, configuration, low_of, refuse_kinds
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.formats.checkpoint import AdapterFile, Checkpoint, TensorRef
+from ggferry.formats.errors import (
+    AmbiguousError,
+    InconsistentError,
+    MissingError,
+    OutOfRangeError,
+    UnsupportedError,
+    UnsupportedTypeError,
+    UsageError,
+)
+from ggferry.formats.files.local_files import Named
+from ggferry.formats.reader import Kind, kind_of
+from ggferry.support.records import dataclass
+
+MLX, PEFT = "adapters.safetensors", ("adapter_model.safetensors", "adapter_model.bin")
+CARRIED = ("use_dora", "lora_bias", "modules_to_save", "bias")
+"""Settings of PEFT that only merging gets right."""
+TOP = "base_model.model."
+_SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+_NAMES = (
+    ("low", re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.(?P<adapter>[^.]+))?\.weight")),
+    ("bias", re.compile(r"(?P<module>.+)\.lora_B(?:\.(?P<adapter>[^.]+))?\.bias")),
+    ("embedding", re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(?:\.(?P<adapter>[^.]+))?")),
+    ("magnitude", re.compile(r"(?P<module>.+)\.lora_magnitude_vector(?:\.(?P<adapter>[^.]+))??(?:\.weight)?")),
+)
+_MLX_NAME = re.compile(r"(?P<module>.+)\.(?P<side>lora_a|lora_b|m)")
+_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an adapter does to one tensor of the base.
+
+    Attributes:
+        a: A; for a whole tensor or a bias, that tensor.
+        b: B, whose rows are the base's rows where `reversed` is False; None for a whole tensor or a bias.
+        scale: What the product, or the bias, is multiplied by.
+        reversed: Whether the two matrices stand as `(columns, r)` and `(r, rows)` (MLX).
+        embedding: Whether A's last axis is the vocabulary, so that the product is transposed.
+        magnitude: DoRA's magnitudes.
+        beneath: The tensor that takes the base's place before the product is added (PEFT saves embeddings so).
+        added: Whether a vector is added instead of replacing the tensor.
+    """
+
+    a: TensorRef
+    b: TensorRef | None = None
+    scale: float = 1.0
+    reversed: bool = False
+    embedding: bool = False
+    magnitude: TensorRef | None = None
+    beneath: TensorRef | None = None
+    added: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Return whether the tensor replaces the base's."""
+        return self.b is None and not self.added
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """An adapter that is to be merged.
+
+    Attributes:
+        checkpoint: The adapter.
+        title: Its name and scale, for receipts and notes.
+        changes: What it does, by the names of the base's tensors.
+        conv1d: Whether PEFT says that modules store their weights transposed (fan_in_fan_out).
+        tied: Whether the embedding and the output stay one matrix though the adapter changes one of them.
+    """
+
+    checkpoint: Checkpoint
+    title: str
+    changes: Mapping[str, Change]
+    conv1d: bool = False
+    tied: bool = False
+
+
+def path_and_scale(text: str) -> tuple[str, float]:
+    """Return what PATH[:SCALE] means: a colon counts only before a number, and not where the whole is a path."""
+    match = _SCALED.fullmatch(text)
+    if match is None or os.path.exists(text):
+        return text, 1.0
+    return match["path"], float(match["scale"])
+
+
+def stated_as(text: str) -> str:
+    """Return PATH[:SCALE] as receipts state it: the last name only."""
+    path, scale = path_and_scale(text)
+    return f"{os.path.basename(os.path.normpath(path))}:{scale:g}"
+
+
+def open_adapter(text: str) -> AdapterFile:
+    """Open the adapter that PATH[:SCALE] names. Raises UsageError for a scale of 0, and as `open_checkpoint`."""
+    path, scale = path_and_scale(text)
+    if scale == 0 or abs(scale) > 1e6:
+        raise UsageError("--lora: scale", found=scale, expected="a number that is not zero, at most 1e6")
+    inside = (os.path.join(path, name) for name in (*PEFT, MLX))
+    found = next((name for name in inside if os.path.isfile(name)), path)
+    return AdapterFile(open_checkpoint(Named(found)), scale)
+
+
+def read_parts(file: AdapterFile) -> Parts:
+    """Read what an adapter changes. Raises UnsupportedError for what cannot be merged, and for damaged files."""
+    checkpoint = file.checkpoint
+    if kind_of(checkpoint.container) is not Kind.TRAINING:
+        raise UnsupportedError(
+            "--lora takes adapters of PEFT and MLX", path=checkpoint.path, found=checkpoint.container
+        )
+    config = configuration(checkpoint)
+    if "peft_type" in config or "fine_tune_type" not in config:
+        parts = _peft(file, config)
+    else:
+        parts = _mlx(file, config)
+    for change in parts.changes.values():
+        for ref in (change.a, change.b, change.magnitude, change.beneath):
+            if ref is not None and ref.type.name not in FLOATS:
+                raise UnsupportedTypeError(
+                    f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected=", ".join(FLOATS)
+                )
+    return parts
+
+
+def _title(file: AdapterFile) -> str:
+    path = file.checkpoint.path
+    folder, name = os.path.split(path)
+    own = os.path.basename(folder) if name in (*PEFT, MLX) and folder else name
+    return own if file.scale == 1 else f"{own} × {file.scale:g}"
+
+
+def _peft(file: AdapterFile, config: Mapping[str, Any]) -> Parts:
+    checkpoint = file.checkpoint
+    refuse_kinds(checkpoint, config, CARRIED)
+    pairs, found = _sorted(checkpoint)
+    scaling, changes = Scaling(checkpoint, config), dict[str, Change]()
+    for module, sides in pairs.items():
+        if missing := {"A", "B"} - sides.keys():
+            raise MissingError(f"lora_{min(missing)} of {module!r} missing", path=checkpoint.path)
+        a, b = sides["A"], sides["B"]
+        scale, alpha, why = scaling(module, b)
+        low_of(checkpoint, module, a, b, scale, alpha, why)
+        embedding = "lora_embedding_" in a.name
+        changes[f"{module}.weight"] = Change(
+            a, b, scale * file.scale, embedding=embedding, magnitude=sides.get("magnitude")
+        )
+        if "bias" in sides:
+            changes[f"{module}.bias"] = Change(sides["bias"], scale=scale * file.scale, added=True)
+    for name, ref in found.items():
+        if name in changes and not changes[name].whole and ".base_layer." in ref.name:
+            changes[name] = replace(changes[name], beneath=ref)
+            continue
+        if name in changes:
+            raise AmbiguousError("tensor is changed and replaced", path=checkpoint.path, found=ref.name)
+        if file.scale != 1:
+            raise UnsupportedError(
+                f"scale {file.scale:g} of an adapter that replaces whole tensors", path=checkpoint.path, found=ref.name
+            )
+        changes[name] = Change(ref)
+    if not changes:
+        raise MissingError("adapter has no tensor", path=checkpoint.path)
+    conv1d = config.get("fan_in_fan_out", False)
+    return Parts(checkpoint, _title(file), changes, conv1d is True, config.get("ensure_weight_tying") is True)
+
+
+def _sorted(checkpoint: Checkpoint) -> tuple[dict[str, dict[str, TensorRef]], dict[str, TensorRef]]:
+    """Return the parts of every changed module, and the tensors that replace the base's."""
+    pairs: dict[str, dict[str, TensorRef]] = {}
+    whole: dict[str, TensorRef] = {}
+    names: set[str] = set()
+    for name, ref in checkpoint.tensors.items():
+        short = name.removeprefix(TOP)
+        for kind, pattern in _NAMES:
+            match = pattern.fullmatch(short)
+            if match is not None:
+                groups = match.groupdict()
+                names.add(groups.get("adapter") or "")
+                side = groups.get("side") or kind
+                sides = pairs.setdefault(match["module"].removesuffix(".base_layer"), {})
+                if side in sides:
+                    raise AmbiguousError("several adapters in one file", path=checkpoint.path, found=name)
+                sides[side] = ref
+                break
+        else:
+            if ".lora_" in short:
+                raise UnsupportedError("a kind of LoRA ggferry does not know", path=checkpoint.path, found=name)
+            plain = short.replace(".base_layer.", ".")
+            whole[re.sub(r"\.modules_to_save(\.[^.]+)?\.(?=[^.]+$)", ".", plain)] = ref
+    if len(names - {""}) > 1:
+        raise AmbiguousError("several adapters in one file", path=checkpoint.path, found=", ".join(sorted(names)))
+    return pairs, whole
+
+
+def _mlx(file: AdapterFile, config: Mapping[str, Any]) -> Parts:
+    checkpoint, stated = file.checkpoint, config.get("lora_parameters")
+    kind = config.get("fine_tune_type")
+    if kind not in ("lora", "dora"):
+        raise UnsupportedError("fine_tune_type", path=checkpoint.path, found=kind, expected="lora, dora")
+    scale = stated.get("scale") if isinstance(stated, dict) else None
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < 1e30:
+        raise InconsistentError("lora_parameters.scale", path=checkpoint.path, found=scale, expected="a number")
+    pairs: dict[str, dict[str, TensorRef]] = {}
+    for name, ref in checkpoint.tensors.items():
+        match = _MLX_NAME.fullmatch(name)
+        if match is None:
+            raise UnsupportedError("tensor is no part of an MLX LoRA", path=checkpoint.path, found=name)
+        pairs.setdefault(match["module"], {})[match["side"]] = ref
+    changes = {}
+    for module, sides in pairs.items():
+        if missing := {"lora_a", "lora_b"} - sides.keys():
+            raise MissingError(f"{min(missing)} of {module!r} missing", path=checkpoint.path)
+        a, b = sides["lora_a"], sides["lora_b"]
+        embedding = module.rpartition(".")[2] in _EMBEDDINGS
+        low_of(checkpoint, module, b, a, float(scale), float(scale), "lora_parameters")
+        if (stated or {}).get("rank", a.shape[-1]) != a.shape[-1]:
+            raise OutOfRangeError(
+                f"rank of {module!r}", path=checkpoint.path, found=a.shape[-1], expected=(stated or {}).get("rank")
+            )
+        changes[f"{module}.weight"] = Change(
+            a, b, float(scale) * file.scale, reversed=True, embedding=embedding, magnitude=sides.get("m")
+        )
+    if not changes:
+        raise MissingError("adapter has no tensor", path=checkpoint.path)
+    return Parts(checkpoint, _title(file), changes)
