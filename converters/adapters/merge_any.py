@@ -11,6 +11,7 @@ from ggferry.converters.adapters.merge_gguf import merged_gguf
 from ggferry.converters.prequantized.recognize import dequantized
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UnsupportedError
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.reader import Kind, kind_of
 
 
@@ -42,7 +43,7 @@ def _without_scheme(checkpoint: Checkpoint) -> Checkpoint:
     """Return a dequantized model without what its configuration says of the quantization."""
     names = ("quantization_config", "compression_config", "quantization")
 
-    def cleaned(place: Mapping[str, Any]) -> dict[str, Any]:
+    def cleaned(place: Mapping[str, Any]) -> JSONObject:
         kept = {key: value for key, value in place.items() if key not in names}
         inner = ("text_config", "llm_config")
         return {

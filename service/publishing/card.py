@@ -12,6 +12,7 @@ import ggferry
 from ggferry.converters.metadata.key_table import is_local
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.gguf.shards import shard_of
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.quant.recipes.file_types import file_type_name
 from ggferry.service.publishing.outputs import PublishedModel
 from ggferry.service.publishing.places import published_text
@@ -56,7 +57,7 @@ def base_models(models: Sequence[PublishedModel], target: str) -> list[str]:
     return [name for name in dict.fromkeys(found) if name != target]
 
 
-def front_matter(models: Sequence[PublishedModel], target: str, bases: Sequence[str]) -> dict[str, Any]:
+def front_matter(models: Sequence[PublishedModel], target: str, bases: Sequence[str]) -> JSONObject:
     """Return the keys of a card's front matter, in order; what is not known is left out."""
     tags = _texts(models, "tags")
     pipeline = next((tag for tag in reversed(tags) if tag in PIPELINES), None)

@@ -7,7 +7,7 @@ import fcntl
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +156,7 @@ def lowered_memory(nbytes: int) -> Iterator[None]:
 # --- other processes -----------------------------------------------------------------------------------------------
 
 
-def group_options() -> dict[str, Any]:
+def group_options() -> Mapping[str, Any]:
     """Return the arguments of Popen that make a process the first of a group of its own."""
     return {"start_new_session": True}
 

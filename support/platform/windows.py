@@ -10,7 +10,7 @@ import errno
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -256,7 +256,7 @@ def start_time(pid: int) -> str | None:
     return kernel.start_time(pid)
 
 
-def group_options() -> dict[str, Any]:
+def group_options() -> Mapping[str, Any]:
     """Ask for a group of processes that Ctrl-C of the console does not reach."""
     return {"creationflags": kernel.NEW_GROUP}
 

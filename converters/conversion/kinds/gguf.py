@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 from ggferry.converters.conversion.kinds.gguf_plan import plan_of, tokenizer_of, understood
 from ggferry.converters.conversion.kinds.kept_models import compared
@@ -41,6 +40,7 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.publication import publish
 from ggferry.formats.files.sources import Source
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Progress, Stage
 from ggferry.support.threads import each
@@ -70,7 +70,7 @@ class GgufKind:
     def _planned(self, request: Request, plan: Plan, tokenizer: Tokenizer | None) -> PlannedOutput:
         return PlannedOutput(self, request, plan, tokenizer, output_paths(request, plan))
 
-    def describe(self, output: PlannedOutput) -> dict[str, Any]:
+    def describe(self, output: PlannedOutput) -> JSONObject:
         """Return the record of every tensor, the keys with their origins, notes and totals."""
         return plan_in(output).as_dict()
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import cast
 
 import ggferry
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_references, depth_of
@@ -44,6 +44,7 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.output_folder import OutputFolder
 from ggferry.formats.files.sources import LocalFile
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
 from ggferry.support.progress import Progress, Stage
 
@@ -115,7 +116,7 @@ class HfFolderKind:
             found.append(PlannedOutput(self, one, plan, plan.tokenizer, (_folder(one),)))
         return found
 
-    def describe(self, output: PlannedOutput) -> dict[str, Any]:
+    def describe(self, output: PlannedOutput) -> JSONObject:
         """Return the tensors, the files and their sizes."""
         plan = plan_in(output)
         sizes = {**plan.shards.sizes, **{name: len(data) for name, data in plan.texts.items()}}

@@ -22,6 +22,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.files.digests import Record
 from ggferry.formats.files.opened_files import Identity
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.quant.fingerprints import Fingerprints
 from ggferry.support.progress import Progress, Stage
 from ggferry.support.records import dataclass
@@ -79,7 +80,7 @@ class OutputKind(Protocol):
     def plan(self, request: Request, specs: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
         """Return what will be written, without reading tensor data. Raises one of `formats.errors`."""
 
-    def describe(self, output: PlannedOutput) -> dict[str, Any]:
+    def describe(self, output: PlannedOutput) -> JSONObject:
         """Return a planned output as plain data, for JSON."""
 
     def recover(self, output: PlannedOutput) -> bool:
