@@ -46,6 +46,7 @@ ggferry split model-f16.gguf --split-max-tensors 8
 ggferry merge model-f16-00001-of-00003.gguf --outfile whole.gguf
 ggferry forward new.gguf --tokens 1,30,17 --out logits.npy
 ggferry tokenize new.gguf --text 'The cat'
+ggferry publish new.gguf --to hf://me/repo --dry-run
 ggferry architectures
 ggferry types
 ggferry plan archive -o plan.jsonl --dest out -j 1

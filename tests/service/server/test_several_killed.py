@@ -16,7 +16,7 @@ import pytest
 from ggferry.service.server.store.database import Store
 from helpers.archive_tools import command
 from helpers.builders import Llama
-from helpers.server import ENDED, Server, start
+from helpers.server import ENDED, Server, span, start
 
 SERVERS, KILLS, MODELS = 3, 6, 14
 BLOCK = 40_000  # bytes of a piece of an upload
@@ -59,8 +59,8 @@ def convert(fleet: Fleet, number: int, source: Path) -> None:
         offset = 0
         while offset < len(content):
             piece = content[offset : offset + BLOCK]
-            span = {"Content-Range": f"bytes {offset}-{offset + len(piece) - 1}/{len(content)}"}
-            answer = fleet.ask("PUT", f"/uploads/{found['id']}/files/0", content=piece, headers=span)
+            headers = span(content, offset, offset + len(piece))
+            answer = fleet.ask("PUT", f"/uploads/{found['id']}/files/0", content=piece, headers=headers)
             if answer.status_code == 200:
                 assert answer.json()["offset"] == offset + len(piece)
                 offset += len(piece)
