@@ -13,27 +13,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from ggferry.converters.proof.runtime_rules.broken import broken
-from ggferry.formats.gguf.values import Value, ValueType
+from ggferry.formats.gguf.values import TYPE_NAMES, Value, ValueType
 from ggferry.support.records import dataclass
 
 LOADERS = 64  # architectures and tokenizers that are kept: a file may name any
 LIST = Path(__file__).with_name("llama_cpp_keys.txt")
 OTHER = ("adapter", "mmproj", "imatrix")  # values of general.type: files for other loaders than the model's
 NUMBER = re.compile(r"\.\d+(?=\.|$)")
-SPELT = {
-    ValueType.UINT8: "u8",
-    ValueType.INT8: "i8",
-    ValueType.UINT16: "u16",
-    ValueType.INT16: "i16",
-    ValueType.UINT32: "u32",
-    ValueType.INT32: "i32",
-    ValueType.UINT64: "u64",
-    ValueType.INT64: "i64",
-    ValueType.FLOAT32: "f32",
-    ValueType.FLOAT64: "f64",
-    ValueType.BOOL: "bool",
-    ValueType.STRING: "str",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +184,8 @@ def takes(request: Request, value: Value) -> bool:
 def spelt(value: Value) -> str:
     """Return the value's type as the list writes it: 'u32', '[str]'."""
     if value.type is not ValueType.ARRAY:
-        return SPELT[value.type]
-    return f"[{SPELT.get(value.items, 'array')}]" if value.items is not None else "[]"
+        return TYPE_NAMES[value.type]
+    return f"[{TYPE_NAMES.get(value.items, 'array')}]" if value.items is not None else "[]"
 
 
 def version() -> str:

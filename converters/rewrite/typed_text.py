@@ -10,25 +10,10 @@ from typing import Any
 from ggferry.formats import limits
 from ggferry.formats.errors import GgferryError, UsageError
 from ggferry.formats.fields import CODES
-from ggferry.formats.gguf.values import NUMBER_CODES, Value, ValueType
+from ggferry.formats.gguf.values import NUMBER_CODES, TYPE_NAMES, Value, ValueType
 from ggferry.formats.json_files.parse import parse_json
 
-NAMES = {
-    ValueType.UINT8: "u8",
-    ValueType.INT8: "i8",
-    ValueType.UINT16: "u16",
-    ValueType.INT16: "i16",
-    ValueType.UINT32: "u32",
-    ValueType.INT32: "i32",
-    ValueType.UINT64: "u64",
-    ValueType.INT64: "i64",
-    ValueType.FLOAT32: "f32",
-    ValueType.FLOAT64: "f64",
-    ValueType.BOOL: "bool",
-    ValueType.STRING: "str",
-}
-"""Value types but arrays, as they are written; `[u32]` is an array."""
-_TYPES = {name: kind for kind, name in NAMES.items()} | {kind.name.lower(): kind for kind in NAMES}
+_TYPES = {name: kind for kind, name in TYPE_NAMES.items()} | {kind.name.lower(): kind for kind in TYPE_NAMES}
 _TYPED = re.compile(r"(?P<text>.*):(?P<type>\[*(?:" + "|".join(_TYPES) + r")\]*)", re.DOTALL | re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?\d{1,20}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -44,15 +29,15 @@ def parted(text: str) -> tuple[str, str | None]:
     depth = kind.count("[")
     if kind != "[" * depth + kind.strip("[]") + "]" * depth:
         return text, None
-    return match["text"], "[" * depth + NAMES[_TYPES[kind.strip("[]")]] + "]" * depth
+    return match["text"], "[" * depth + TYPE_NAMES[_TYPES[kind.strip("[]")]] + "]" * depth
 
 
 def type_of(value: Value) -> str | None:
     """Return the type of a value as it is written; None for arrays of arrays that are not all of one type."""
     if value.type is not ValueType.ARRAY:
-        return NAMES[value.type]
+        return TYPE_NAMES[value.type]
     if value.items is not ValueType.ARRAY:
-        return f"[{NAMES[value.items]}]" if value.items is not None else None
+        return f"[{TYPE_NAMES[value.items]}]" if value.items is not None else None
     inner = {type_of(item) for item in value.data}
     only = inner.pop() if len(inner) == 1 else None
     return None if only is None else f"[{only}]"
@@ -90,7 +75,7 @@ def _item(item: Any, kind: ValueType, what: str) -> Any:
     fits = {ValueType.BOOL: bool, ValueType.STRING: str}.get(kind)
     if isinstance(item, fits or (int, float)) and isinstance(item, bool) == (kind is ValueType.BOOL):
         return item if fits else _scalar(repr(item), kind, what)
-    raise UsageError(f"{what}: an item", found=item, expected=NAMES[kind])
+    raise UsageError(f"{what}: an item", found=item, expected=TYPE_NAMES[kind])
 
 
 def _scalar(text: str, kind: ValueType, what: str) -> Any:
@@ -101,14 +86,14 @@ def _scalar(text: str, kind: ValueType, what: str) -> Any:
             raise UsageError(what, found=text, expected="true or false")
         return text.lower() == "true"
     if not (_NUMBER if kind in _FLOATS else _WHOLE).fullmatch(text):
-        raise UsageError(what, found=text, expected=f"a number, for {NAMES[kind]}")
+        raise UsageError(what, found=text, expected=f"a number, for {TYPE_NAMES[kind]}")
     number = float(text) if kind in _FLOATS else int(text)
     try:
         (stored,) = struct.unpack("<" + CODES[NUMBER_CODES[kind]], struct.pack("<" + CODES[NUMBER_CODES[kind]], number))
     except (struct.error, OverflowError):
         stored = math.inf
     if not math.isfinite(stored):
-        raise UsageError(f"{what}: out of the range of {NAMES[kind]}", found=text)
+        raise UsageError(f"{what}: out of the range of {TYPE_NAMES[kind]}", found=text)
     return stored
 
 

@@ -138,6 +138,8 @@ NUMBER_CODES = {
     ValueType.FLOAT64: "f64",
 }
 """The value types that are plain numbers, as `formats.fields` codes."""
+TYPE_NAMES = NUMBER_CODES | {ValueType.BOOL: "bool", ValueType.STRING: "str"}
+"""Value types but arrays, as people write and read them; `[u32]` is an array."""
 
 KEY_PATTERN = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 """Metadata keys that are read and written.
