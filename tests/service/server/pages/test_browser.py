@@ -361,7 +361,7 @@ def test_pages_without_anything_and_with_errors(browser: Browser, tmp_path: Path
                 check_access(page)
                 look(page, name, tmp_path)
             page.get_by_role("button", name="Sign out").click()
-            page.wait_for_url("**/login")
+            page.wait_for_url("**/login*")
             check_access(page)
             page.get_by_label("Token").fill("wrong")
             page.get_by_role("button", name="Sign in").click()
