@@ -118,19 +118,19 @@ def main() -> None:
     options.add_argument("--plan-only", action="store_true")
     options.add_argument("--trace", action="store_true")
     options.add_argument("--folder")
-    asked = options.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="ggferry-bench-", dir=asked.folder))
-    print(f"load before: {os.getloadavg()[0]:.1f}; {asked.jobs} processes")
+    args = options.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="ggferry-bench-", dir=args.folder))
+    print(f"load before: {os.getloadavg()[0]:.1f}; {args.jobs} processes")
     try:
-        build(root / "in", asked.models)
-        plan, jobs = root / "plan.jsonl", ("-j", asked.jobs)
-        to = ("--dest", root / "out", "--verify", asked.verify)
-        measured("plan", asked.models, "plan", root / "in", "-o", plan, *to, *jobs)
-        if not asked.plan_only:
-            run = ("apply", plan, "--ledger", root / "ledger.db", "--engine", asked.engine, *jobs)
-            measured("apply", asked.models, *run, trace=asked.trace)
+        build(root / "in", args.models)
+        plan, jobs = root / "plan.jsonl", ("-j", args.jobs)
+        to = ("--dest", root / "out", "--verify", args.verify)
+        measured("plan", args.models, "plan", root / "in", "-o", plan, *to, *jobs)
+        if not args.plan_only:
+            run = ("apply", plan, "--ledger", root / "ledger.db", "--engine", args.engine, *jobs)
+            measured("apply", args.models, *run, trace=args.trace)
             made = sum(1 for _ in (root / "out").rglob("*.gguf"))
-            assert made == asked.models, f"{made} outputs"
+            assert made == args.models, f"{made} outputs"
     finally:
         shutil.rmtree(root)
 

@@ -147,10 +147,10 @@ class Model:
 
     def _magnitude(self, name: str, ref: TensorRef, of_columns: bool, parts: Parts) -> Factor:
         rows, columns = self.shape(name)
-        wanted = columns if of_columns else rows
-        if ref.elements != wanted:
-            raise does_not_fit(f"{name} (DoRA's magnitudes)", ref.shape, (wanted,), parts)
-        return _factor(parts, ref, SAME, (1, wanted) if of_columns else (wanted, 1))
+        length = columns if of_columns else rows
+        if ref.elements != length:
+            raise does_not_fit(f"{name} (DoRA's magnitudes)", ref.shape, (length,), parts)
+        return _factor(parts, ref, SAME, (1, length) if of_columns else (length, 1))
 
     def _is_conv1d(self, name: str, found: tuple[int, ...], parts: Parts) -> bool:
         """Return whether the base stores a weight as transformers' Conv1D, `(in, out)`."""
@@ -170,9 +170,9 @@ class Model:
                 ref = self.tensors[name]
                 natural = ref.derived.natural if ref.derived else ref.type
                 natural = block_type("F16") if natural.quantized else natural
-                told = f"{ref.name} + {' + '.join(dict.fromkeys(made.titles))}"
+                title = f"{ref.name} + {' + '.join(dict.fromkeys(made.titles))}"
                 rows = Merged(made.rows, ref.rows, ref.columns, tuple(made.changes))
-                derived = Derivation(told, natural, form=natural.name.lower(), merged=told)
+                derived = Derivation(title, natural, form=natural.name.lower(), merged=title)
                 tensors[name] = source.add(name, ref.shape, rows, number, derived)
         return replace(
             self.base,

@@ -112,10 +112,10 @@ class GgufModel(Model):
         magnitude, of_columns = change.magnitude, change.embedding and not change.reversed
         scales = None
         if magnitude is not None:
-            wanted = (1, shape[1]) if of_columns else (shape[0], 1)
-            if magnitude.elements != max(wanted):
-                raise does_not_fit(f"{slot.name} (DoRA's magnitudes)", magnitude.shape, (max(wanted),), parts)
-            scales = self._factor(slot, reshaped(magnitude, wanted), SAME if of_columns else rows, wanted, parts)
+            extents = (1, shape[1]) if of_columns else (shape[0], 1)
+            if magnitude.elements != max(extents):
+                raise does_not_fit(f"{slot.name} (DoRA's magnitudes)", magnitude.shape, (max(extents),), parts)
+            scales = self._factor(slot, reshaped(magnitude, extents), SAME if of_columns else rows, extents, parts)
         return Product(self._left(slot, left, rows, parts), right.factor(parts), change.scale, scales, of_columns)
 
     def _left(self, slot: Slot, left: Side, rows: Layout, parts: Parts) -> Factor:

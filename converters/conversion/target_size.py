@@ -83,14 +83,14 @@ def recipe_of_size(request: Request, checkpoint: Checkpoint, stage: Stage) -> st
     measured = _measured(request, checkpoint, stage)
     try:
         least, most = (measured.overhead + each for each in bounds(measured.candidates))
-        wanted = request.target_size if request.target_size is not None else _bytes_of_bpw(request, measured)
-        if not least <= wanted <= most:
+        limit = request.target_size if request.target_size is not None else _bytes_of_bpw(request, measured)
+        if not least <= limit <= most:
             raise UsageError(
-                f"{'the bits a weight' if request.target_size is None else 'the size'} asked for: {wanted:,} bytes",
+                f"{'the bits a weight' if request.target_size is None else 'the size'} asked for: {limit:,} bytes",
                 path=checkpoint.path,
                 expected=f"{least:,} to {most:,} bytes among {', '.join(measured.types)}",
             )
-        return _text(measured, wanted)
+        return _text(measured, limit)
     finally:
         if measured.source.imatrix is not None:
             measured.source.imatrix.close()
@@ -184,22 +184,24 @@ def _bytes_of_bpw(request: Request, measured: Measured) -> int:
     return plan.bytes_written - tensors + int(request.target_bpw * weights / 8)
 
 
-def _text(measured: Measured, wanted: int) -> str:
+def _text(measured: Measured, limit: int) -> str:
     """Return the recipe of the best choice whose file has at most `wanted` bytes."""
-    room = wanted - measured.overhead
+    room = limit - measured.overhead
     for _ in range(ATTEMPTS):
         chosen = allocate(measured.candidates, room)
         size = _plan(measured, chosen).bytes_written
-        if size <= wanted:
+        if size <= limit:
             break
-        room -= size - wanted
+        room -= size - limit
     error = sum(each.error for each in chosen.values())
     with_matrix = "with an importance matrix" if measured.source.imatrix is not None else "without an importance matrix"
-    told = [
-        f"# Chosen for at most {wanted} bytes, {with_matrix}, among {', '.join(measured.types)}.",
+    comments = [
+        f"# Chosen for at most {limit} bytes, {with_matrix}, among {', '.join(measured.types)}.",
         f"# {size} bytes; the errors of {len(chosen)} tensors, as they count, are {error:.6g} together.",
     ]
-    return "\n".join(told) + "\n" + _recipe(measured.request, measured.source, chosen, measured.types, f"size-{wanted}")
+    return (
+        "\n".join(comments) + "\n" + _recipe(measured.request, measured.source, chosen, measured.types, f"size-{limit}")
+    )
 
 
 def _plan(measured: Measured, chosen: Mapping[str, Candidate]) -> Plan:

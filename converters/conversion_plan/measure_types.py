@@ -100,11 +100,11 @@ def _place(name: str) -> int:
 def sampled(node: Node) -> Iterator[tuple[int, int]]:
     """Yield the ranges of rows that stand for a tensor: all of a small one."""
     height = prod(node.shape[:-1])
-    wanted = max(GROUP, SAMPLE // max(1, node.shape[-1]))
-    if height <= wanted:
+    budget = max(GROUP, SAMPLE // max(1, node.shape[-1]))
+    if height <= budget:
         yield from ((start, min(height, start + GROUP)) for start in range(0, height, GROUP))
         return
-    count = wanted // GROUP
+    count = budget // GROUP
     for number in range(count):
         start = number * (height - GROUP) // max(1, count - 1)
         yield start, start + GROUP

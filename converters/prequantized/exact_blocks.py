@@ -124,8 +124,8 @@ class ExactBlocks:
         every = block_type(self.kind).elements
         found = self.groups.read(start, stop, every)
         shape = (stop - start, found.levels.shape[1] // every)
-        scales = self._halves(start, found.scales, shape)
-        minima = None if found.minima is None else self._halves(start, found.minima, shape)
+        scales = self._as_float16(start, found.scales, shape)
+        minima = None if found.minima is None else self._as_float16(start, found.minima, shape)
         try:
             return pack(self.kind, found.levels, scales, minima)
         except BlockError as error:
@@ -133,7 +133,7 @@ class ExactBlocks:
                 f"{self.name!r}, from row {start}: {error}", path=self.path, hint="--dequantize"
             ) from None
 
-    def _halves(self, start: int, numbers: Floats, shape: tuple[int, int]) -> Array:
+    def _as_float16(self, start: int, numbers: Floats, shape: tuple[int, int]) -> Array:
         halves = numbers.astype(np.float16)
         beyond = np.isinf(halves) & np.isfinite(numbers)
         if beyond.any():

@@ -9,7 +9,7 @@ from ggferry.service.records.fields import FolderItem, Usage
 from ggferry.service.server.pages.option_form import form_of
 from ggferry.service.server.pages.render import page
 from ggferry.service.server.pages.routes.administration import AuditPage, TokenPage
-from ggferry.service.server.pages.routes.changes import Ask, Browse, Told
+from ggferry.service.server.pages.routes.changes import Ask, Browse, BulkResult
 from ggferry.service.server.pages.views import (
     PER_PAGE,
     Activity,
@@ -362,7 +362,7 @@ def pages() -> dict[str, str]:
         "add-problem": show("add", "add", add=replace(add, uploads=(), problem=PROBLEM, path="/etc")),
         "plan-ladder": show("plan", "add", plan=ladder),
         "confirm": show("confirm", "archive", ask=ask),
-        "done": show("done", "archive", told=Told("1 model deleted", ((NASTY, "0" * 32, "it is alice's"),))),
+        "done": show("done", "archive", result=BulkResult("1 model deleted", ((NASTY, "0" * 32, "it is alice's"),))),
         "browse": show("browse", "add", browse=Browse("/archive", (("/archive", "/archive"),), items)),
         "activity": show("activity", "activity", activity=activity(), usage=USAGE),
         "activity-empty": show("activity", "activity", activity=Activity(), usage=USAGE),

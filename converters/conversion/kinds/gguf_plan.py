@@ -62,8 +62,8 @@ def tokenizer_of(graph: ModelGraph, checkpoint: Checkpoint, request: Request) ->
 
 def plan_of(request: Request, source: Understood) -> Plan:
     """Return the plan of one output of a source that is understood."""
-    asked = kept_models.asked(request)
-    former = source.plans.get(asked)
+    request_key = kept_models.request_key(request)
+    former = source.plans.get(request_key)
     if former is not None and (plan := _renamed(request, source, former)) is not None:
         return plan
     graph, tokenizer, imatrix = source.graph, source.tokenizer, source.imatrix
@@ -73,7 +73,7 @@ def plan_of(request: Request, source: Understood) -> Plan:
     placed, layouts = place(steps, metadata, request.options)
     notes, unloadable = _notes(request, source, steps, metadata, named)
     plan = Plan(graph, request.options, metadata, placed, layouts, imatrix, named + notes, unloadable)
-    source.plans[asked] = Planned(plan, notes, described)
+    source.plans[request_key] = Planned(plan, notes, described)
     return plan
 
 

@@ -55,12 +55,12 @@ class Compared:
 
     Attributes:
         read: The vocabulary, as an output holds it.
-        asked: How it was compared.
+        settings: How it was compared.
         found: What was found.
     """
 
     read: Tokenizer | None
-    asked: Hashable
+    settings: Hashable
     found: TokenizerRecord
 
 
@@ -72,7 +72,7 @@ class Understood:
         graph: The model.
         tokenizer: Its vocabulary, if any.
         imatrix: The importance matrix, if any, under the names of the graph.
-        plans: By what was asked (`asked`), the last plan of a model of the same content.
+        plans: By what was asked (`request_key`), the last plan of a model of the same content.
         compared: Comparisons of this vocabulary with that of an output.
     """
 
@@ -137,14 +137,14 @@ def keep(content: Hashable, known: Understood, checkpoint: Checkpoint) -> None:
     ours, more = files[: len(checkpoint.files)], files[len(checkpoint.files) :]
     if ours != checkpoint.files or not all(isinstance(each, Computed) for each in more):
         return
-    if any(os.path.dirname(checkpoint.path) in text for text in _told(known)):
+    if any(os.path.dirname(checkpoint.path) in text for text in _texts(known)):
         return
     tokens = len(known.tokenizer.tokens) if known.tokenizer is not None else 0
     nbytes = TENSOR_BYTES * (1 + max(len(known.graph.nodes), len(checkpoint.tensors))) + TOKEN_BYTES * tokens
     _KNOWN.put(content, known, nbytes)
 
 
-def _told(known: Understood) -> Iterator[str]:
+def _texts(known: Understood) -> Iterator[str]:
     """Yield what is said of a model in words."""
     graph, tokenizer = known.graph, known.tokenizer
     yield from graph.notes
@@ -164,16 +164,16 @@ def compared(
     """
     if known is None or not keeps():
         return compare()
-    asked = repr(replace(request.vocab, model=None)), request.level, request.text
+    settings = repr(replace(request.vocab, model=None)), request.level, request.text
     for each in known.compared:
-        if each.asked == asked and each.read == read:
+        if each.settings == settings and each.read == read:
             return deepcopy(each.found)
     found = compare()
     if len(known.compared) < MOST_COMPARED:
-        known.compared.append(Compared(read, asked, deepcopy(found)))
+        known.compared.append(Compared(read, settings, deepcopy(found)))
     return found
 
 
-def asked(request: Request) -> Hashable:
+def request_key(request: Request) -> Hashable:
     """Return what of a request decides the plan of an output."""
     return repr(request.options), request.model_name, repr(request.metadata)

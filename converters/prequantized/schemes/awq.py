@@ -49,7 +49,7 @@ class Awq:
     group: int
 
     def __call__(self, start: int, stop: int) -> Floats:
-        levels, groups = self._turned(start, stop)
+        levels, groups = self._centered_levels(start, stop)
         return np.ascontiguousarray((levels * self._scales(start, stop)[groups]).T)
 
     def groups(self) -> Groups:
@@ -64,14 +64,14 @@ class Awq:
         return Groups(-high, (1 << BITS) - 1 - low, size, self._levels)
 
     def _levels(self, start: int, stop: int, every: int) -> Levels:
-        levels, groups = self._turned(start, stop)
+        levels, groups = self._centered_levels(start, stop)
         return Levels(levels.T, self._scales(start, stop)[groups[::every]].T)
 
     def _scales(self, start: int, stop: int) -> Floats:
         part = columns_of(self.scales, start, stop)
         return values_of(self.checkpoint, part, 0, part.rows)
 
-    def _turned(self, start: int, stop: int) -> tuple[Any, Any]:
+    def _centered_levels(self, start: int, stop: int) -> tuple[Any, Any]:
         """Levels less zero points, int16 `(columns, rows)`, and the group of each column."""
         groups = np.arange(self.words.rows) // self.group
         levels = self._nibbles(self.words, start, stop).astype(np.int16)

@@ -58,7 +58,7 @@ class Gptq:
     first_version: bool
 
     def __call__(self, start: int, stop: int) -> Floats:
-        levels, groups = self._turned(start, stop)
+        levels, groups = self._centered_levels(start, stop)
         values: Floats = levels * self._scales(start, stop)[:, groups]
         return values
 
@@ -70,7 +70,7 @@ class Gptq:
         return Groups(-high, top - low, run_length(columns), self._levels, ordered=is_shuffled(columns))
 
     def _levels(self, start: int, stop: int, every: int) -> Levels:
-        levels, groups = self._turned(start, stop)
+        levels, groups = self._centered_levels(start, stop)
         return Levels(levels, self._scales(start, stop)[:, groups[::every]])
 
     def _zero_range(self) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class Gptq:
             return np.arange(columns) // self.group
         return in_range(self.checkpoint, self.order, indices(self.checkpoint, self.order), self.scales.rows)
 
-    def _turned(self, start: int, stop: int) -> tuple[Array, Array]:
+    def _centered_levels(self, start: int, stop: int) -> tuple[Array, Array]:
         """Return the levels of these rows less their zero points, int16 `(rows, columns)`, and each column's group."""
         per, words = gptq_unit(self.bits)
         low, high = start // per, -(-stop // per)

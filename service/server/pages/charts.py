@@ -86,9 +86,9 @@ def bar(parts: Sequence[Share], most: int, label: str) -> Markup:
             f"<title>{title}</title></rect>"
         )
         at += width
-    told = "; ".join(f"{part.name} {wording.size(part.bytes)}" for part in parts)
+    sizes = "; ".join(f"{part.name} {wording.size(part.bytes)}" for part in parts)
     return Markup('<svg class="chart bar" width="100%" height="28" role="img" aria-label="{}">{}</svg>').format(
-        _text(f"{label}: {told}"), Markup("".join(rects))
+        _text(f"{label}: {sizes}"), Markup("".join(rects))
     )
 
 
@@ -151,8 +151,10 @@ def ladder(ratings: Sequence[OutputSummary]) -> Markup:
         parts.append(f'<circle class="mark" cx="{x:.2f}%" cy="{y:.1f}" r="5"><title>{title}</title></circle>')
         parts.append(f'<text class="axis" x="{x + 0.9:.2f}%" y="{y - 6:.1f}">{shown}</text>')
     parts.append(f'<text class="axis end" x="{RIGHT}%" y="{HEIGHT - 6}">bits per weight, up to {widest:.1f}</text>')
-    told = "; ".join(f"{each.outtype} {each.bits_per_weight:.2f} bits, {each.kl_divergence:.2g} nats" for each in rated)
-    label = _text(f"KL divergence of the logits by size: {told}")
+    points = "; ".join(
+        f"{each.outtype} {each.bits_per_weight:.2f} bits, {each.kl_divergence:.2g} nats" for each in rated
+    )
+    label = _text(f"KL divergence of the logits by size: {points}")
     return Markup('<svg class="chart" width="100%" height="{}" role="img" aria-label="{}">{}</svg>').format(
         HEIGHT, label, Markup("".join(parts))
     )

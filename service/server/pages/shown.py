@@ -62,13 +62,13 @@ def part(template: str, name: str, *views: Any, status: int = 200) -> Response:
 
 def error_page(request: Request, error: GgferryError | HttpError) -> Response:
     """Return the answer to a request for a page that ended with an error."""
-    status, problem = told(error)
+    status, problem = problem_answer(error)
     if request.query_params.get("part"):
         return part("macros", "problem", problem, status=status)
     return show(request, "problem", "", status, problem=problem)
 
 
-def told(error: GgferryError | HttpError) -> tuple[int, Problem]:
+def problem_answer(error: GgferryError | HttpError) -> tuple[int, Problem]:
     """Return the status of an error, and the error as a person reads it."""
     if isinstance(error, GgferryError):
         return status_of(error), model_view.problem_of(error.as_dict(), status_of(error))

@@ -14,7 +14,7 @@ from ggferry.service.server import administration
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.forms import form_of
 from ggferry.service.server.guard.problems import HttpError
-from ggferry.service.server.pages.shown import known, service_of, show, told
+from ggferry.service.server.pages.shown import known, problem_answer, service_of, show
 from ggferry.service.server.pages.views import Problem
 from ggferry.service.server.store.audit import AuditQuery, AuditRecord
 from ggferry.service.server.store.tokens import ADMIN, SCOPES, MadeToken, TokenRecord
@@ -88,7 +88,7 @@ def make_token(request: Request, caller: Administrator, form: Annotated[dict[str
             _number(form, "rate"),
         )
     except GgferryError as error:
-        status, problem = told(error)
+        status, problem = problem_answer(error)
         return _tokens(request, problem=problem, status=status)
     administration.note_token(request, made)
     return _tokens(request, made, status=201)

@@ -19,7 +19,7 @@ from ggferry.service.server import changes, comparisons, functions
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import render, wording
 from ggferry.service.server.pages.archive_view import row_of
-from ggferry.service.server.pages.shown import FOUND, known, service_of, show, told
+from ggferry.service.server.pages.shown import FOUND, known, problem_answer, service_of, show
 from ggferry.service.server.pages.views import ModelRow
 from ggferry.service.server.state import Service
 from ggferry.service.server.store import models
@@ -64,7 +64,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class BulkResult:
     """What was done to several models; `refused`: name, id and reason of those it was not done to."""
 
     title: str
@@ -127,7 +127,7 @@ def _bulk(request: Request, action: str, jobs: Sequence[str], is_sure: bool) -> 
     done = {"delete": "deleted", "cancel": "cancelled", "retry": "queued again"}[action]
     title = f"{wording.count(len(found['done']), 'model')} {done}"
     refused = tuple((names.get(job, job), job, why) for job, why in found["refused"].items())
-    return show(request, "done", "archive", told=Told(title, refused))
+    return show(request, "done", "archive", result=BulkResult(title, refused))
 
 
 @router.get("/models/{job}/delete")
@@ -189,7 +189,7 @@ async def histogram(request: Request, job: str, tensor: str) -> Response:
         try:
             found = comparisons.histogram(service, caller, job, tensor[:1000])
         except (GgferryError, HttpError) as error:
-            status, problem = told(error)
+            status, problem = problem_answer(error)
         views = {"row": row, "name": tensor[:1000], "found": found, "problem": problem}
         return show(request, "histogram", "archive", status, **views)
 
@@ -208,7 +208,7 @@ async def difference(request: Request, job: str, other: str, data: bool = True) 
         try:
             found = comparisons.difference(service, caller, job, other, data)
         except (GgferryError, HttpError) as error:
-            status, problem = told(error)
+            status, problem = problem_answer(error)
         names = [os.path.basename(each["output"] or "") if each["state"] == DONE else "" for each in both]
         views = {"sides": [*zip(("first", "second"), rows, names, strict=True)], "found": found, "problem": problem}
         return show(request, "difference", "archive", status, **views)

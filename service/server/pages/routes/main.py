@@ -21,7 +21,7 @@ from ggferry.service.server.guard.context import below_root
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import archive_view, model_view, option_form, plan_view, render
 from ggferry.service.server.pages.routes import changes as change_routes
-from ggferry.service.server.pages.shown import FOUND, known, part, service_of, shell, show, told
+from ggferry.service.server.pages.shown import FOUND, known, part, problem_answer, service_of, shell, show
 from ggferry.service.server.pages.views import AddPage, ModelPage, Problem, Provider, Upload
 from ggferry.service.server.state import Service
 
@@ -76,7 +76,7 @@ def looked_at(service: Service, caller: Caller, page: ModelPage) -> ModelPage:
         page = model_view.with_inspection(page, functions.inspection(service, caller, job))
         return model_view.with_plan(page, functions.conversion_plan(service, caller, job))
     except (GgferryError, HttpError) as error:
-        _, problem = told(error)
+        _, problem = problem_answer(error)
         same = page.problem is not None and (page.problem.code, page.problem.offset) == (problem.code, problem.offset)
         return model_view.unread(page, None if same else problem)
 
@@ -143,7 +143,7 @@ def shown_tokens(request: Request, job: str, text: str) -> Response:
     try:
         found = functions.tokenize(service, known(request), job, TokenizeRequest("", text[:4000]))
     except (GgferryError, HttpError) as error:
-        status, problem = told(error)
+        status, problem = problem_answer(error)
     if request.query_params.get("part"):
         return part("model_parts", "tokens", found, problem, status=status)
     return show(request, "tokens", "archive", status, row=row, text=text, found=found, problem=problem)
@@ -220,7 +220,7 @@ def made_plan(request: Request, fields: Sequence[tuple[str, str]]) -> Response:
         options = option_form.options_in(fields)
         found = functions.make_plan(service_of(request), known(request), path, options, wait=PLAN_WAIT)
     except GgferryError as error:
-        status, problem = told(error)
+        status, problem = problem_answer(error)
         return show(request, "add", "add", status, add=add_page(request, path[:4096], options, problem))
     return RedirectResponse(render.url("plans", found["id"]), FOUND)
 
