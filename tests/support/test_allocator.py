@@ -40,7 +40,8 @@ def test_code_is_forgotten_and_comes_back_a_few_pages_at_a_time() -> None:
     before, _ = resident(BLAS)
     allocator.forget_code()
     after, pieces = resident(BLAS)
-    assert before > 400 and after < 200 and pieces > 10, "a thread of its own may have come back to some"
+    # A test before this one in the process may have forgotten code, of which only what was needed has come back.
+    assert before > 2 * after and after < 200 and pieces > 10, "a thread of its own may have come back to some"
     assert (x @ x == product).all(), "the code that came back is another"
     allocator.forget_code()
     assert resident(BLAS)[1] == pieces and allocator._code() == places
