@@ -112,13 +112,13 @@ def out_types() -> list[OutType]:
     """Return every value of --outtype, in llama-quantize's order."""
     found = [OutType("keep", None, None, False, (LLAMA_CPP,))]
     for name in recipe_ids():
-        asked = recipe(name)
-        choices = choose(asked, _LLAMA_8B, _FACTS, imatrix=True)
+        family = recipe(name)
+        choices = choose(family, _LLAMA_8B, _FACTS, imatrix=True)
         kinds = codecs()
         bits = sum(8 * kinds[choices[t.name].type].type.nbytes(t.shape) for t in _LLAMA_8B)
         needs = any(choice.needs_imatrix for choice in choices.values())
         found.append(
-            OutType(name.lower(), asked.default, bits / sum(t.elements for t in _LLAMA_8B), needs, (LLAMA_CPP,))
+            OutType(name.lower(), family.default, bits / sum(t.elements for t in _LLAMA_8B), needs, (LLAMA_CPP,))
         )
     return found
 

@@ -187,9 +187,9 @@ def _legacy_dialect(checkpoint: Checkpoint, spec: Architecture) -> str:
     raise UnsupportedError("no dialect is known for this layout", path=checkpoint.path, found=checkpoint.layout)
 
 
-def _has_shape(checkpoint: Checkpoint, shape: tuple[int, ...], wanted: tuple[str, ...]) -> bool:
+def _has_shape(checkpoint: Checkpoint, shape: tuple[int, ...], axes: tuple[str, ...]) -> bool:
     sizes = {name: value for name, value in checkpoint.header.items() if isinstance(value, int)}
-    return shape == tuple(evaluate(expression, sizes) for expression in wanted)
+    return shape == tuple(evaluate(expression, sizes) for expression in axes)
 
 
 def _by_marks(checkpoint: Checkpoint) -> tuple[Architecture, str]:
@@ -325,8 +325,8 @@ def understand_projector(checkpoint: Checkpoint, hparams: Mapping[str, str] | No
 
 
 def _projector_of(checkpoint: Checkpoint) -> tuple[Architecture, str] | None:
-    stated = checkpoint.metadata.get("architectures")
-    named = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+    declared = checkpoint.metadata.get("architectures")
+    named = [name for name in declared if isinstance(name, str)] if isinstance(declared, list) else []
     known = projectors_of_classes(named)
     by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
     for name in named:

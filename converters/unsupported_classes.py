@@ -90,12 +90,12 @@ def _nearest(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> list[
     Tensors that differ only in the numbers of blocks and experts count as one.
     """
     names = {_opened(name) for name in checkpoint.tensors}
-    stated = str(checkpoint.metadata.get("model_type")).replace("_", "-")
+    declared = str(checkpoint.metadata.get("model_type")).replace("_", "-")
     found = [
         (
             len(names & _patterns(spec, dialect)),
             -len(_unread(checkpoint, spec, dialect)),
-            spec.name.replace("_", "-") == stated,
+            spec.name.replace("_", "-") == declared,
             spec.name,
             dialect.name,
         )
@@ -103,16 +103,16 @@ def _nearest(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> list[
         for dialect in spec.dialects
         if dialect.source == "hf"
     ]
-    most, _, _, family, spoken = max(found)
+    most, _, _, family, dialect_name = max(found)
     if 2 * most < len(names) or not names:
         return []
-    spec, dialect = known[family], known[family].dialect(spoken)
+    spec, dialect = known[family], known[family].dialect(dialect_name)
     apart = sorted(names - _patterns(spec, dialect))
     unread = _unread(checkpoint, spec, dialect)
-    said = [f"{most} of {len(names)} kinds of tensors are {spec.name}'s"]
-    said += [f"not so {_some(apart)}"] if apart else []
-    said += [f"keys it does not read: {_some(unread)}"] if unread else []
-    return [", ".join(said)]
+    reasons = [f"{most} of {len(names)} kinds of tensors are {spec.name}'s"]
+    reasons += [f"not so {_some(apart)}"] if apart else []
+    reasons += [f"keys it does not read: {_some(unread)}"] if unread else []
+    return [", ".join(reasons)]
 
 
 def _opened(name: str) -> str:

@@ -28,24 +28,24 @@ def verify_checksums(checkpoint: Checkpoint, budget: int = CHUNK, progress: Call
     """
     buffer = memoryview(bytearray(max(1, budget)))
     checked = 0
-    for stated in sorted(checkpoint.checksums, key=lambda sum: (sum.file, sum.offset)):
-        source = checkpoint.files[stated.file]
+    for declared in sorted(checkpoint.checksums, key=lambda sum: (sum.file, sum.offset)):
+        source = checkpoint.files[declared.file]
         crc, done = 0, 0
-        while done < stated.nbytes:
-            chunk = buffer[: min(len(buffer), stated.nbytes - done)]
-            source.read_into(stated.offset + done, chunk)
+        while done < declared.nbytes:
+            chunk = buffer[: min(len(buffer), declared.nbytes - done)]
+            source.read_into(declared.offset + done, chunk)
             crc = zlib.crc32(chunk, crc)
             done += len(chunk)
             if progress is not None:
                 progress(len(chunk))
-        if crc != stated.crc32:
+        if crc != declared.crc32:
             raise ChecksumError(
-                f"{stated.nbytes} bytes do not have the checksum their file states",
+                f"{declared.nbytes} bytes do not have the checksum their file states",
                 path=source.path,
-                offset=stated.offset,
+                offset=declared.offset,
                 found=f"CRC-32 {crc:08x}",
-                expected=f"{stated.crc32:08x}",
+                expected=f"{declared.crc32:08x}",
                 hint="the file was damaged after it was written: fetch it again",
             )
-        checked += stated.nbytes
+        checked += declared.nbytes
     return checked

@@ -124,8 +124,8 @@ class Cursor:
         self.require(size, what)
         start = self.offset
         kept = self._buffer[self._pos :]
-        wanted = min(max(size, self._window), self.end - start) - len(kept)
-        self._buffer = kept + self.source.read(start + len(kept), wanted)
+        missing = min(max(size, self._window), self.end - start) - len(kept)
+        self._buffer = kept + self.source.read(start + len(kept), missing)
         self._base, self._pos = start, 0
         self._window = min(self._window * 2, self._most)
 

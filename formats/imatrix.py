@@ -141,13 +141,13 @@ class Imatrix:
         Raises:
             UsageError: Both are given; llama-quantize refuses that, too.
         """
-        wanted, unwanted = tuple(include), tuple(exclude)
-        if wanted and unwanted:
+        included, excluded = tuple(include), tuple(exclude)
+        if included and excluded:
             raise UsageError("weights can be included or excluded, not both")
         kept = {
             name: entry
             for name, entry in self.entries.items()
-            if not any(part in name for part in unwanted) and (not wanted or any(part in name for part in wanted))
+            if not any(part in name for part in excluded) and (not included or any(part in name for part in included))
         }
         return replace(self, entries=kept)
 
@@ -316,8 +316,8 @@ def _gguf_entry(checkpoint: Checkpoint, name: str) -> Entry:
 
 
 def _predicting(checkpoint: Checkpoint) -> int:
-    stated = checkpoint.metadata.get("imatrix.n_layer_nextn")
-    return stated.data if isinstance(stated, Value) and isinstance(stated.data, int) else 0
+    declared = checkpoint.metadata.get("imatrix.n_layer_nextn")
+    return declared.data if isinstance(declared, Value) and isinstance(declared.data, int) else 0
 
 
 def _wrong(checkpoint: Checkpoint, ref: TensorRef, what: str, found: object, expected: object) -> InconsistentError:

@@ -15,7 +15,7 @@ from ggferry.support.platform import here
 
 HEADERS = 4 << 30
 """Bytes for headers and the plan made of them; also all that a worker has (`service.workers.supervisor.Limits`)."""
-_asked = 0
+_limit = 0
 
 
 def ration(nbytes: int) -> None:
@@ -24,8 +24,8 @@ def ration(nbytes: int) -> None:
     The limit applies to the whole process, so it is for a program that does one thing at a time: the command line.
     Workers have a cap of their own.
     """
-    global _asked
-    _asked = nbytes
+    global _limit
+    _limit = nbytes
 
 
 @contextmanager
@@ -44,14 +44,14 @@ def limited(path: str) -> Iterator[None]:
 
 @contextmanager
 def _capped(path: str) -> Iterator[None]:
-    if not _asked:
+    if not _limit:
         yield
         return
     try:
-        with here.lowered_memory(here.data_in_use() + _asked):
+        with here.lowered_memory(here.data_in_use() + _limit):
             yield
     except MemoryError:
-        limit = f"≤ {_asked >> 20} MiB"
+        limit = f"≤ {_limit >> 20} MiB"
         raise OutOfRangeError(
             "reading its headers takes more memory than any model's", path=path, expected=limit
         ) from None

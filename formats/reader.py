@@ -257,7 +257,7 @@ def find_reader(path: str) -> tuple[Reader, Match]:
             raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
         finally:
             source.close()
-    for reader in _asked(head):
+    for reader in _candidates(head):
         match = reader.probe(head, path, size)
         if match is not None:
             return reader, match
@@ -266,7 +266,7 @@ def find_reader(path: str) -> tuple[Reader, Match]:
     raise UnknownFormatError("no known model container", path=path, offset=0, found=describe(head, path))
 
 
-def _asked(head: bytes) -> tuple[Reader, ...]:
+def _candidates(head: bytes) -> tuple[Reader, ...]:
     """Return the readers to ask about a file: where it begins with a magic, which one container alone has, its reader.
 
     No other is imported then: a reader's text has its magics, written as bytes.

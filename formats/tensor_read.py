@@ -160,8 +160,8 @@ def _gather(source: Source, offset: int, shape: Sequence[int], strides: Sequence
     """Copy a strided box of items of `item` bytes at `offset` into `out` `(*shape, item)`, slab by slab."""
     reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
     extent = reach * item
-    wanted = prod(size for size, stride in zip(shape, strides, strict=True) if stride) * item
-    if extent <= item or (extent <= SLAB and (extent <= SEEK or extent <= wanted * SPARSE)):
+    nbytes = prod(size for size, stride in zip(shape, strides, strict=True) if stride) * item
+    if extent <= item or (extent <= SLAB and (extent <= SEEK or extent <= nbytes * SPARSE)):
         slab = np.empty(extent, np.uint8)
         source.read_into(offset, _flat(slab))
         steps = (*(stride * item for stride in strides), 1)

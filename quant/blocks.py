@@ -44,8 +44,8 @@ def check_rows(kind: BlockType, rows: Bytes, columns: int) -> None:
     """Raise BlockError unless `rows` is uint8 `(R, row_bytes(columns))`."""
     found = (rows.dtype.str, rows.ndim, rows.shape[-1] if rows.ndim else 0)
     if found != ("|u1", 2, kind.row_bytes(columns)):
-        wanted = f"uint8 (R, {kind.row_bytes(columns)})"
-        raise BlockError(f"{kind.name} rows of {columns} elements are {wanted}, not {rows.dtype} {rows.shape}")
+        expected = f"uint8 (R, {kind.row_bytes(columns)})"
+        raise BlockError(f"{kind.name} rows of {columns} elements are {expected}, not {rows.dtype} {rows.shape}")
 
 
 def check_values(kind: BlockType, values: Floats) -> None:

@@ -19,13 +19,13 @@ def interrupts_wait() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not heeded:
         yield
         return
-    told: list[tuple[int, FrameType | None]] = []
+    received: list[tuple[int, FrameType | None]] = []
     for number in heeded:
-        signal.signal(number, lambda number, frame: told.append((number, frame)))
+        signal.signal(number, lambda number, frame: received.append((number, frame)))
     try:
         yield
     finally:
         for number, handler in heeded.items():
             signal.signal(number, handler)
-        if told:
-            heeded[signal.Signals(told[0][0])](*told[0])
+        if received:
+            heeded[signal.Signals(received[0][0])](*received[0])

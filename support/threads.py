@@ -13,9 +13,9 @@ from ggferry.support.platform import here
 Item = TypeVar("Item")
 
 
-def workers(asked: int | None = None) -> int:
+def workers(requested: int | None = None) -> int:
     """Return the number of threads: as asked, or one for each core this process may use."""
-    return asked or here.cores()
+    return requested or here.cores()
 
 
 def each(

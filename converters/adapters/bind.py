@@ -120,13 +120,13 @@ class Adapter:
 # --- the base model ------------------------------------------------------------------------------------------------
 
 
-def find_base(checkpoint: Checkpoint, found: Found, asked: str | None, hparams: Mapping[str, str]) -> Base:
+def find_base(checkpoint: Checkpoint, found: Found, requested: str | None, hparams: Mapping[str, str]) -> Base:
     """Find the base model: by `--base`, by a configuration that the adapter leads to, or by what the adapter states.
 
     Args:
         checkpoint: The adapter.
         found: What the adapter states.
-        asked: The value of `--base`, if any.
+        requested: The value of `--base`, if any.
         hparams: The user's own values, by key.
 
     Raises:
@@ -135,8 +135,8 @@ def find_base(checkpoint: Checkpoint, found: Found, asked: str | None, hparams: 
 
     Errors of reading the base are raised as they are.
     """
-    if asked is not None:
-        return _read_base(asked, hparams)
+    if requested is not None:
+        return _read_base(requested, hparams)
     places = [os.path.dirname(checkpoint.path), found.base or ""] if found.dialect == "hf" else []
     for place in places:
         if place and _has_classes(os.path.join(place, CONFIG)):
@@ -361,5 +361,5 @@ def _scaled(pair: Pair, alpha: float) -> Pair:
 
 
 def _origins(words: Sequence[str]) -> str:
-    told = list(dict.fromkeys(words))
-    return "; ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")
+    distinct = list(dict.fromkeys(words))
+    return "; ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")

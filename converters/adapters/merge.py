@@ -222,8 +222,8 @@ def _factor(parts: Parts, ref: TensorRef, layout: Layout, shape: tuple[int, ...]
 
 def _ties(metadata: Mapping[str, Any]) -> bool:
     inner = metadata.get("text_config")
-    stated = [place.get("tie_word_embeddings") for place in (metadata, inner) if isinstance(place, Mapping)]
-    return next((value is True for value in stated if value is not None), True)
+    declared = [place.get("tie_word_embeddings") for place in (metadata, inner) if isinstance(place, Mapping)]
+    return next((value is True for value in declared if value is not None), True)
 
 
 def _untied(metadata: Mapping[str, Any]) -> Mapping[str, Any]:

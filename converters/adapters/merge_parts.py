@@ -99,7 +99,7 @@ def path_and_scale(text: str) -> tuple[str, float]:
     return match["path"], float(match["scale"])
 
 
-def stated_as(text: str) -> str:
+def receipt_form(text: str) -> str:
     """Return PATH[:SCALE] as receipts state it: the last name only."""
     path, scale = path_and_scale(text)
     return f"{os.path.basename(os.path.normpath(path))}:{scale:g}"
@@ -206,11 +206,11 @@ def _sorted(checkpoint: Checkpoint) -> tuple[dict[str, dict[str, TensorRef]], di
 
 
 def _mlx(file: AdapterFile, config: Mapping[str, Any]) -> Parts:
-    checkpoint, stated = file.checkpoint, config.get("lora_parameters")
+    checkpoint, declared = file.checkpoint, config.get("lora_parameters")
     kind = config.get("fine_tune_type")
     if kind not in ("lora", "dora"):
         raise UnsupportedError("fine_tune_type", path=checkpoint.path, found=kind, expected="lora, dora")
-    scale = stated.get("scale") if isinstance(stated, dict) else None
+    scale = declared.get("scale") if isinstance(declared, dict) else None
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < 1e30:
         raise InconsistentError("lora_parameters.scale", path=checkpoint.path, found=scale, expected="a number")
     pairs: dict[str, dict[str, TensorRef]] = {}
@@ -226,9 +226,9 @@ def _mlx(file: AdapterFile, config: Mapping[str, Any]) -> Parts:
         a, b = sides["lora_a"], sides["lora_b"]
         embedding = module.rpartition(".")[2] in _EMBEDDINGS
         low_of(checkpoint, module, b, a, float(scale), float(scale), "lora_parameters")
-        if (stated or {}).get("rank", a.shape[-1]) != a.shape[-1]:
+        if (declared or {}).get("rank", a.shape[-1]) != a.shape[-1]:
             raise OutOfRangeError(
-                f"rank of {module!r}", path=checkpoint.path, found=a.shape[-1], expected=(stated or {}).get("rank")
+                f"rank of {module!r}", path=checkpoint.path, found=a.shape[-1], expected=(declared or {}).get("rank")
             )
         changes[f"{module}.weight"] = Change(
             a, b, float(scale) * file.scale, reversed=True, embedding=embedding, magnitude=sides.get("m")

@@ -85,10 +85,10 @@ class Product:
         total = np.zeros((stop - start, right.shape[1]))
         step = max(1, _BLOCK // right.shape[1])
         for first in range(0, stop - start, step):
-            part, mine = total[first : first + step], left[first : first + step]
+            part, rows = total[first : first + step], left[first : first + step]
             term = np.empty_like(part)
             for rank in range(right.shape[0]):
-                np.multiply(mine[:, rank : rank + 1], right[rank], out=term)
+                np.multiply(rows[:, rank : rank + 1], right[rank], out=term)
                 part += term
         total *= self.scale
         return total

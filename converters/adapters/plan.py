@@ -100,8 +100,8 @@ def _step(checkpoint: Checkpoint, node: Node, outtype: str, pair: Pair | None, a
         raise UnsupportedTypeError(f"{node.name}: parts of different types", path=checkpoint.path)
     factor = 1.0 if pair is None else pair.factor
     if pair is not None and factor != 1:
-        told = f"times {factor!r}: the file states one alpha, {alpha:g}, and here it is {pair.lows[0].alpha:g}"
-        why = "; ".join(filter(None, (told, why)))
+        detail = f"times {factor!r}: the file states one alpha, {alpha:g}, and here it is {pair.lows[0].alpha:g}"
+        why = "; ".join(filter(None, (detail, why)))
     return Step(node, target, *promised(source, target, node.layout, factor=factor), why=why)
 
 

@@ -105,8 +105,8 @@ def is_adapter(checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint changes a model instead of being one."""
     kind = kind_of(checkpoint.container)
     if kind is Kind.GGUF:
-        stated = checkpoint.metadata.get("general.type")
-        return isinstance(stated, Value) and stated.data == "adapter"
+        declared = checkpoint.metadata.get("general.type")
+        return isinstance(declared, Value) and declared.data == "adapter"
     if kind is Kind.TRAINING:
         return "peft_type" in checkpoint.metadata or any(
             ".lora_A" in name and ".parametrizations." not in name for name in checkpoint.tensors
@@ -148,10 +148,10 @@ def low_of(checkpoint: Checkpoint, name: str, a: TensorRef, b: TensorRef, scale:
     return Low(a, b, scale, alpha, why)
 
 
-def _halves(checkpoint: Checkpoint, halves: Mapping[str, Mapping[str, TensorRef]]) -> None:
-    if not halves:
+def _check_pairs(checkpoint: Checkpoint, pairs: Mapping[str, Mapping[str, TensorRef]]) -> None:
+    if not pairs:
         raise MissingError("adapter has no pair of matrices", path=checkpoint.path)
-    for name, sides in halves.items():
+    for name, sides in pairs.items():
         for side in "AB":
             if side not in sides:
                 raise MissingError(f"lora_{side} of {name!r} missing", path=checkpoint.path)
@@ -184,7 +184,7 @@ def _read_gguf(checkpoint: Checkpoint) -> Found:
         if not dot or side not in ("a", "b"):
             raise UnsupportedError("adapter tensor is not part of a pair", path=checkpoint.path, found=name)
         halves.setdefault(stem, {})[side.upper()] = ref
-    _halves(checkpoint, halves)
+    _check_pairs(checkpoint, halves)
     pairs = {
         stem: low_of(checkpoint, stem, half["A"], half["B"], alpha / half["B"].columns, alpha, ALPHA)
         for stem, half in halves.items()
@@ -218,21 +218,21 @@ def _read_peft(checkpoint: Checkpoint) -> Found:
         sides[match["side"]] = ref
     if len(names) > 1:
         raise AmbiguousError("several adapters in one file", path=checkpoint.path, found=", ".join(names))
-    _halves(checkpoint, halves)
+    _check_pairs(checkpoint, halves)
     scaling = Scaling(checkpoint, config)
     pairs = {
         f"{module}.weight": low_of(checkpoint, module, sides["A"], sides["B"], *scaling(module, sides["B"]))
         for module, sides in halves.items()
     }
     mapping = config.get("auto_mapping")
-    stated = mapping.get("base_model_class") if isinstance(mapping, dict) else None
+    declared = mapping.get("base_model_class") if isinstance(mapping, dict) else None
     base = config.get("base_model_name_or_path")
     return Found(
         "hf",
         pairs,
         None,
         base if isinstance(base, str) and base else None,
-        stated if isinstance(stated, str) else None,
+        declared if isinstance(declared, str) else None,
         _tokens(checkpoint, config),
     )
 
@@ -299,11 +299,11 @@ class Scaling:
         Raises InconsistentError for a rank that its matrices do not have.
         """
         rank = max(1, b.shape[-1])
-        stated = self.ranks(module)
-        stated = self.rank if stated is None else stated
-        if stated is not None and stated != rank:
+        declared = self.ranks(module)
+        declared = self.rank if declared is None else declared
+        if declared is not None and declared != rank:
             raise InconsistentError(
-                f"rank of {module!r}", path=self.path, found=f"{rank} (lora_B)", expected=f"{stated} (adapter_config)"
+                f"rank of {module!r}", path=self.path, found=f"{rank} (lora_B)", expected=f"{declared} (adapter_config)"
             )
         own = self.alphas(module)
         alpha, where = (self.alpha, "lora_alpha") if own is None else (own, "alpha_pattern")

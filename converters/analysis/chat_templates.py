@@ -31,12 +31,12 @@ def templates(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _declared(path: str) -> dict[str, str]:
     try:
-        stated = load_object(path).get("chat_template")
+        declared = load_object(path).get("chat_template")
     except GgferryError:
         return {}
-    if isinstance(stated, str):
-        return {"": stated}
-    listed = stated if isinstance(stated, list) else ()
+    if isinstance(declared, str):
+        return {"": declared}
+    listed = declared if isinstance(declared, list) else ()
     return {
         str(each.get("name")): str(each.get("template"))
         for each in listed

@@ -73,5 +73,5 @@ def _names(path: str, name: str, second: bool) -> list[str]:
     if not os.path.isfile(path + RECEIPT):
         return [plain]
     files = load_object(path + RECEIPT, MAX_RECEIPT).get(TEXT if second else SECOND)
-    stated = [file.get("name") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    return [*(os.path.basename(one) for one in stated if isinstance(one, str)), plain]
+    declared = [file.get("name") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+    return [*(os.path.basename(one) for one in declared if isinstance(one, str)), plain]

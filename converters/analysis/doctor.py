@@ -87,11 +87,11 @@ def examine(path: str) -> Diagnosis:
     found = _examined(path)
     if not is_interrupted(path):
         return found
-    told = "a run was interrupted that was about to give this name to another file"
+    problem = "a run was interrupted that was about to give this name to another file"
     remedy = Remedy(
         "finish or undo it; the same command, run again, does so too", f"ggferry edit {shlex.quote(path)} --recover"
     )
-    return replace(found, findings=(told, *found.findings), remedies=(remedy,))
+    return replace(found, findings=(problem, *found.findings), remedies=(remedy,))
 
 
 def _examined(path: str) -> Diagnosis:
@@ -234,11 +234,11 @@ def _words(checkpoint: Checkpoint) -> str:
 
 def _scheme(config: Mapping[str, Any]) -> str:
     """Return in words how a checkpoint is quantized already."""
-    stated = config.get("quantization_config") or config.get("quantization")
-    if not isinstance(stated, Mapping):
+    declared = config.get("quantization_config") or config.get("quantization")
+    if not isinstance(declared, Mapping):
         return ""
-    method = stated.get("quant_method")
-    if method is None and "group_size" in stated:
+    method = declared.get("quant_method")
+    if method is None and "group_size" in declared:
         return ", quantized by MLX"
     named = foreign.SCHEMES.get(str(method).lower(), str(method).upper())
     return f", quantized already: {named}"
@@ -355,6 +355,6 @@ def _unread_scheme(path: str) -> str:
 
 
 def _unread(config: Mapping[str, Any]) -> str:
-    stated = config.get("quantization_config")
-    method = str(stated.get("quant_method", "")).lower() if isinstance(stated, Mapping) else ""
+    declared = config.get("quantization_config")
+    method = str(declared.get("quant_method", "")).lower() if isinstance(declared, Mapping) else ""
     return foreign.SCHEMES.get(method, "")

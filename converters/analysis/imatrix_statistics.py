@@ -248,11 +248,11 @@ def _single(value: float) -> float:
     return float(np.float32(value))
 
 
-def _first_predicting(tensors: Sequence[Statistics] | Any, stated: int) -> int:
+def _first_predicting(tensors: Sequence[Statistics] | Any, declared: int) -> int:
     """Return the number of the first block that predicts further tokens (nextn_layer_start)."""
     numbers = [one.block for one in tensors if one.block not in (NO_BLOCK, OUTPUT)]
-    if stated > 0 and numbers:
-        return max(0, max(numbers) + 1 - stated)
+    if declared > 0 and numbers:
+        return max(0, max(numbers) + 1 - declared)
     named = [one.block for one in tensors if _parts(one.name)[1].startswith("nextn.")]
     return min(named, default=OUTPUT)
 
@@ -270,9 +270,9 @@ def _compare(
     earlier = next((all_of[name] for name in before if name in all_of), None)
     if earlier is None:
         return
-    mine, others = columns[one.name], columns[earlier.name]
-    plain = mine[1] is not None and others[1] is not None
-    c, p = (_averages(side, plain) for side in (mine, others))
+    column, others = columns[one.name], columns[earlier.name]
+    plain = column[1] is not None and others[1] is not None
+    c, p = (_averages(side, plain) for side in (column, others))
     if c.size != p.size:
         return
     finite = np.isfinite(c) & np.isfinite(p)
@@ -369,11 +369,11 @@ def lines(found: Described, path: str) -> list[str]:
             f"{far}{'PCC':>10}{'Cov':>10}",
         )
     )
-    said = ["", f"Computing tensor statistics for {path} ({len(found.tensors)} tensors)", "", head]
-    said.append("-" * (165 if found.activations else 153))
+    lines = ["", f"Computing tensor statistics for {path} ({len(found.tensors)} tensors)", "", head]
+    lines.append("-" * (165 if found.activations else 153))
     for one in found.tensors:
         far = f"{one.distance:12.4f}" if found.activations else ""
-        said.append(
+        lines.append(
             _SEPARATOR.join(
                 (
                     f"{_label(one.block, found.predicting):>6}",
@@ -384,19 +384,21 @@ def lines(found: Described, path: str) -> list[str]:
                 )
             )
         )
-    return [*said, *_block_lines(found, path)]
+    return [*lines, *_block_lines(found, path)]
 
 
 def _block_lines(found: Described, path: str) -> list[str]:
     if found.gap:
         return ["", f"layer sequence gap detected ({found.gap}); layer statistics will not be shown"]
     far = f"{'L2 Dist':>12}" if found.activations else ""
-    said = ["", f"Computing layer statistics for {path} ({found.layers} layers)", ""]
-    said.append(_SEPARATOR.join((f"{'Layer':>6}", f"{_ENERGY}{'Gain':>8}", f"{far}{'CosSim':>9}{'PCC':>9}{'Cov':>12}")))
-    said.append("-" * (76 if found.activations else 64))
+    lines = ["", f"Computing layer statistics for {path} ({found.layers} layers)", ""]
+    lines.append(
+        _SEPARATOR.join((f"{'Layer':>6}", f"{_ENERGY}{'Gain':>8}", f"{far}{'CosSim':>9}{'PCC':>9}{'Cov':>12}"))
+    )
+    lines.append("-" * (76 if found.activations else 64))
     for one in found.blocks:
         far = f"{one.distance:12.4f}" if found.activations else ""
-        said.append(
+        lines.append(
             _SEPARATOR.join(
                 (
                     f"{_label(one.block, found.predicting):>6}",
@@ -405,7 +407,7 @@ def _block_lines(found: Described, path: str) -> list[str]:
                 )
             )
         )
-    return [*said, ""]
+    return [*lines, ""]
 
 
 def _label(block: int, predicting: int) -> str:

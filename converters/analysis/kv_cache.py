@@ -100,12 +100,12 @@ def keys_of(graph: ModelGraph) -> dict[str, Any]:
     """Return GGUF's keys without the architecture → value, also for those that a file need not state."""
     sizes, prefix = graph.sizes, f"{graph.architecture.name}."
     known = {spec.key: sizes[spec.name] for spec in graph.architecture.hparams if spec.key and spec.name in sizes}
-    stated = {
+    declared = {
         key.removeprefix(prefix): value.data
         for key, value in graph.checkpoint.metadata.items()
         if isinstance(value, Value) and key.startswith(prefix)
     }
-    return {**stated, **{key: value for key, value in known.items() if value is not None}}
+    return {**declared, **{key: value for key, value in known.items() if value is not None}}
 
 
 def cache(architecture: str, keys: Mapping[str, Any], context: int, type_name: str) -> Cache:
@@ -175,18 +175,18 @@ def _widths(keys: Mapping[str, Any], window: bool) -> tuple[int, int]:
     own = "_swa" if window else ""
     found = []
     for which in ("key", "value"):
-        stated = keys.get(f"attention.{which}_length{own}") or keys.get(f"attention.{which}_length")
-        found.append(int(stated or keys["embedding_length"] // max(_each(keys["attention.head_count"], 1))))
+        declared = keys.get(f"attention.{which}_length{own}") or keys.get(f"attention.{which}_length")
+        found.append(int(declared or keys["embedding_length"] // max(_each(keys["attention.head_count"], 1))))
     return found[0], 0 if latent else found[1]
 
 
 def _windows(architecture: str, keys: Mapping[str, Any], count: int) -> list[int]:
-    stated = keys.get("attention.sliding_window_pattern")
-    if architecture in _WINDOWLESS or stated is None:
+    declared = keys.get("attention.sliding_window_pattern")
+    if architecture in _WINDOWLESS or declared is None:
         return [0] * count
-    if isinstance(stated, Sequence):
-        return _each(stated, count)
-    return [int(int(stated) > 0 and (n + 1) % int(stated) != 0) for n in range(count)]
+    if isinstance(declared, Sequence):
+        return _each(declared, count)
+    return [int(int(declared) > 0 and (n + 1) % int(declared) != 0) for n in range(count)]
 
 
 def _recurrent(architecture: str, keys: Mapping[str, Any], heads: Sequence[int], count: int) -> list[int]:

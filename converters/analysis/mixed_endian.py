@@ -63,8 +63,8 @@ def mixed_endian(checkpoint: Checkpoint) -> MixedEndian:
         elif proper:
             unclear.append(ref.name)
     types = {checkpoint.tensors[name].type.name for name in stray} - sound
-    told = [name for name in unclear if checkpoint.tensors[name].type.name in types]
-    return MixedEndian((*stray, *told), tuple(name for name in unclear if name not in told))
+    resolved = [name for name in unclear if checkpoint.tensors[name].type.name in types]
+    return MixedEndian((*stray, *resolved), tuple(name for name in unclear if name not in resolved))
 
 
 def _swappable(ref: TensorRef) -> bool:

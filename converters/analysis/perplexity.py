@@ -133,11 +133,11 @@ def perplexity(
     with stage(Phase.COMPUTING, total) as progress:
         for numbers in _groups(count, group):
             texts = [_prompt(tokens, number, context, first) for number in numbers]
-            said = []
+            lines = []
             for graph in (base, other):
-                said.append(run_prompts([Passes(Weights(graph, jobs))], texts)[0])
+                lines.append(run_prompts([Passes(Weights(graph, jobs))], texts)[0])
                 progress(graph.checkpoint.nbytes)
-            for number, a, b in zip(numbers, *said, strict=True):
+            for number, a, b in zip(numbers, *lines, strict=True):
                 right = np.asarray(tokens[number * context + start + 1 : (number + 1) * context])
                 values, same = compared(a, b, right)
                 sums.add(values, same)

@@ -17,7 +17,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.receipt import what_was_read
 from ggferry.converters.proof.runtime_keys import check, version
 from ggferry.converters.proof.runtime_notes import unexplained
-from ggferry.converters.rewrite.stated_digests import check_stated
+from ggferry.converters.rewrite.declared_digests import check_declared_digests
 from ggferry.converters.tokenizers.llama_cpp_limits import objections
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
@@ -124,8 +124,8 @@ def examine(path: str, *, data: bool = True, stage: Stage = silent) -> Report:
             found.append(Finding(Grade.NOTE, "model", f"no model: {other}"))
             found += _of_second(checkpoint) if other == SECOND else ()
         else:
-            graph, tokenizer, said = _meaning(checkpoint)
-            found += said
+            graph, tokenizer, notes = _meaning(checkpoint)
+            found += notes
         if data:
             found += _of_digests(checkpoint, stage)
             with stage(Phase.CHECKING, sum(ref.nbytes for ref in checkpoint.tensors.values())) as progress:
@@ -150,8 +150,8 @@ def _other_than_model(checkpoint: Checkpoint) -> str | None:
     """Return what a file is that is no model, in a word; None for a model or a vocabulary."""
     if is_adapter(checkpoint):
         return "an adapter"
-    stated = checkpoint.metadata.get("general.type") if checkpoint.container == "gguf" else None
-    kind = str(stated.data) if isinstance(stated, Value) else "model"
+    declared = checkpoint.metadata.get("general.type") if checkpoint.container == "gguf" else None
+    kind = str(declared.data) if isinstance(declared, Value) else "model"
     return None if kind in ("model", "vocab") else kind
 
 
@@ -163,8 +163,8 @@ def _of_second(checkpoint: Checkpoint) -> Iterator[Finding]:
     except GgferryError as error:
         yield Finding(Grade.FAULT, "model", _words(error))
         return
-    told = graph.architecture.display_name or "no table describes it"
-    yield Finding(Grade.NOTE, "model", f"vision or audio encoder of a model: {projector_types(checkpoint)} ({told})")
+    family = graph.architecture.display_name or "no table describes it"
+    yield Finding(Grade.NOTE, "model", f"vision or audio encoder of a model: {projector_types(checkpoint)} ({family})")
     yield from (Finding(Grade.NOTE, "model", note) for note in graph.notes)
 
 
@@ -200,7 +200,7 @@ def _words(error: GgferryError) -> str:
 
 def _of_digests(checkpoint: Checkpoint, stage: Stage) -> list[Finding]:
     try:
-        wrong, right = check_stated(checkpoint, stage)
+        wrong, right = check_declared_digests(checkpoint, stage)
     except CorruptError as error:
         return [Finding(Grade.FAULT, "integrity", _words(error))]
     return [

@@ -23,9 +23,9 @@ def _padded(name: str) -> Derivation:
 
 def bounds(name: str, key: str, place: str) -> tuple[HParam, ...]:
     """Return the bound of that name, one a block; null in a list stands for none, as what it lacks does."""
-    stated = f"{name}s"
+    declared = f"{name}s"
     return (
-        HParam(f"n_{stated}", None, derive=_length(stated), required=False),
-        HParam(stated, None, common.F32, {"hf": place}, length=f"n_{stated}", null=0.0, required=False),
-        HParam(name, key, common.F32, derive=_padded(stated), length="n_layer", allow_scalar=True, required=False),
+        HParam(f"n_{declared}", None, derive=_length(declared), required=False),
+        HParam(declared, None, common.F32, {"hf": place}, length=f"n_{declared}", null=0.0, required=False),
+        HParam(name, key, common.F32, derive=_padded(declared), length="n_layer", allow_scalar=True, required=False),
     )

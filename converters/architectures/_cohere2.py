@@ -47,7 +47,7 @@ def rotated(values: Values) -> tuple[bool, ...]:
     return tuple(bool(window) or (dense_too and n < values["n_dense"]) for n, window in enumerate(values["swa_layers"]))
 
 
-def rotated_unless_stated(values: Values) -> tuple[bool, ...]:
+def default_rotated(values: Values) -> tuple[bool, ...]:
     """As `turned`, where GGUF says nothing else."""
     return rotated({**values, "prefix_period": 1})
 
@@ -56,7 +56,7 @@ def rotated_differently(values: Values) -> int:
     """How many blocks differ from what llama.cpp turns."""
     return sum(
         bool(variant) != rule for variant,
-        rule in zip(values["rope_layers"], rotated_unless_stated(values), strict=False)
+        rule in zip(values["rope_layers"], default_rotated(values), strict=False)
     )
 
 

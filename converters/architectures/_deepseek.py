@@ -66,7 +66,7 @@ SIZES = (
     *WIDTHS, *EPS,
 )
 ROTARY = (
-    rope.BASE, rope.KIND, rope.STRETCH, rope.ORIGINAL_STATED, rope.MAGNITUDE, rope.MSCALE, rope.MSCALE_ALL,
+    rope.BASE, rope.KIND, rope.STRETCH, rope.ORIGINAL_DECLARED, rope.MAGNITUDE, rope.MSCALE, rope.MSCALE_ALL,
     rope.TRUNCATE, rope.TYPE, rope.FACTOR, rope.ORIGINAL,
     HParam("yarn_log_mul", "rope.scaling.yarn_log_multiplier", F32, derive="@yarn_log_multiplier", absent=0.0),
     rope.ATTN_FACTOR, rope.BETA_FAST, rope.BETA_SLOW,

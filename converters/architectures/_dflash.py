@@ -36,8 +36,8 @@ def from_anchor(values: Values) -> bool | None:
     which say which inputs they read. None for drafts without such a head."""
     if not values.get("markov_rank"):
         return None
-    stated = values.get("anchor_stated")
-    return values.get("target_inputs") is None if stated is None else bool(stated)
+    declared = values.get("anchor_stated")
+    return values.get("target_inputs") is None if declared is None else bool(declared)
 
 
 def has_confidences(values: Values) -> bool | None:
@@ -47,9 +47,9 @@ def has_confidences(values: Values) -> bool | None:
 
 def embedding_scale(values: Values) -> float | None:
     """What the target's embeddings are multiplied by: as stated, or √width beside a Gemma."""
-    stated = values.get("scale_stated")
-    if stated is not None:
-        return float(stated)
+    declared = values.get("scale_stated")
+    if declared is not None:
+        return float(declared)
     gemma = values.get("draft_kind") == GEMMA or values.get("target_gemma")
     return float(values["n_embd"]) ** 0.5 if gemma else None
 
@@ -84,8 +84,8 @@ def head_width(values: Values) -> int:
     """The width of a head, as `key_heads`; the heads together as wide as the model where nothing is stated."""
     if values.get("draft_kind") == GEMMA:
         return int(values["head_dim_global"])
-    stated = values.get("head_dim_stated")
-    return int(values["n_embd"] // values["n_head"] if stated is None else stated)
+    declared = values.get("head_dim_stated")
+    return int(values["n_embd"] // values["n_head"] if declared is None else declared)
 
 
 def rotated_width(values: Values) -> int:
@@ -101,8 +101,8 @@ def sections(values: Values) -> tuple[int, ...] | None:
 
 def activation(values: Values) -> str:
     """The activation in our words."""
-    stated = str(values.get("hidden_activation", "silu"))
-    return {"gelu_pytorch_tanh": "gelu_tanh"}.get(stated, stated)
+    declared = str(values.get("hidden_activation", "silu"))
+    return {"gelu_pytorch_tanh": "gelu_tanh"}.get(declared, declared)
 
 
 def proportional_factors(values: Values) -> list[float] | None:

@@ -18,7 +18,7 @@ TARGET_VOCAB = HParam(
 )
 
 
-def told_rows(values: Values) -> int:
+def mapped_rows(values: Values) -> int:
     """Rows of the output of which `d2t` says which token they are: none without that tensor."""
     return int(values.get("n_mapped", 0))
 
@@ -26,7 +26,7 @@ def told_rows(values: Values) -> int:
 DRAFT_ROWS = (
     HParam("n_draft", None, fields={"hf": "draft_vocab_size"}, required=False, check="n_draft <= n_vocab"),
     HParam("n_mapped", None, required=False),
-    HParam("n_told", None, derive=told_rows, required=False, check="n_draft == n_vocab or n_told == n_draft"),
+    HParam("n_told", None, derive=mapped_rows, required=False, check="n_draft == n_vocab or n_told == n_draft"),
 )
 """Rows of the output, and for how many of them `d2t` says which token it is."""
 DROP_T2D = Drop("t2d", "says which of the target's tokens the draft has, as d2t does", follows=True)
@@ -43,8 +43,8 @@ def eagle_layers(values: Values) -> tuple[int, ...] | None:
     Sources: llama.cpp `conversion/llama.py`, vLLM `get_eagle3_aux_hidden_state_layers`; SGLang and SpecForge list
     outputs in `eagle_config` (`set_eagle3_layers_to_capture`).
     """
-    if stated := values.get("target_stated"):
-        return tuple(stated)
+    if declared := values.get("target_stated"):
+        return tuple(declared)
     if outputs := values.get("target_outputs"):
         return tuple(number + 1 for number in outputs)
     blocks = int(values["n_layer_target"])

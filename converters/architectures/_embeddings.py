@@ -42,10 +42,10 @@ DENSE = (
                "Transformer Pooling Dense Dense Normalize", "Transformer Dense", "Transformer",
            )}),
     *(
-        HParam(f"dense_{number}_{mine}", None, kind, {"hf": f"sentence_transformers_dense.{number - 2}.{key}"},
+        HParam(f"dense_{number}_{member}", None, kind, {"hf": f"sentence_transformers_dense.{number - 2}.{key}"},
                words=words, required=False)
         for number in (2, 3)
-        for mine, key, kind, words in (
+        for member, key, kind, words in (
             ("activation", "activation_function", common.STRING,
              dict.fromkeys(("torch.nn.modules.linear.Identity", "torch.nn.Identity"), "none")),
             ("residual", "use_residual", common.BOOL, {False: False}),
@@ -72,12 +72,12 @@ IGNORED_KEYS = IgnoredKey(f"{_POOL}word_embedding_dimension {_POOL}include_promp
 
 def labels(values: Values) -> tuple[str, ...] | None:
     """Return the names of a classifier's scores; where none are stated, transformers' own."""
-    count, stated = values.get("n_labels"), values.get("labels_stated")
+    count, declared = values.get("n_labels"), values.get("labels_stated")
     if count is None:
         return None
-    if stated is not None and len(stated) != count:
-        raise ValueError(f"{len(stated)} labels for a classifier of {count} scores")
-    return tuple(f"LABEL_{number}" for number in range(count)) if stated is None else stated
+    if declared is not None and len(declared) != count:
+        raise ValueError(f"{len(declared)} labels for a classifier of {count} scores")
+    return tuple(f"LABEL_{number}" for number in range(count)) if declared is None else declared
 
 
 # A classifier's tensors show how many labels there are.

@@ -32,7 +32,7 @@ SOFTCAP = HParam(
     "final_softcap", "final_logit_softcapping", F32, {"hf": "final_logit_softcapping"}, absent=0.0, unrepresentable=0.0
 )
 # llama.cpp takes 30 for Gemma 4 where the key is not there: a model that caps nothing says 0.
-SOFTCAP_STATED = HParam(
+SOFTCAP_DECLARED = HParam(
     "final_softcap", "final_logit_softcapping", F32, {"hf": "final_logit_softcapping"}, null=0.0,
     defaults=(Default(0.0, "transformers' default", dialect="hf"), Default(30.0, "what readers take", dialect="gguf")),
 )
@@ -138,10 +138,10 @@ HALF_OF_ALL = 2.0**-126
 
 def sparsity(values: Values) -> tuple[float, ...]:
     """activation_sparsity_scale: how many standard deviations a gate must stand out by, in every block."""
-    stated, count = values.get("sparsity_stated"), values["n_layer"]
-    if stated is None:
-        stated = tuple(0.95 if n < 10 < count else 0.0 for n in range(count))  # Gemma3nTextConfig
-    listed = stated if isinstance(stated, tuple) else (stated,) * count
+    declared, count = values.get("sparsity_stated"), values["n_layer"]
+    if declared is None:
+        declared = tuple(0.95 if n < 10 < count else 0.0 for n in range(count))  # Gemma3nTextConfig
+    listed = declared if isinstance(declared, tuple) else (declared,) * count
     if any(share >= 1 for share in listed):
         raise ValueError(f"no gate stands out where {max(listed)} of them do not")
     return tuple(float32(NormalDist().inv_cdf(share)) or HALF_OF_ALL if share > 0 else 0.0 for share in listed)

@@ -19,24 +19,24 @@ LONGEST = 262144
 
 def context(values: Values) -> int:
     """context_length: as stated, but for the models of which Tencent says that alpha makes it longer."""
-    stated = int(values["ctx_stated"])
-    return LONGEST if values.get("rope_alpha") and stated == 32768 else stated
+    declared = int(values["ctx_stated"])
+    return LONGEST if values.get("rope_alpha") and declared == 32768 else declared
 
 
 def base(values: Values) -> float:
     """rope.freq_base: that of the configuration times alpha^(d / (d - 2)), where it names an alpha."""
-    stated, alpha, width = float(values["base_stated"]), values.get("rope_alpha"), values["head_dim"]
+    declared, alpha, width = float(values["base_stated"]), values.get("rope_alpha"), values["head_dim"]
     if not alpha:
-        return stated
+        return declared
     if not alpha > 0 or width < 3:
         raise ValueError(f"alpha {alpha} of a head of {width}")
-    return float(stated * alpha ** (width / (width - 2)))
+    return float(declared * alpha ** (width / (width - 2)))
 
 
 def kind(values: Values) -> str | None:
     """How rotary positions are stretched, where it is stated: by nothing else, where an alpha has changed the base."""
-    stated = values.get("kind_stated")
-    return "default" if values.get("rope_alpha") and stated == "dynamic" else stated
+    declared = values.get("kind_stated")
+    return "default" if values.get("rope_alpha") and declared == "dynamic" else declared
 
 
 def fourth_axis(values: Values) -> int:
@@ -109,7 +109,7 @@ IGNORED_KEYS = (
 
 def dialects(*ignored: IgnoredKey) -> tuple[Dialect, ...]:
     """Return what checkpoints speak."""
-    spoken = Dialect(
+    dialect = Dialect(
         "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, LONGER), ignored_keys=(*IGNORED_KEYS, *ignored)
     )
-    return (spoken,)
+    return (dialect,)

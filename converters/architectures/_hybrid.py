@@ -53,13 +53,13 @@ def experts_used(values: Values) -> int:
     return int(values["used_stated"]) if values["n_expert"] else 0
 
 
-def stated(name: str, place: str, default: int) -> HParam:
+def declared(name: str, place: str, default: int) -> HParam:
     """Return an hparam that a configuration states, or else is what transformers takes."""
     why = (Default(default, "transformers' default", dialect="hf"),)
     return HParam(name, None, fields={"hf": place}, required=False, defaults=why)
 
 
-HEADS_KV_STATED = HParam(
+HEADS_KV_DECLARED = HParam(
     "heads_kv", None, fields={"hf": "num_key_value_heads"}, required=False,
     check="0 < heads_kv and n_head % heads_kv == 0",
 )
@@ -69,7 +69,7 @@ ATTENDS = HParam(
     "attends", None, BOOL, {"hf": "layer_types|layers_block_type"}, length="n_layer", words=KINDS, required=False,
     derive=attending,
 )
-ATTENDS_STATED = (
+ATTENDS_DECLARED = (
     HParam("n_attending", None, derive=listed, required=False),
     HParam(
         "attn_indices", None, fields={"hf": "attn_layer_indices|full_attn_idxs"}, length="n_attending", required=False

@@ -22,10 +22,10 @@ BOOL = ValueType.BOOL
 def width(values: Values) -> int:
     """feed_forward_length, which a configuration may state before it is cut to two thirds and rounded up (transformers
     `Lfm2MLP`)."""
-    stated = int(values["ff_stated"])
+    declared = int(values["ff_stated"])
     if not values["ff_adjusted"]:
-        return stated
-    cut, multiple = int(values["ff_multiplier"] * int(2 * stated / 3)), values["ff_multiple"]
+        return declared
+    cut, multiple = int(values["ff_multiplier"] * int(2 * declared / 3)), values["ff_multiple"]
     if not multiple > 0:
         raise ValueError(f"a multiple of {multiple}")
     return int(multiple * ((cut + multiple - 1) // multiple))
@@ -33,7 +33,7 @@ def width(values: Values) -> int:
 
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_HEAD,
-    hybrid.HEADS_KV_STATED, *hybrid.ATTENDS_STATED,
+    hybrid.HEADS_KV_DECLARED, *hybrid.ATTENDS_DECLARED,
     replace(hybrid.ATTENDS, words={"conv": False, "full_attention": True, **hybrid.KINDS}), hybrid.HEADS_KV,
     common.HEAD_DIM, common.HEAD_DIM_V,
     replace(common.RMS_EPS, fields={"hf": "norm_eps|block_norm_eps"},

@@ -44,5 +44,5 @@ def chooses_where_sparse(values: Values) -> int | None:
     if list(listed or [False] * len(sparse)) == sparse:
         return 1
     unsaid = "the configuration lists no kinds of attention (layer_types or sparse_attention_config), so that all "
-    said = unsaid + "blocks look at all tokens" if listed is None else "other blocks choose what they look at"
-    raise ValueError(f"{said}: llama.cpp's graph chooses tokens in the {sum(sparse)} blocks of experts, and only there")
+    reason = unsaid + "blocks look at all tokens" if listed is None else "other blocks choose what they look at"
+    raise ValueError(f"{reason}: llama.cpp's graph chooses tokens in {sum(sparse)} blocks of experts alone")

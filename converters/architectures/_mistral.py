@@ -65,7 +65,7 @@ DIALECT = Dialect(
 )
 
 
-def stated(hparams: Sequence[HParam]) -> tuple[HParam, ...]:
+def declared(hparams: Sequence[HParam]) -> tuple[HParam, ...]:
     """Return hparams with their places in params.json, and those that are refused."""
     found = tuple(
         replace(

@@ -65,7 +65,7 @@ HPARAMS = (
     HParam("kinds", None, STRING, {"hf": "block_configs.block_type|layers_block_type|layer_types"}, length="n_layer",
            words=WORDS, required=False, derive=kinds),
     HParam("n_layer", "block_count", fields={"hf": "num_hidden_layers"}, derive=blocks),
-    common.N_HEAD, hybrid.HEADS_KV_STATED,
+    common.N_HEAD, hybrid.HEADS_KV_DECLARED,
     HParam("n_head_kv", "attention.head_count_kv", INT32, derive=heads_kv, length="n_layer", allow_scalar=True),
     HParam("head_dim", "attention.key_length", fields={"hf": "head_dim|attention_head_dim"}, implied="n_embd / n_head"),
     HParam("head_dim_v", "attention.value_length", fields={"hf": "head_dim|attention_head_dim"},

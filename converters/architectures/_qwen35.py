@@ -19,8 +19,8 @@ from ggferry.formats.gguf.values import ValueType
 
 def sections(values: Values) -> tuple[int, ...]:
     """rope.dimension_sections: of time, height and width, and a fourth that llama.cpp reads."""
-    stated = tuple(values.get("sections_stated", (11, 11, 10)))
-    return (*stated, *[0] * (4 - len(stated)))
+    declared = tuple(values.get("sections_stated", (11, 11, 10)))
+    return (*declared, *[0] * (4 - len(declared)))
 
 
 HPARAMS = (

@@ -46,20 +46,20 @@ KIND_OR_FACTORS = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS 
 
 # Several axes of position (Qwen-VL): for text they are one number, so that the sections change nothing.
 AXES_KIND = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS | {"mrope": "default"}, required=False)
-SECTIONS_STATED = HParam(
+SECTIONS_DECLARED = HParam(
     "rope_sections_stated", None, fields={"hf": scaling_place("mrope_section")}, required=False, length="3"
 )
 SECTIONS = HParam(
     "rope_sections", "rope.dimension_sections", ValueType.INT32, derive="@rope_sections", length="4",
 )
-SECTIONS_IF_STATED = (SECTIONS_STATED, replace(SECTIONS, required=False))
+SECTIONS_IF_DECLARED = (SECTIONS_DECLARED, replace(SECTIONS, required=False))
 
 # What the configuration says, and what GGUF makes of it.
 STRETCH = HParam(
     "rope_stretch", None, _F32, {"hf": scaling_place("factor")}, required=False,
     defaults=(Default(8.0, _META, when=_LLAMA3, dialect="meta"),),
 )
-ORIGINAL_STATED = HParam(
+ORIGINAL_DECLARED = HParam(
     "rope_original_stated", None, required=False,
     fields={"hf": "original_max_position_embeddings|" + scaling_place("original_max_position_embeddings")},
     defaults=(Default(8192, _META, when=_LLAMA3, dialect="meta"),),
@@ -89,7 +89,7 @@ BETA_SLOW = HParam(
     check="rope_beta_slow > 0",
 )
 SCALING = (
-    STRETCH, ORIGINAL_STATED, MAGNITUDE, MSCALE, MSCALE_ALL, TRUNCATE, TYPE, FACTOR, ORIGINAL, ATTN_FACTOR, BETA_FAST,
+    STRETCH, ORIGINAL_DECLARED, MAGNITUDE, MSCALE, MSCALE_ALL, TRUNCATE, TYPE, FACTOR, ORIGINAL, ATTN_FACTOR, BETA_FAST,
     BETA_SLOW,
 )
 
@@ -105,7 +105,7 @@ LONG = HParam("rope_long", None, _F32, {"hf": scaling_place("long_factor")}, req
 SHORT = HParam("rope_short", None, _F32, {"hf": scaling_place("short_factor")}, required=False, length="n_rot/2")
 
 ROPE = (BASE, N_ROT, KIND, *SCALING)
-ROPE_OF_AXES = (BASE, N_ROT, AXES_KIND, *SCALING, SECTIONS_STATED, SECTIONS)
+ROPE_OF_AXES = (BASE, N_ROT, AXES_KIND, *SCALING, SECTIONS_DECLARED, SECTIONS)
 PARTIAL_ROPE = (BASE, FRACTION, N_ROT, KIND, *SCALING)
 LLAMA3_KIND = replace(KIND, words=_KINDS | {"llama3": "llama3"})
 LLAMA3_ROPE = (BASE, N_ROT, LLAMA3_KIND, *SCALING, LOW, HIGH)

@@ -48,9 +48,9 @@ def of_windows(values: Values) -> float | None:
 
 
 def _of_kind(values: Values, window: bool) -> float:
-    stated, kinds = _items(values["bases"]), values["swa_layers"]
-    stated = stated if stated[1:] else stated * len(kinds)
-    bases = {float(base) for base, kind in zip(stated, kinds, strict=False) if kind == window}
+    declared, kinds = _items(values["bases"]), values["swa_layers"]
+    declared = declared if declared[1:] else declared * len(kinds)
+    bases = {float(base) for base, kind in zip(declared, kinds, strict=False) if kind == window}
     if len(bases) != 1:
         raise ValueError(f"blocks {'with' if window else 'without'} a window have {len(bases)} rotary bases")
     return bases.pop()
@@ -64,8 +64,8 @@ def rotated(values: Values) -> tuple[int, ...]:
 
 def fractions_are_those(values: Values) -> int:
     """Return 1 where the listed fractions are those that llama.cpp rotates, else 0."""
-    wanted = [1.0 if window else 0.5 for window in values["swa_layers"]]
-    return int(list(_items(values["fractions"])[: values["n_layer"]]) == wanted)
+    expected = [1.0 if window else 0.5 for window in values["swa_layers"]]
+    return int(list(_items(values["fractions"])[: values["n_layer"]]) == expected)
 
 
 def fraction_where_silent(values: Values) -> float | None:

@@ -103,6 +103,6 @@ MT5 = "MT5ForConditionalGeneration"
 def t5_scale(values: Values) -> float | None:
     """logit_scale: T5 divides its decoder's states by √n_embd where its output layer is its embedding. transformers
     since 5 ties every T5 as it is built, and says apart from that whether it scales; it never scales an mT5."""
-    stated = values.get("scale_stated")
-    scaled = (values["tied"] and values.get("hf_class") != MT5) if stated is None else stated
+    declared = values.get("scale_stated")
+    scaled = (values["tied"] and values.get("hf_class") != MT5) if declared is None else declared
     return float(values["n_embd"] ** -0.5) if scaled else 1.0

@@ -27,10 +27,10 @@ RENAMES = (
     ("language_model.lm_head.", "lm_head."),
 )
 _VISION = "the vision half: this file holds the text model"
-_AUDIO = "the half that hears: this file holds the text model"
+_AUDIO = "the audio encoder: this file holds the text model"
 VISION_KEYS = IgnoredKey("vision_config vision_config.* vision_feature_* image_seq_length",
     "of the vision half, dropped")
-AUDIO_KEYS = IgnoredKey("audio_config audio_config.* audio_soft_tokens_per_image", "of the half that hears, dropped")
+AUDIO_KEYS = IgnoredKey("audio_config audio_config.* audio_soft_tokens_per_image", "of the audio encoder, dropped")
 # Qwen3-VL and Qwen3-Omni add features of some layers of their vision half to the first blocks.
 _LAYERS = "vision_config.deepstack_visual_indexes"
 DEEPSTACK = (
@@ -56,7 +56,7 @@ def drop_audio(*patterns: str) -> tuple[Drop, ...]:
 
 def drop_talker(*patterns: str) -> tuple[Drop, ...]:
     """Return the drops of tensors that speak: shell patterns of their names."""
-    return tuple(Drop(pattern, "the part that speaks: this file holds the text model") for pattern in patterns)
+    return tuple(Drop(pattern, "the audio decoder: this file holds the text model") for pattern in patterns)
 
 
 # Qwen's models of everything keep text model, vision and audio encoder together, apart from the talker.
@@ -70,12 +70,12 @@ THINKERS = IgnoredKey(
     "thinker_config.tie_word_embeddings",
     "of the parts that see, hear and speak, dropped",
 )
-_SEEN = (
+_VISION_TENSORS = (
     "*vision_tower.*", "*vision_model.*", "*visual.*", "*vision_encoder.*", "*vision_projection.*", "*connector.*",
     "*multi_modal_projector.*", "*mm_projector.*", "*image_newline", "*vit_large_projector.*", "model.aligner.*",
     "model.vqmodel.*", "model.generation_*",
 )
-_HEARD = (
+_AUDIO_TENSORS = (
     "*audio_tower.*", "encoder.*", "projector.*", "model.encoder.*", "model.projector.*", "speech_encoder.*",
     "ln_speech.*", "speech_audio_adapter.*",
 )
@@ -89,7 +89,7 @@ _OTHER_HALF = IgnoredKey(
 )
 _WHOLE = IgnoredKey("tie_word_embeddings", "what the whole model says wins, and tensors are there or not",
     (False, True))
-_SAID_TWICE = IgnoredKey("hidden_size", "repeats the text half's width", follows="n_embd")
+_REPEATED = IgnoredKey("hidden_size", "repeats the text half's width", follows="n_embd")
 
 
 CHATS = ("InternVLChatModel",)
@@ -99,7 +99,7 @@ _CHAT = IgnoredKey(
     "vision_config vision_config.* downsample_ratio select_layer template system_message use_backbone_lora "
     "use_llm_lora force_image_size dynamic_image_size use_thumbnail ps_version min_dynamic_patch max_dynamic_patch "
     "pad2square image_fold num_image_token* loss_version",
-    "of the half that sees, or of its publisher's program",
+    "of the vision encoder, or of its publisher's program",
 )
 
 
@@ -114,14 +114,14 @@ def of(dialect: Dialect, *types: str) -> tuple[Dialect, ...]:
         dialect, name="half", names=dialect.column, fields=dialect.source, classes=WHOLES, types=types,
         config_section=WITHIN,
         renames=(*RENAMES, *prefixes, *dialect.renames),
-        drops=(*dialect.drops, *drop_vision(*_SEEN), *drop_audio(*_HEARD)),
-        ignored_keys=(*dialect.ignored_keys, _OTHER_HALF, _WHOLE, _SAID_TWICE),
+        drops=(*dialect.drops, *drop_vision(*_VISION_TENSORS), *drop_audio(*_AUDIO_TENSORS)),
+        ignored_keys=(*dialect.ignored_keys, _OTHER_HALF, _WHOLE, _REPEATED),
     )
     chat = replace(
         variant, name="chat", classes=CHATS, config_section=_CHAT_WITHIN,
         renames=(*RENAMES, ("language_model.", ""), *dialect.renames),
         drops=(*dialect.drops, *drop_vision("vision_model.*", "mlp1.*")),
-        ignored_keys=(*dialect.ignored_keys, _CHAT, _WHOLE, _SAID_TWICE),
+        ignored_keys=(*dialect.ignored_keys, _CHAT, _WHOLE, _REPEATED),
     )
     return variant, chat
 

@@ -2,7 +2,7 @@
 experts scored by sigmoid, chosen with a bias, in groups.
 
 Sources: llama.cpp `src/models/bailingmoe3.cpp`, `conversion/bailingmoe3.py`; transformers `modeling_bailing_hybrid.py`,
-which has no bounds of experts and no low rank of queries. Of a model that sees the text half is taken: its rows turn by
+which has no bounds of experts and no low rank of queries. Of a multimodal model the text half is taken: its rows turn by
 halves, which llama.cpp does where a file has sections, and llama.cpp is its only witness.
 """
 
@@ -42,7 +42,7 @@ HPARAMS = (
     HParam("v_width", None, derive=kda.value_widths, length="n_layer"),
     replace(rope.BASE, defaults=(Default(6000000.0, _HF, dialect="hf"),)),
     replace(rope.AXES_KIND, words={"default": "default", "mrope": "default"}),
-    common.also_at(rope.SECTIONS_STATED, "mrope_section"), replace(rope.SECTIONS, required=False),
+    common.also_at(rope.SECTIONS_DECLARED, "mrope_section"), replace(rope.SECTIONS, required=False),
     *deepseek.DENSE, common.N_EXPERT,
     common.also_at(common.N_EXPERT_USED, "num_experts_per_token"), common.N_FF_EXP,
     HParam("n_shared", "expert_shared_count", fields={"hf": "num_shared_experts|n_shared_experts"},

@@ -37,7 +37,7 @@ HPARAMS = (
            defaults=(Default(1, _HF, dialect="hf"),)),
     common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=cohere.windows, length="n_layer"),
-    HParam("rope_layers", "attention.rope_pattern", BOOL, derive=cohere.rotated, implied=cohere.rotated_unless_stated,
+    HParam("rope_layers", "attention.rope_pattern", BOOL, derive=cohere.rotated, implied=cohere.default_rotated,
            length="n_layer"),
     HParam("rope_odd", None, derive=cohere.rotated_differently),
     common.N_EXPERT, common.N_EXPERT_USED, replace(common.N_FF_EXP, fields={"hf": "intermediate_size"}),

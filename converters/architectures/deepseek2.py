@@ -25,7 +25,7 @@ IGNORED = Caveat(
     "config.json says scoring_func={gating_stated} and topk_method={selection_stated}, which transformers' DeepSeek-V3 "
     "does not read: the file has its sigmoid and noaux_tc",
 )
-STATED = (
+DECLARED = (
     HParam("gating_stated", None, ValueType.STRING, {"hf": "scoring_func"}, required=False,
            defaults=(Default("sigmoid", "DeepSeek-V3's", dialect="v3"),)),
     HParam("norm_stated", None, ValueType.BOOL, {"hf": "norm_topk_prob"}, required=False,
@@ -48,7 +48,7 @@ SPEC = Architecture(
     ),
     hparams=(
         *nextn.counted(deepseek.SIZES), *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING,
-        *STATED, *deepseek.PLAIN,
+        *DECLARED, *deepseek.PLAIN,
     ),
     roles=ROLES,
     dialects=(

@@ -41,7 +41,7 @@ _UNIFIED = tuple(
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, *gemma4.WINDOWS, SHARED, *gemma4.HEADS,
     common.RMS_EPS, *gemma4.ROPE, *FEED_FORWARD,
-    replace(gemma.N_EMBD_PER_LAYER, defaults=(*_UNIFIED, *gemma.N_EMBD_PER_LAYER.defaults)), gemma.SOFTCAP_STATED,
+    replace(gemma.N_EMBD_PER_LAYER, defaults=(*_UNIFIED, *gemma.N_EMBD_PER_LAYER.defaults)), gemma.SOFTCAP_DECLARED,
     common.ALWAYS_TIED, common.GEMMA_GELU,
     # Pictures see what comes later ('vision'), text does not.
     HParam("bidirectional", None, STRING, {"hf": "use_bidirectional_attention"}, words={"vision": "vision"},

@@ -18,7 +18,7 @@ from ggferry.converters.schema.roles import block, roles, varied
 
 _VISION_ENCODERS = Default((8, 12, 12), "transformers' default", dialect="seeing")
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, replace(rope.SECTIONS_STATED, defaults=(_VISION_ENCODERS,)),
+    *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, replace(rope.SECTIONS_DECLARED, defaults=(_VISION_ENCODERS,)),
     replace(rope.SECTIONS, required=False), common.TIED, common.ATTENTION_BIAS, common.SILU,
 )
 

@@ -23,7 +23,7 @@ FRACTION = replace(
 HPARAMS = (
     *nextn.counted([replace(param, required=False) if param is common.N_FF else param for param in common.SIZES]),
     common.RMS_EPS,
-    *(FRACTION if param is rope.HALF else param for param in rope.HALF_ROPE), *rope.SECTIONS_IF_STATED,
+    *(FRACTION if param is rope.HALF else param for param in rope.HALF_ROPE), *rope.SECTIONS_IF_DECLARED,
     *routed.HPARAMS, common.TIED, common.ATTENTION_BIAS,
     HParam("qk_norms", None, ValueType.BOOL, {"hf": "use_qk_norm"}, required=False,
            defaults=(Default(False, "transformers' default", dialect="hf"),)),

@@ -1,5 +1,5 @@
 """GPT-2: learned positions, biases everywhere, linear layers stored with a column an output (Conv1D). Under other names
-(`_gpt2_kin`) its graph is that of OPT, BioGPT and RuGPT-3 XL.
+(`_gpt2_family`) its graph is that of OPT, BioGPT and RuGPT-3 XL.
 
 Source: llama.cpp `src/models/gpt2.cpp`, transformers `modeling_gpt2.py`.
 """
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
-from ggferry.converters.architectures import _gpt2_kin as kin
+from ggferry.converters.architectures import _gpt2_family as family
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import SAME, Transpose
 from ggferry.converters.schema.roles import also, block, roles, varied
@@ -21,7 +21,7 @@ ACTIVATION = replace(
 )
 HPARAMS = (
     *(N_FF if size is gpt.N_FF else size for size in gpt.SIZES), gpt.N_HEAD_KV, gpt.SCALED, gpt.ATTN_SCALE,
-    common.ALWAYS_TIED, ACTIVATION, *kin.SCALED, *kin.OTHERWISE,
+    common.ALWAYS_TIED, ACTIVATION, *family.SCALED, *family.OTHERWISE,
     # Scores divided by the block's number too (stanford-crfm's): nothing in GGUF says so, and no runtime does it.
     HParam("by_layer", None, gpt.BOOL, {"hf": "scale_attn_by_inverse_layer_idx"}, words=gpt.FALSE, required=False),
     HParam("crossed", None, gpt.BOOL, {"hf": "add_cross_attention"}, words=gpt.FALSE, required=False),
@@ -47,8 +47,8 @@ ROLES = varied(
     rotated=Transpose(),
 )
 
-ROLES = also(ROLES, "opt", kin.OPT, qkv=kin.JOINED, used=kin.USED)
-ROLES = varied(ROLES, "biogpt", "opt", "token_embd.weight model.decoder.embed_tokens.weight @by", by=kin.EMBEDDING)
+ROLES = also(ROLES, "opt", family.OPT, qkv=family.JOINED, used=family.USED)
+ROLES = varied(ROLES, "biogpt", "opt", "token_embd.weight model.decoder.embed_tokens.weight @by", by=family.EMBEDDING)
 ROLES = varied(ROLES, "biogpt-tied", "biogpt", "output.weight model.decoder.embed_tokens.weight")
 ROLES = varied(ROLES, "rugpt", "opt", "position_embd.weight model.decoder.embed_positions.weight")
 RELU = Caveat(
@@ -60,16 +60,16 @@ OPT = Dialect(
     fields="hf",
     classes=("OPTForCausalLM",),
     conventions={"position_offset": 2},
-    drops=(*common.DROPS, *kin.MASKS),
-    fixed=kin.NORMS,
-    renames=kin.OPT_NAMES,
+    drops=(*common.DROPS, *family.MASKS),
+    fixed=family.NORMS,
+    renames=family.OPT_NAMES,
     caveats=(gpt.ERF,),
-    ignored_keys=kin.IGNORED_KEYS,
+    ignored_keys=family.IGNORED_KEYS,
 )
 BIOGPT = replace(
-    OPT, name="biogpt", classes=("BioGptForCausalLM",), drops=kin.MASKS, fixed={**kin.NORMS, "tied": False},
-    renames=kin.BIOGPT_NAMES,
-    ignored_keys=(*kin.IGNORED_KEYS, IgnoredKey("tie_word_embeddings", "the output is written out", (False, True))),
+    OPT, name="biogpt", classes=("BioGptForCausalLM",), drops=family.MASKS, fixed={**family.NORMS, "tied": False},
+    renames=family.BIOGPT_NAMES,
+    ignored_keys=(*family.IGNORED_KEYS, IgnoredKey("tie_word_embeddings", "the output is written out", (False, True))),
 )
 
 SPEC = Architecture(
@@ -102,10 +102,10 @@ SPEC = Architecture(
             "rugpt",
             fields="hf",
             classes=("RuGPT3XLForCausalLM",),
-            renames=kin.RUGPT_NAMES,
+            renames=family.RUGPT_NAMES,
             drops=gpt.DROPS,
             caveats=(gpt.ERF,),
-            ignored_keys=kin.RUGPT_IGNORED_KEYS,
+            ignored_keys=family.RUGPT_IGNORED_KEYS,
         ),
     ),
     recipe=gpt.RECIPE,

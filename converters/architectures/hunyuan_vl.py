@@ -17,7 +17,7 @@ _AXES = f"{rope.scaling_place('xdrope_section')}|{rope.scaling_place('mrope_sect
 HPARAMS = (
     *(replace(param, words={**param.words, "xdrope": "dynamic"}) if param.name == "kind_stated" else param
       for param in hunyuan.HPARAMS),
-    replace(rope.SECTIONS_STATED, fields={"hf": _AXES}, length="4"), rope.SECTIONS,
+    replace(rope.SECTIONS_DECLARED, fields={"hf": _AXES}, length="4"), rope.SECTIONS,
     HParam("fourth_axis", None, derive=hunyuan.fourth_axis),
 )
 (_HF,) = hunyuan.dialects(

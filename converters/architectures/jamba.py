@@ -19,8 +19,8 @@ BOOL = ValueType.BOOL
 
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD,
-    hybrid.HEADS_KV_STATED,
-    hybrid.stated("attn_period", "attn_layer_period", 8), hybrid.stated("attn_offset", "attn_layer_offset", 4),
+    hybrid.HEADS_KV_DECLARED,
+    hybrid.declared("attn_period", "attn_layer_period", 8), hybrid.declared("attn_offset", "attn_layer_offset", 4),
     HParam("attends", None, BOOL, length="n_layer", required=False, derive=hybrid.attending),
     hybrid.HEADS_KV, common.HEAD_DIM, common.HEAD_DIM_V,
     HParam("n_conv", "ssm.conv_kernel", fields={"hf": "mamba_d_conv"}),
@@ -32,7 +32,8 @@ HPARAMS = (
     HParam("used_stated", None, fields=common.N_EXPERT_USED.fields, required=False),
     replace(common.N_EXPERT, fields={}, derive=hybrid.experts),
     replace(common.N_EXPERT_USED, fields={}, derive=hybrid.experts_used),
-    hybrid.stated("expert_period", "expert_layer_period", 2), hybrid.stated("expert_offset", "expert_layer_offset", 1),
+    hybrid.declared("expert_period", "expert_layer_period", 2),
+    hybrid.declared("expert_offset", "expert_layer_offset", 1),
     HParam("sparse", None, BOOL, length="n_layer", required=False, derive=hybrid.sparse_layers),
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias"}, words={True: True}, required=False),
     HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias"}, words={False: False}, required=False),

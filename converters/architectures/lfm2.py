@@ -43,7 +43,7 @@ _BOTH_SIDES = replace(
     fixed={**_STATES.fixed, "causal": False},
     drops=(*_STATES.drops, *embeddings.language_heads("lm_head.*")),
 )
-_SPOKEN = ("depthformer.*", "depth_linear.*", "depth_embeddings.*", "audio_embedding.*", "codebook_offsets")
+_AUDIO_OUTPUT = ("depthformer.*", "depth_linear.*", "depth_embeddings.*", "audio_embedding.*", "codebook_offsets")
 _AUDIO = replace(
     _HF,
     name="audio",
@@ -55,14 +55,14 @@ _AUDIO = replace(
     drops=(
         *common.DROPS,
         *half.drop_audio("conformer.*", "audio_adapter.*"),
-        *half.drop_talker(*_SPOKEN),
+        *half.drop_talker(*_AUDIO_OUTPUT),
         Drop("audio_loss_weights", "used in training only"),
     ),
     ignored_keys=(
         *lfm2.IGNORED_KEYS,
-        IgnoredKey("encoder encoder.* preprocessor preprocessor.*", "of the half that hears, dropped"),
+        IgnoredKey("encoder encoder.* preprocessor preprocessor.*", "of the audio encoder, dropped"),
         IgnoredKey("depthformer depthformer.* codebook* semantic_codebook_factor tie_audio_embeddings interleaved_n_*",
-                 "of the part that speaks, dropped"),
+                 "of the audio decoder, dropped"),
     ),
 )
 

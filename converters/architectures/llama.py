@@ -101,7 +101,7 @@ WINDOWS = (
 FULL_EVERY = HParam("full_every", None, required=False, defaults=(
     Default(4, "transformers' default", when="hf_class == 'CwmForCausalLM'", dialect="hf"),
 ))
-HPARAMS = mistral.stated((
+HPARAMS = mistral.declared((
     common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
     common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.WHOLE_ROPE_WITH_FACTORS, *WINDOWS, FULL_EVERY,
     *(replace(param, derive=windows) if param.name == "swa_layers" else param for param in common.WINDOW_LIST),

@@ -16,7 +16,7 @@ from ggferry.converters.schema.roles import block, roles
 _VISION_ENCODERS = Default((16, 24, 24), "transformers' default", dialect="hf")
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, rope.BASE, rope.N_ROT, rope.AXES_KIND, *rope.SCALING,
-    replace(rope.SECTIONS_STATED, defaults=(_VISION_ENCODERS,)), rope.SECTIONS, common.ALWAYS_TIED, ernie.BIASED,
+    replace(rope.SECTIONS_DECLARED, defaults=(_VISION_ENCODERS,)), rope.SECTIONS, common.ALWAYS_TIED, ernie.BIASED,
     common.SILU,
 )
 

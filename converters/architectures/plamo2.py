@@ -22,7 +22,7 @@ HPARAMS = (
     *common.SIZES[:5],
     # One number: with a list that says 0 for the first block, as the tool writes it, llama.cpp's rotation never ends.
     HParam("n_head", "attention.head_count", fields={"hf": "num_attention_heads"}, length="n_layer", allow_scalar=True),
-    hybrid.HEADS_KV_STATED,
+    hybrid.HEADS_KV_DECLARED,
     HParam("mamba_step", None, fields={"hf": "mamba_step"}, required=False,
            defaults=(Default(2, _REMOTE, dialect="hf"),)),
     HParam("mamba_enabled", None, BOOL, {"hf": "mamba_enabled"}, words={True: True}, required=False),

@@ -66,7 +66,7 @@ SPEC = Architecture(
             HF, name="seeing", names="hf", fields="hf", classes=("LlavaStableLMEpochForCausalLM",),
             drops=(*common.DROPS, *half.drop_vision("*vision_tower.*", "*mm_projector.*")),
             ignored_keys=(IgnoredKey("mm_* tune_mm_* freeze_mm_* use_mm_proj image_* vision_*",
-                "of the half that sees"),),
+                "of the vision encoder"),),
         ),
     ),
     recipe={"norm": "layer", "rope": "halves"},

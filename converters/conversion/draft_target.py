@@ -83,8 +83,8 @@ def check_target(graph: ModelGraph, target: str | None, vocabulary: bool) -> Non
 
 def _check_width(graph: ModelGraph) -> None:
     """Check that a draft which takes over its target's embeddings is as wide. Raises InconsistentError."""
-    told = graph.checkpoint.metadata.get(TARGET)
-    wide = told.get("hidden_size") if isinstance(told, Mapping) else None
+    target = graph.checkpoint.metadata.get(TARGET)
+    wide = target.get("hidden_size") if isinstance(target, Mapping) else None
     own = {"token_embd.weight", "output.weight"} <= set(graph.by_name)
     draft = graph.nodes and reads_target(graph.architecture)
     if draft and wide is not None and not own and wide != graph.sizes["n_embd"]:

@@ -32,8 +32,8 @@ def recipe_like(path: str) -> str:
     if checkpoint.container != "gguf" or not checkpoint.tensors:
         raise UsageError("--like", path=path, found=checkpoint.container, expected="a GGUF file with tensors")
     types = {name: ref.type.name for name, ref in checkpoint.tensors.items() if len(ref.shape) > 1}
-    stated = checkpoint.metadata.get("general.file_type")
-    kind = file_types().get(stated.data) if isinstance(stated, Value) and isinstance(stated.data, int) else None
+    declared = checkpoint.metadata.get("general.file_type")
+    kind = file_types().get(declared.data) if isinstance(declared, Value) and isinstance(declared.data, int) else None
     name = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(path).removesuffix(".gguf"))
     head = [f"recipe    like-{name}", f"default   {most_common(types)}", *([f"file_type {kind.name}"] if kind else [])]
     return "\n".join([*head, "", *lines_of_types(types)]) + "\n"

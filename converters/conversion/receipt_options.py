@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import reduce
 from typing import Any
 
-from ggferry.converters.adapters.merge_parts import stated_as
+from ggferry.converters.adapters.merge_parts import receipt_form
 from ggferry.converters.conversion.options import OPTIONS, Kind, Option
 from ggferry.converters.conversion.request import Request
 from ggferry.formats.errors import CorruptError
@@ -25,17 +25,17 @@ def declared_options(request: Request, *, adapter: bool = False) -> dict[str, An
         if each.kind is Kind.FILE:
             value = os.path.basename(os.path.normpath(value)) if value else None
         elif each.kind is Kind.ADAPTERS:
-            value = [stated_as(text) for text in value]
+            value = [receipt_form(text) for text in value]
         holder, key = _holder(found, each)
         holder[key] = list(value) if isinstance(value, tuple) else value
     return found
 
 
-def missing_files(request: Request, stated: Mapping[str, Any]) -> list[str]:
+def missing_files(request: Request, declared: Mapping[str, Any]) -> list[str]:
     """Return a line for every file that a receipt's options name and this request does not."""
     lines = []
     for each in _declared(adapter=True):
-        holder, key = _holder(stated, each)
+        holder, key = _holder(declared, each)
         name = holder.get(key) if isinstance(holder, Mapping) else None
         if each.kind in _FILES and name and not _at(request, each):
             name = " ".join(map(str, name)) if isinstance(name, list) else name
@@ -43,12 +43,12 @@ def missing_files(request: Request, stated: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def with_receipt_options(request: Request, stated: Mapping[str, Any], path: str) -> Request:
+def with_receipt_options(request: Request, declared: Mapping[str, Any], path: str) -> Request:
     """Return the request with the options that a receipt states for what it leaves at its defaults. Files among them
     are told by name only and must be given again. Raises CorruptError for options of another kind."""
     try:
         for each in _declared(adapter=True):
-            holder, key = _holder(stated, each)
+            holder, key = _holder(declared, each)
             if not isinstance(holder, Mapping):
                 raise TypeError(f"{holder!r} is not an object")
             if each.kind in _FILES or each.target == "level" or key not in holder:
@@ -84,7 +84,7 @@ def _with(request: Request, each: Option, value: Any) -> Request:
     return replace(request, **{holder: replace(getattr(request, holder), **{key: value})} if holder else {key: value})
 
 
-_STATED_AS: dict[Kind, type] = {
+_FORMS: dict[Kind, type] = {
     Kind.JSON_FILE: dict,
     Kind.PAIRS: dict,
     Kind.NUMBER: int,
@@ -99,7 +99,7 @@ def _of_kind(value: Any, default: Any, each: Option) -> Any:
         if not isinstance(value, list):
             raise TypeError(f"{value!r} is not a list")
         return tuple(tuple(item) if isinstance(item, list) else _of_text(item) for item in value)
-    kind = _STATED_AS.get(each.kind, str)
+    kind = _FORMS.get(each.kind, str)
     if type(value) is not kind and not (value is None and default is None):
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     pairs: Any = value

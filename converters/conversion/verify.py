@@ -36,9 +36,9 @@ from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.second_reader.declared_keys import check_declared
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
-from ggferry.converters.reranking.recognize import asked_with
+from ggferry.converters.reranking.recognize import rerank_template
+from ggferry.converters.rewrite.declared_digests import changed_files, digest_of_shards, receipt_beside
 from ggferry.converters.rewrite.lineage import edited_keys
-from ggferry.converters.rewrite.stated_digests import changed_files, digest_of_shards, receipt_beside
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import CLIP, understand, understand_projector
 from ggferry.converters.write.watch_weights import check_sums
@@ -145,8 +145,8 @@ def _is_second(checkpoint: Checkpoint) -> bool:
 
 def _as_converted(request: Request, receipt: Mapping[str, Any] | None, after: Checkpoint) -> Request:
     """Return the request with what decides which files of its source are opened, as it was when the output was made."""
-    stated = receipt["options"] if receipt else {}
-    own = request.mistral_format or (isinstance(stated, Mapping) and stated.get("mistral_format") is True)
+    declared = receipt["options"] if receipt else {}
+    own = request.mistral_format or (isinstance(declared, Mapping) and declared.get("mistral_format") is True)
     return replace(request, mistral_format=own, options=replace(request.options, vocab_only=not after.tensors))
 
 
@@ -165,13 +165,13 @@ def _model_again(
         steps = steps_of_types(graph, {name: type_in_file(node) for name, node in mirror.by_name.items()})
         expected, _ = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
         keys = compare_keys(_values(expected), after, (graph, mirror), allow)
-        told = (*graph.notes, "the output has no vocabulary") if request.vocab.none else graph.notes
-        runtime = runtime_notes(mirror.architecture.name, after.metadata, after.tensors, told, vocab_only=vocab_only)
+        notes = (*graph.notes, "the output has no vocabulary") if request.vocab.none else graph.notes
+        runtime = runtime_notes(mirror.architecture.name, after.metadata, after.tensors, notes, vocab_only=vocab_only)
         read = tokenizer_of(mirror, after, Request(after.path))
         sides = Vocabularies(tokenizer, read, before, request.vocab, keys.apart)
         tokens = check_tokenizer(sides, after.path, depth_of(request))
         if not mirror.architecture.projector:
-            check_declared(before, after, request.vocab, request.metadata, keys.apart, asked_with(graph))
+            check_declared(before, after, request.vocab, request.metadata, keys.apart, rerank_template(graph))
         matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
         encoding = Encoding(matrix.renamed(renamed) if matrix else None, any_error=request.allow_quantization_error)
         with computing_on(request.device):
@@ -276,7 +276,7 @@ def _adapter_files(checkpoint: Checkpoint) -> list[Source]:
 def _check_digests(receipt: Mapping[str, Any], *sides: Sequence[Source]) -> None:
     for name, side in zip(("source", "output"), sides, strict=True):
         records = receipt.get(name, {}).get("files", ())
-        for file, found, stated in changed_files(records, side):
+        for file, found, declared in changed_files(records, side):
             raise VerificationError(
-                f"not the {name} its receipt was written for", path=file.path, found=found, expected=stated
+                f"not the {name} its receipt was written for", path=file.path, found=found, expected=declared
             )

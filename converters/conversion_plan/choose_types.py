@@ -199,9 +199,9 @@ def _kept_of_derived(
 
 def _plain(source: BlockType, options: TypeOptions) -> tuple[BlockType, str]:
     """Return the type of a tensor that runtimes take as a plain number only (`Role.plain`), and why."""
-    asked = options.recipe().default
-    wanted = source.name if asked == KEEP else asked
-    found = block_type("F16" if wanted == "F16" else "F32")
+    requested = options.recipe().default
+    name = source.name if requested == KEEP else requested
+    found = block_type("F16" if name == "F16" else "F32")
     return found, "" if source == found else "F16 or F32 in every file"
 
 
@@ -222,13 +222,13 @@ def _check(graph: ModelGraph, node: Node, target: BlockType, options: TypeOption
 def facts_of(graph: ModelGraph) -> ModelFacts:
     """Return what mixtures depend on, from the keys that the model's GGUF file states."""
     name = graph.architecture.name
-    stated: Mapping[str, object] = {
+    declared: Mapping[str, object] = {
         **{key: value.data for key, value in graph.checkpoint.metadata.items() if isinstance(value, Value)},
         **{key: value.data for key, value, _ in graph.written()},
     }
 
     def count(key: str, absent: int = 0) -> int:
-        value = stated.get(f"{name}.{key}", absent)
+        value = declared.get(f"{name}.{key}", absent)
         first = value[0] if isinstance(value, tuple) and value else value
         return int(first) if isinstance(first, int | float) else absent
 

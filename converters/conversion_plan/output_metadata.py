@@ -135,11 +135,11 @@ def _declared(graph: ModelGraph, options: Options) -> int | None:
     recipe = options.recipe()
     if recipe.default != "keep" or recipe.rules:
         return recipe.file_type
-    stated = graph.checkpoint.header.get("ftype")
-    if stated is None:
+    declared = graph.checkpoint.header.get("ftype")
+    if declared is None:
         value = graph.checkpoint.metadata.get("general.file_type")
-        stated = value.data if isinstance(value, Value) else None
-    return stated if isinstance(stated, int) else None
+        declared = value.data if isinstance(value, Value) else None
+    return declared if isinstance(declared, int) else None
 
 
 def architecture_entries(graph: ModelGraph) -> dict[str, Entry]:

@@ -87,7 +87,7 @@ class _Shared(Weights):
         return answer
 
 
-def in_lockstep(groups: Sequence[tuple[Weights, Sequence[Pass]]]) -> None:
+def batched(groups: Sequence[tuple[Weights, Sequence[Pass]]]) -> None:
     """Run passes over one model or several, which compute on one device, to their ends.
 
     A pass may read what those of earlier groups left before they asked for the same matrix. When a pass raises, the

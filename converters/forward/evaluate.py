@@ -86,7 +86,7 @@ def forward(
                 raise UnsupportedError("no encoder", path=graph.checkpoint.path, found=graph.architecture.name)
             model = Model(graph, weights, inputs, places, choices)
             found = compute(model, tokens, progress or (lambda done: None))
-            return (model.wanted(found) if reads and len(found) == len(tokens) else found).cpu().numpy()
+            return (model.selected(found) if reads and len(found) == len(tokens) else found).cpu().numpy()
     except (ArithmeticError, ValueError) as error:
         raise InconsistentError(
             f"the hparams cannot be computed with: {error}", path=graph.checkpoint.path, found=graph.architecture.name

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ggferry.converters.forward.batched_passes import in_lockstep
+from ggferry.converters.forward.batched_passes import batched
 from ggferry.converters.forward.evaluate import forward, result_of
 from ggferry.converters.forward.weights import Factor, Product, Weights, in_a_thread
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -160,7 +160,7 @@ def measure(
     size = -(-len(chunks) // -(-len(chunks) // size)) if chunks else size  # as many in each group, the last one, too
     for start in range(done, len(chunks), size):
         group = chunks[start : start + size]
-        in_lockstep([(recorder, [partial(_run, graph, chunk) for chunk in group])])
+        batched([(recorder, [partial(_run, graph, chunk) for chunk in group])])
         if progress:
             progress(sum(map(len, group)))
         if kept and start + size < len(chunks):
@@ -210,8 +210,8 @@ def write_imatrix(
     tensors: list[tuple[str, Any, tuple[int, ...], Any]] = []
     kind = block_type("F32")
     for name in sorted(recorder.sums):
-        wanted = name in recorder.kept or (output and name == OUTPUT)
-        if not recorder.graph.by_name[name].role.per_block and not wanted:
+        recorded = name in recorder.kept or (output and name == OUTPUT)
+        if not recorder.graph.by_name[name].role.per_block and not recorded:
             continue
         shape = recorder.graph.by_name[name].shape
         matrices = shape[-3] if len(shape) > 2 else 1

@@ -128,7 +128,7 @@ class Model:
         return found
 
     def tower(self, prefix: str) -> Model:
-        """Return the model as the tower that sees ('v_') or hears ('a_') has it: its hparams without the prefix.
+        """Return the model as the vision ('v_') or audio ('a_') tower has it: its hparams without the prefix.
 
         Its activation is the one that the file's two flags name; with neither, it is llama.cpp's quick GELU.
         """
@@ -176,7 +176,7 @@ class Model:
         """Return the length of the text to which `count` tokens belong."""
         return self.places.context or 1 + self._where(count)[-1]
 
-    def wanted(self, x: Tensor) -> Tensor:
+    def selected(self, x: Tensor) -> Tensor:
         """Return the rows of x `(tokens, …)` that the caller of the pass wants."""
         return x if self.places.rows is None else x[list(self.places.rows)]
 

@@ -59,12 +59,12 @@ def compare(
 
 def _rounded(folder: ModelGraph, source: ModelGraph, node: Node, kind: BlockType, progress: Progress) -> TensorProof:
     """Compare a tensor whose values were rounded to `kind`. Raises VerificationError beyond what that type rounds."""
-    mine, largest, error, power = folder.by_name[node.name], 0.0, 0.0, 0.0
+    ours, largest, error, power = folder.by_name[node.name], 0.0, 0.0, 0.0
     for start, stop in row_chunks(node, kind):
         expected = laid_out_values(source.checkpoint, node, start, stop)
-        found = laid_out_values(folder.checkpoint, mine, start, stop)
+        found = laid_out_values(folder.checkpoint, ours, start, stop)
         apart = np.abs(found.astype(np.float64) - expected)
-        allowed: Any = narrowing_bound(kind.name, np.abs(expected) + (0 if mine.layout.lossless else 1))
+        allowed: Any = narrowing_bound(kind.name, np.abs(expected) + (0 if ours.layout.lossless else 1))
         if not (apart <= allowed).all():
             raise VerificationError(
                 f"tensor {node.name!r} lies further from its source than {kind} rounds",

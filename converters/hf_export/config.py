@@ -30,7 +30,7 @@ class Extent(Enum):
     """What a configuration states, in the order in which that is tried."""
 
     KNOWN = "what the class has a key for"
-    STATED = "also what the model states"
+    DECLARED = "also what the model states"
     ALL = "also what follows from what the model states"
 
 
@@ -178,9 +178,9 @@ def configuration(
         if not places or places == "model_type" or (value is None and not _must_be_silent(param, known, places)):
             continue
         place = known.place(places)
-        stated = param.name in graph.hparams and value != implied(param, values)
-        wanted = extent is Extent.ALL or (stated and extent is Extent.STATED)
-        if place is None and wanted and value != param.absent and param.name not in dialect.fixed:
+        declared = param.name in graph.hparams and value != implied(param, values)
+        included = extent is Extent.ALL or (declared and extent is Extent.DECLARED)
+        if place is None and included and value != param.absent and param.name not in dialect.fixed:
             place = next((one for one in places.split("|") if not one.startswith("rope_")), places.split("|")[-1])
             unplaced.append(place)
         if (
@@ -209,8 +209,8 @@ def _in_both_forms(config: JSONObject, known: KnownClass, values: Mapping[str, A
     if known.config_section + FLAT in known.keys and base is not None:
         scaling = config.get("rope_scaling") or {"rope_type": "default"}
         part = {PARTIAL: config[PARTIAL]} if PARTIAL in config else {}
-        stated = config.get("rope_parameters", {})
-        whole = {**stated, **scaling, "rope_theta": plain(float(base)), **part}
+        declared = config.get("rope_parameters", {})
+        whole = {**declared, **scaling, "rope_theta": plain(float(base)), **part}
         if known.config_section + _ORIGINAL in known.solid:
             whole.setdefault(_ORIGINAL.partition(".")[2], values["n_ctx"])  # its class computes with it, scaled or not
         config["rope_parameters"] = whole
@@ -240,8 +240,8 @@ def _as_declared(param: HParam, known: KnownClass, place: str, value: Any) -> An
     if value is None or (param.unrepresentable is not None and value == param.unrepresentable):
         return None
     newer = place.replace("rope_scaling.", "rope_parameters.")
-    spoken = {known.config_section + place, known.config_section + newer} & (known.solid | known.whole)
-    if value == param.absent and not value and known.keys and not spoken:
+    present = {known.config_section + place, known.config_section + newer} & (known.solid | known.whole)
+    if value == param.absent and not value and known.keys and not present:
         return None
     if param.null is not None and value == param.null:
         number = known.config_section + place in known.whole and not param.null_default

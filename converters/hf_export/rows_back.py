@@ -131,8 +131,8 @@ class Gathered:
         """Read each part's rows."""
         out = np.empty((len(rows), columns(self.shape)), np.float32)
         for number in np.unique(self.sources[rows]):
-            mine = np.flatnonzero(self.sources[rows] == number)
-            out[mine] = self.parts[number].read(self.places[rows[mine]])
+            indices = np.flatnonzero(self.sources[rows] == number)
+            out[indices] = self.parts[number].read(self.places[rows[indices]])
         return out
 
 
@@ -210,11 +210,11 @@ class RotatedRows:
         out = np.empty((len(rows), high), np.float32)
         step = max(1, STEP // (wide * 4))
         for number in np.unique(item):
-            mine = np.flatnonzero(item == number)
+            indices = np.flatnonzero(item == number)
             for start in range(0, high, step):
                 stop = min(high, start + step)
                 read = self.inner.read(np.arange(start, stop) + number * high)
-                out[mine, start:stop] = read[:, column[mine]].T
+                out[indices, start:stop] = read[:, column[indices]].T
         return out
 
 

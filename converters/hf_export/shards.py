@@ -111,9 +111,9 @@ def plan_shards(tensors: Sequence[SourceTensor], dtype: str | None, largest: int
     headers, sizes, ordered = dict[str, bytes](), dict[str, int](), list[Entry]()
     for number in range(count):
         name = SINGLE if count == 1 else f"model-{number + 1:05}-of-{count:05}.safetensors"
-        mine = sorted((one for one in entries if one.shard == number), key=lambda one: -one.type.block_bytes)
-        headers[name], sizes[name] = _placed(mine)
-        ordered += mine
+        members = sorted((one for one in entries if one.shard == number), key=lambda one: -one.type.block_bytes)
+        headers[name], sizes[name] = _placed(members)
+        ordered += members
     return Shards(tuple(ordered), headers, sizes)
 
 

@@ -27,7 +27,7 @@ from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 _OTHER_HALF = ".n_deepstack_layers"
-"""What a text model's file says of the half that sees, which it does not hold."""
+"""What a text model's file says of the vision encoder, which it does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +90,18 @@ def _candidates(graph: ModelGraph) -> Iterator[tuple[KnownClass, Dialect]]:
     Classes of a text model alone come first, and last those without what makes words of the last states, which have
     names of their own.
     """
-    spoken = [each for each in graph.architecture.dialects if each.source == "hf" and not each.types]
-    named = (name for dialect in spoken for name in dialect.classes)
+    dialects = [each for each in graph.architecture.dialects if each.source == "hf" and not each.types]
+    named = (name for dialect in dialects for name in dialect.classes)
     found = []
     for name in dict.fromkeys((*graph.architecture.hf_classes, *named)):
         known = known_class(name)
         if known is None or not _fits(graph, known):
             continue
-        bare = [each for each in spoken if not (each.classes or each.header or each.name in RERANKERS.values())]
-        own = [each for each in spoken if name in each.classes or each in bare]
+        bare = [each for each in dialects if not (each.classes or each.header or each.name in RERANKERS.values())]
+        own = [each for each in dialects if name in each.classes or each in bare]
         own.sort(key=lambda each: each.name != "headless")
         found += [(known, each) for each in own]
-    headless = {name for each in spoken if each.name == "headless" for name in each.classes}
+    headless = {name for each in dialects if each.name == "headless" for name in each.classes}
     yield from sorted(
         found, key=lambda pair: (pair[0].name in headless, bool(pair[0].config_section), not pair[0].keys)
     )
@@ -148,7 +148,7 @@ def _config(
             continue
         missed = missed if fullest else unplaced
         fullest, count = config, len(unplaced)
-        if extent is Extent.STATED:
+        if extent is Extent.DECLARED:
             break
     if not fullest:
         raise failed or UnsupportedError("no configuration leads back to the model")
@@ -181,9 +181,9 @@ def check_alike(graph: ModelGraph, again: ModelGraph) -> None:
     """Check that what was bound again is the same model. Raises UnsupportedError naming the first difference."""
     if graph.architecture.name != again.architecture.name:
         raise UnsupportedError("it would be another architecture", found=again.architecture.name)
-    mine, theirs = ({key: value for key, value, _ in each.written()} for each in (graph, again))
-    for key in sorted({*mine, *theirs}):
-        a, b = mine.get(key), theirs.get(key)
+    ours, theirs = ({key: value for key, value, _ in each.written()} for each in (graph, again))
+    for key in sorted({*ours, *theirs}):
+        a, b = ours.get(key), theirs.get(key)
         if key.endswith(_OTHER_HALF):
             continue
         if a is not None and (b is None or not _same(a.data, b.data)) and not _implied(again, key, a.data):

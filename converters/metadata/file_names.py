@@ -362,10 +362,10 @@ def _agreement(parameters: int, adapter: bool) -> Callable[[str], bool]:
 
     def agrees(label: str) -> bool:
         experts, _, count = label.rpartition("x")
-        stated = int(experts or 1) * float(count[:-1]) * 1000.0 ** " KMBT".index(count[-1])
+        declared = int(experts or 1) * float(count[:-1]) * 1000.0 ** " KMBT".index(count[-1])
         if adapter:
-            return stated >= parameters // 8
-        return parameters == 0 or abs(stated - parameters) <= 7 * parameters // 8
+            return declared >= parameters // 8
+        return parameters == 0 or abs(declared - parameters) <= 7 * parameters // 8
 
     return agrees
 

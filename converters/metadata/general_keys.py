@@ -278,9 +278,9 @@ def _take_card(found: _Collector, card: Mapping[str, Any], description: str) -> 
     for key, fields in CARD_TEXTS.items():
         if f"general.{key}" not in found.entries:
             found.text(key, text(*fields), CARD)
-    told = text("description", "model_description")
-    if told:
-        found.text("description", "\n".join(filter(None, (told, description))), f"{CARD}; ggferry")
+    paragraph = text("description", "model_description")
+    if paragraph:
+        found.text("description", "\n".join(filter(None, (paragraph, description))), f"{CARD}; ggferry")
     # An SPDX expression would join several with OR or AND; the card does not say which, so a comma does not either.
     found.text("license", ", ".join(dict.fromkeys(listed("license"))), CARD)
     for key, fields in CARD_LISTS.items():
@@ -296,15 +296,19 @@ def _take_card(found: _Collector, card: Mapping[str, Any], description: str) -> 
 
 def _take_name(found: _Collector, guessed: Guess, config: Mapping[str, Any], parameters: int, *, adapter: bool) -> None:
     """Take name and lineage from the path; from config.json where the path says nothing."""
-    stated = config.get("_name_or_path")
-    if isinstance(stated, str) and re.fullmatch(r"(?:\w[\w.-]*/)?\w[\w.-]*", stated, re.ASCII):
-        told = guess(f"hf://{stated}" if "/" in stated else stated, parameters=parameters, adapter=adapter)
-        if guessed.origin is NameOrigin.ARCHITECTURE and told.origin is not NameOrigin.ARCHITECTURE:
-            guessed = Guess(told.parts, told.name, told.organization, told.repository, NameOrigin.CONFIG)
-        elif told.repository and told.parts == guessed.parts:
-            found.text("organization", told.organization and title(told.organization.split("-")), "config.json")
-        elif told.repository:
-            found.notes.append(f"config.json names {stated!r}, the path another model; the path's name was taken")
+    declared = config.get("_name_or_path")
+    if isinstance(declared, str) and re.fullmatch(r"(?:\w[\w.-]*/)?\w[\w.-]*", declared, re.ASCII):
+        from_name = guess(f"hf://{declared}" if "/" in declared else declared, parameters=parameters, adapter=adapter)
+        if guessed.origin is NameOrigin.ARCHITECTURE and from_name.origin is not NameOrigin.ARCHITECTURE:
+            guessed = Guess(
+                from_name.parts, from_name.name, from_name.organization, from_name.repository, NameOrigin.CONFIG
+            )
+        elif from_name.repository and from_name.parts == guessed.parts:
+            found.text(
+                "organization", from_name.organization and title(from_name.organization.split("-")), "config.json"
+            )
+        elif from_name.repository:
+            found.notes.append(f"config.json names {declared!r}, the path another model; the path's name was taken")
     parts = guessed.parts
     found.text("name", guessed.name, guessed.origin)
     if guessed.origin is not NameOrigin.ARCHITECTURE and (parts.size_label or parts.fine_tune or parts.version):

@@ -20,7 +20,7 @@ from ggferry.formats.checkpoint_folder.modules import DENSE, ORDER, POOLING, SCO
 
 NOTHING = object()
 """Stands for an absent member; null is a value."""
-TOLD, LONGEST = 64, 80
+MAX_LISTED, LONGEST = 64, 80
 """How many keys a note names at most, and how many characters of each."""
 
 _TRAINED = "used in training only"
@@ -77,7 +77,7 @@ class Recorded:
 
     def __init__(self, config: Mapping[str, Any], within: str = "") -> None:
         self._config, self._within = config, within
-        self._asked: set[str] = set()
+        self._queried: set[str] = set()
         self._sought: set[str] = {within}
 
     def find(self, place: str) -> Any:
@@ -95,7 +95,7 @@ class Recorded:
         for path, value in self._found(place):
             first = value if first is NOTHING else first
             if value == first or place in WHOLE:  # of those the whole model's word counts, whatever its half says
-                self._asked.add(path)
+                self._queried.add(path)
 
     def _found(self, place: str) -> Iterator[tuple[str, Any]]:
         for path in self._paths(place):
@@ -124,7 +124,7 @@ class Recorded:
                 value = {name: [item.get(name) for item in value] for name in sorted({*chain(*value)})}
             if path in self._sought and isinstance(value, Mapping):
                 yield from self._unasked(value, f"{path}.")
-            elif path not in self._asked:
+            elif path not in self._queried:
                 yield path, value
 
 
@@ -168,12 +168,12 @@ def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any], part
         key = path if parts else path.removeprefix(f"{dialect.config_section}.")
         inner = next((key[len(name) + 1 :] for name in dialect.nested if key.startswith(f"{name}.")), key)
         ignored = ((entry, key) for entry in dialect.ignored_keys), ((entry, inner) for entry in GENERAL)
-        if value is not None and not any(_speaks(entry, name, value, values) for entry, name in chain(*ignored)):
+        if value is not None and not any(_names(entry, name, value, values) for entry, name in chain(*ignored)):
             found.append(path)
     return found
 
 
-def _speaks(entry: IgnoredKey, path: str, value: Any, values: Mapping[str, Any]) -> bool:
+def _names(entry: IgnoredKey, path: str, value: Any, values: Mapping[str, Any]) -> bool:
     """Return whether `entry` declares this key with this value harmless."""
     if not _matcher(entry.keys).fullmatch(path):
         return False
@@ -221,8 +221,8 @@ def unread_notes(
     keys = [key for key in keys if key != POOLING]
     notes = []
     if keys:
-        named = ", ".join(f"{key[:LONGEST]}…" if len(key) > LONGEST else key for key in keys[:TOLD])
-        more = f" and {len(keys) - TOLD} more" if len(keys) > TOLD else ""
+        named = ", ".join(f"{key[:LONGEST]}…" if len(key) > LONGEST else key for key in keys[:MAX_LISTED])
+        more = f" and {len(keys) - MAX_LISTED} more" if len(keys) > MAX_LISTED else ""
         notes.append(f"{file} keys that ggferry does not use: {named}{more}")
     if pooled:
         notes.append("modules.json says how the texts' vectors are pooled, which is not copied")

@@ -93,16 +93,16 @@ def prune_layers(checkpoint: Checkpoint, layers: str) -> tuple[Checkpoint, dict[
 
 def architecture_name(checkpoint: Checkpoint) -> str:
     """Return `general.architecture` of a GGUF checkpoint. Raises MissingError."""
-    stated = checkpoint.metadata.get("general.architecture")
-    if not isinstance(stated, Value) or not isinstance(stated.data, str):
+    declared = checkpoint.metadata.get("general.architecture")
+    if not isinstance(declared, Value) or not isinstance(declared.data, str):
         raise MissingError("general.architecture is absent or not a string", path=checkpoint.path)
-    return stated.data
+    return declared.data
 
 
 def projector_types(checkpoint: Checkpoint) -> str:
     """Return the projector types that a GGUF checkpoint states, that of pictures first, joined by '+'; '' for none."""
-    stated = (checkpoint.metadata.get(f"clip.{key}projector_type") for key in ("", "vision.", "audio."))
-    return "+".join(str(value.data) for value in stated if isinstance(value, Value))
+    declared = (checkpoint.metadata.get(f"clip.{key}projector_type") for key in ("", "vision.", "audio."))
+    return "+".join(str(value.data) for value in declared if isinstance(value, Value))
 
 
 def undescribed(checkpoint: Checkpoint, why: str) -> ModelGraph:

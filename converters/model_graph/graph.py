@@ -158,7 +158,11 @@ class ModelGraph:
         values = self.sizes
         for spec in self.architecture.hparams:
             param = self.hparams.get(spec.name)
-            if spec.key and param is not None and (param.known is Known.STATED or implied(spec, values) != param.value):
+            if (
+                spec.key
+                and param is not None
+                and (param.known is Known.DECLARED or implied(spec, values) != param.value)
+            ):
                 yield spec.key_of(self.architecture.name), as_value(spec, param.value), param.origin
 
 
@@ -259,12 +263,12 @@ def _check_blocks(
 ) -> None:
     numbers = [m for node in nodes if (m := re.match(r"((?:[a-z]+\.)*?)(\d+)\.", node.name))]
     for series, counter in blocks.items():
-        stated = hparams.get(counter)
+        declared = hparams.get(counter)
         found = 1 + max((int(m[2]) for m in numbers if m[1] == series), default=-1)
-        if stated is not None and found != stated.value:
+        if declared is not None and found != declared.value:
             raise MissingError(
                 f"tensors '{series}*'",
                 path=checkpoint.path,
                 found=f"{found} blocks",
-                expected=f"{stated.value} ({stated.origin})",
+                expected=f"{declared.value} ({declared.origin})",
             )

@@ -110,17 +110,17 @@ class Statements:
         The other places count as read, too, if they agree.
         """
         places = param.fields.get(column, (param.key or "") if column == "gguf" else "")
-        stated: tuple[Any, str] | None = None
+        declared: tuple[Any, str] | None = None
         for place in filter(None, places.split("|")):
             found = self._find(param, place, column)
             silent = found is NOTHING or (found is None and param.null is None)
-            if not silent and stated is None:
-                stated = self._value(param, column, place, found)
-            elif not silent and not self._agrees(param, column, place, found, stated):
+            if not silent and declared is None:
+                declared = self._value(param, column, place, found)
+            elif not silent and not self._agrees(param, column, place, found, declared):
                 continue
             if column not in ("gguf", "ggml"):
                 self.config.ask(place)
-        return stated
+        return declared
 
     def _value(self, param: HParam, column: str, place: str, found: Any) -> tuple[Any, str]:
         if place.startswith(PREPROCESSOR):
@@ -145,9 +145,9 @@ class Statements:
             )
         return value, origin
 
-    def _agrees(self, param: HParam, column: str, place: str, found: Any, stated: Any) -> bool:
+    def _agrees(self, param: HParam, column: str, place: str, found: Any, declared: Any) -> bool:
         try:
-            return bool(self._value(param, column, place, found)[0] == stated[0])
+            return bool(self._value(param, column, place, found)[0] == declared[0])
         except GgferryError:
             return False
 

@@ -26,8 +26,8 @@ from ggferry.support.records import dataclass
 class Known(Enum):
     """How the value of an hparam is known."""
 
-    STATED = "the source says so, in so many words"
-    ASKED = "--hparam says so"
+    DECLARED = "the source says so, in so many words"
+    OVERRIDDEN = "--hparam says so"
     FIXED = "the dialect has no other"
     DERIVED = "it follows from tensors or from other values"
     ASSUMED = "nothing says it, and a default stands"
@@ -113,8 +113,10 @@ class Solver:
     @property
     def denied(self) -> dict[str, str]:
         """The flags that a configuration says are false → where it says so."""
-        stated = self.values.items() if self.dialect.source == "hf" else ()
-        return {name: param.reason for name, param in stated if param.value is False and param.known is Known.STATED}
+        declared = self.values.items() if self.dialect.source == "hf" else ()
+        return {
+            name: param.reason for name, param in declared if param.value is False and param.known is Known.DECLARED
+        }
 
     @property
     def unsaid(self) -> dict[str, str]:
@@ -154,7 +156,7 @@ class Solver:
             param = by_key.get(key.removeprefix(f"{self.architecture.name}."))
             if param is None:
                 raise UsageError(f"--hparam {key}: not a key of {self.architecture.name}", expected=", ".join(by_key))
-            self._learn(param.name, Param(parse(param, text), "--hparam", Known.ASKED))
+            self._learn(param.name, Param(parse(param, text), "--hparam", Known.OVERRIDDEN))
 
     def _take_fields(self) -> None:
         for name, value in self.dialect.fixed.items():
@@ -165,13 +167,13 @@ class Solver:
         for param in self.architecture.hparams:
             if param.name in self.values:
                 given = self.values[param.name]
-                self.statements.pass_over(param, given.value, given.known is Known.ASKED)
+                self.statements.pass_over(param, given.value, given.known is Known.OVERRIDDEN)
                 continue
             found = self.statements.of(param, seen=param.key is None and param.name in shown)
             if found is None and not param.derive and param.name not in sized:
                 found = self.statements.default_of(param)
             if found is not None:
-                known = Known.ASSUMED if self.statements.is_default(param) else Known.STATED
+                known = Known.ASSUMED if self.statements.is_default(param) else Known.DECLARED
                 self._learn(param.name, Param(*found, known))
 
     def _shown(self) -> set[str]:
@@ -210,10 +212,10 @@ class Solver:
         file = "params.json" if self.dialect.source == "meta" else "config.json"
         legacy = self.dialect.source == "ggml"  # its configuration, where there is one, is a checkpoint's
         hf = (each for each in self.architecture.dialects if legacy and each.name == "hf")
-        spoken = next(hf, self.dialect)
-        half = (*(f"{name}." for name in (*spoken.nested, PREPROCESSOR)), *OF_THE_HALF)
+        dialect = next(hf, self.dialect)
+        half = (*(f"{name}." for name in (*dialect.nested, PREPROCESSOR)), *OF_THE_HALF)
         parts = half if self.architecture.projector else ()
-        self.notes += unread_notes(self.statements.config, spoken, known, file, parts)
+        self.notes += unread_notes(self.statements.config, dialect, known, file, parts)
         found = ((param, self.values.get(param.name)) for param in self.architecture.hparams)
         return {spec.name: param for spec, param in found if param is not None and param.value != spec.absent}
 
@@ -351,8 +353,8 @@ class Solver:
                 raise InconsistentError(str(error), path=self.checkpoint.path) from None
             if shape != declared:
                 pairs = zip(slot.role.shape, declared, strict=True)
-                said = " × ".join(text if text.isdecimal() else f"{text}={value}" for text, value in pairs)
-                raise shape_error(self.checkpoint, slot.refs[0], f"does not fit its role {slot.role.name}", said)
+                words = " × ".join(text if text.isdecimal() else f"{text}={value}" for text, value in pairs)
+                raise shape_error(self.checkpoint, slot.refs[0], f"does not fit its role {slot.role.name}", words)
             if 0 in shape:
                 raise self._nothing(slot)
 
@@ -372,8 +374,8 @@ class Solver:
             if isinstance(items, tuple) and verdict(f"{len(items)} == {spec.length}", known) is False:
                 raise InconsistentError(f"items of {spec.name}", path=path, found=len(items), expected=spec.length)
             if spec.check and verdict(spec.check, known) is False:
-                said = {name: known[name] for name in names_in(spec.check) if name in known}
-                raise InconsistentError(spec.key or spec.name, path=path, found=said, expected=spec.check)
+                values = {name: known[name] for name in names_in(spec.check) if name in known}
+                raise InconsistentError(spec.key or spec.name, path=path, found=values, expected=spec.check)
 
 
 def is_size(value: Any) -> bool:

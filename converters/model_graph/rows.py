@@ -156,11 +156,11 @@ def laid_out(checkpoint: Checkpoint, node: Node, start: int, stop: int, convert:
     source, row = node.layout.locate(np.arange(start, stop), *shapes)
     out: Array | None = None
     for number in np.unique(source):
-        mine = np.flatnonzero(source == number)
-        rows = _scattered(checkpoint, node.inputs[number], row[mine], convert or _as_is)
+        indices = np.flatnonzero(source == number)
+        rows = _scattered(checkpoint, node.inputs[number], row[indices], convert or _as_is)
         if out is None:
             out = np.empty((stop - start, rows.shape[1]), rows.dtype)
-        out[mine] = rows
+        out[indices] = rows
     assert out is not None
     return out
 
@@ -308,8 +308,8 @@ def _vector(checkpoint: Checkpoint, node: Node, convert: Convert) -> Array:
     source, row = node.layout.locate(np.arange(node.shape[0]), *(ref.shape for ref in node.inputs))
     out = np.empty((node.shape[0], items[0].shape[1]), items[0].dtype)
     for number, item in enumerate(items):
-        mine = source == number
-        out[mine] = item[row[mine]]
+        mask = source == number
+        out[mask] = item[row[mask]]
     return out.reshape(1, -1)
 
 

@@ -253,11 +253,11 @@ def _in_order(
     checkpoint: Checkpoint, patterns: Sequence[str], n: int | None, places: Mapping[tuple[int, int], TensorRef]
 ) -> tuple[TensorRef, ...]:
     """Return the tensors of one role and block `n` in the order of its `patterns`, expert by expert."""
-    wanted = [(e, number) for e in range(1 + max(e for e, _ in places)) for number in range(len(patterns))]
-    for e, number in wanted:
+    expected = [(e, number) for e in range(1 + max(e for e, _ in places)) for number in range(len(patterns))]
+    for e, number in expected:
         if (e, number) not in places:
             raise MissingError(f"tensor {patterns[number].format(n=n, e=e)!r} missing", path=checkpoint.path)
-    return tuple(places[place] for place in wanted)
+    return tuple(places[place] for place in expected)
 
 
 def _explained(ref: TensorRef, drop: Drop, assigned: Assigned) -> Dropped:

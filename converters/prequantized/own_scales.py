@@ -91,8 +91,8 @@ def with_own_scales(checkpoint: Checkpoint) -> Checkpoint:
 
     Raises ShapeError for a scale that is neither one number nor one for each expert.
     """
-    stated = checkpoint.metadata.get("general.architecture")
-    architecture = str(stated.data) if isinstance(stated, Value) else ""
+    declared = checkpoint.metadata.get("general.architecture")
+    architecture = str(declared.data) if isinstance(declared, Value) else ""
     found = {ref.name: scale for ref, scale in _scaled(checkpoint, architecture)}
     if not found:
         return checkpoint

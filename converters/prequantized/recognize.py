@@ -121,12 +121,12 @@ _AUTO_ROUND = {
 
 def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
     """Return the name of the scheme, also for configurations that do not state it: MLX's, and old ones."""
-    stated = config.get("quant_method")
-    if isinstance(stated, str) and stated.lower() in ("auto-round", "intel/auto-round"):
+    declared = config.get("quant_method")
+    if isinstance(declared, str) and declared.lower() in ("auto-round", "intel/auto-round"):
         form, kind = config.get("packing_format", "auto_round:gptq"), config.get("data_type", "int")
         return (_AUTO_ROUND.get(str(form)) if kind == "int" else None) or f"auto-round, {form} of {kind}"
-    if isinstance(stated, str):
-        return stated.lower()
+    if isinstance(declared, str):
+        return declared.lower()
     for key, method in _SIGNS.items():
         if key in config:
             return method
@@ -213,7 +213,7 @@ def natural_type(checkpoint: Checkpoint) -> str:
     config = checkpoint.metadata
     inner = config.get("text_config")
     for place in (config, inner if isinstance(inner, dict) else {}):
-        stated = place.get("dtype") or place.get("torch_dtype")
-        if isinstance(stated, str):
-            return NATURAL.get(stated.removeprefix("torch."), "F32")
+        declared = place.get("dtype") or place.get("torch_dtype")
+        if isinstance(declared, str):
+            return NATURAL.get(declared.removeprefix("torch."), "F32")
     return "F32"

@@ -1,4 +1,4 @@
-"""Table pieces that mmproj files share: hparams of what sees and what hears, drops, harmless keys.
+"""Table pieces that mmproj files share: hparams of vision and audio encoders, drops, harmless keys.
 
 Places under `hf` are whole paths in config.json; `preprocessor.…` is in preprocessor_config.json or
 processor_config.json (`formats.checkpoint_folder.sidecars.with_preprocessor`). Keys: gguf-py `constants.Keys.Clip…`;
@@ -13,7 +13,7 @@ from ggferry.converters.schema.derivations import Values
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
-SEEN, HEARD = {"v.blk.": "v_n_layer"}, {"a.blk.": "a_n_layer"}
+VISION_BLOCKS, AUDIO_BLOCKS = {"v.blk.": "v_n_layer"}, {"a.blk.": "a_n_layer"}
 """What counts the blocks of either tower (`Architecture.blocks`)."""
 
 _WIDTH = "text_config.hidden_size|llm_config.hidden_size|thinker_config.text_config.hidden_size|hidden_size"
@@ -74,8 +74,8 @@ def _std(values: Values) -> tuple[float, ...]:
     return tuple(part / _scale(values) for part in found)
 
 
-def _each_color(stated: tuple[float, ...] | float) -> tuple[float, ...]:
-    return stated if isinstance(stated, tuple) else (stated,) * 3
+def _each_color(declared: tuple[float, ...] | float) -> tuple[float, ...]:
+    return declared if isinstance(declared, tuple) else (declared,) * 3
 
 
 V_MEAN = _vision("mean", "image_mean", kind=F32, derive=_mean, length="3")
@@ -95,7 +95,7 @@ deviation there."""
 VISION = (
     HAS_VISION, V_PROJECTION, V_IMAGE_SIZE, V_PATCH_SIZE, V_N_EMBD, V_N_FF, V_N_LAYER, V_N_HEAD, *COLORS,
 )
-"""What every tower that sees states, but its projector's type and its epsilon."""
+"""What every vision tower declares, but its projector's type and its epsilon."""
 
 A_PROJECTION = _audio("projection", "projection_dim", _WIDTH)
 A_N_MELS = _audio("n_mels", "num_mel_bins", "audio_config.num_mel_bins", check="0 < a_n_mels")
@@ -110,7 +110,7 @@ A_EPS = _audio("eps", "attention.layer_norm_epsilon", kind=F32, defaults=(
     Default(1e-5, "torch.nn.LayerNorm's, which Whisper's encoder uses"),
 ))
 AUDIO = (HAS_AUDIO, A_PROJECTION, A_N_EMBD, A_N_FF, A_N_LAYER, A_N_HEAD, A_N_MELS)
-"""What every tower that hears states, but its projector's type and its epsilon."""
+"""What every audio tower declares, but its projector's type and its epsilon."""
 
 
 def projector_act(*words: str) -> HParam:
@@ -121,17 +121,17 @@ def projector_act(*words: str) -> HParam:
     )
 
 
-def sees(projector: str) -> Mapping[str, Any]:
+def vision_fixed(projector: str) -> Mapping[str, Any]:
     """Return what a file of pictures alone states of its kind (`Dialect.given`)."""
     return {"projector_type": projector, "has_vision": True}
 
 
-def hears(projector: str) -> Mapping[str, Any]:
+def audio_fixed(projector: str) -> Mapping[str, Any]:
     """Return what a file of sound alone states of its kind."""
     return {"projector_type": projector, "has_audio": True}
 
 
-def sees_and_hears(vision: str, audio: str) -> Mapping[str, Any]:
+def both_fixed(vision: str, audio: str) -> Mapping[str, Any]:
     """Return what a file of both states of its kind."""
     return {"v_projector_type": vision, "a_projector_type": audio, "has_vision": True, "has_audio": True}
 

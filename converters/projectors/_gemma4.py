@@ -6,7 +6,7 @@ clip.cpp asks of such files.
 
 from dataclasses import replace
 
-from ggferry.converters.projectors import _audio_encoder as ear
+from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Rearrange, Reshape, Squeeze
@@ -54,26 +54,26 @@ VISION_ENCODER = (
            words={"gelu_pytorch_tanh": "gelu_tanh"}),
     _granted("v_rope_base", f"{_SEEN}rope_parameters.rope_theta", 100.0, clip.F32),
 )
-_HEARD = "audio_config."
+_AUDIO = "audio_config."
 AUDIO_ENCODER = (
     *(one for one in clip.AUDIO if one.name not in ("a_n_ff", "a_n_mels")),
     replace(clip.A_N_FF, fields={}, derive="4*a_n_embd"),
     replace(clip.A_N_MELS, fields={"hf": "audio_config.input_feat_size|preprocessor.feature_extractor.feature_size|"
                                          "preprocessor.feature_size"},
             defaults=(Default(128, "Gemma 4's extractor", dialect="hf"),), check="0 < a_n_mels and a_n_mels % 4 == 0"),
-    replace(clip.A_EPS, fields={"hf": f"{_HEARD}rms_norm_eps"},
+    replace(clip.A_EPS, fields={"hf": f"{_AUDIO}rms_norm_eps"},
             defaults=(Default(1e-6, "transformers' default", dialect="hf"),)),
     HParam("a_wide_0", None),
     HParam("a_wide_1", None),
-    HParam("a_out", None, fields={"hf": f"{_HEARD}output_proj_dims"}),
-    HParam("a_kernel", None, fields={"hf": f"{_HEARD}conv_kernel_size"}, check="a_kernel == 5"),
-    _granted("a_chunk", f"{_HEARD}attention_chunk_size", 12),
-    _granted("a_left", f"{_HEARD}attention_context_left", 13),
-    _granted("a_right", f"{_HEARD}attention_context_right", 0),
-    _granted("a_cap", f"{_HEARD}attention_logit_cap", 50.0, clip.F32),
-    _granted("a_residual", f"{_HEARD}residual_weight", 0.5, clip.F32),
-    _granted("a_act", f"{_HEARD}hidden_act", "silu", clip.STRING),
-    _granted("a_eps_known", f"{_HEARD}rms_norm_eps", 1e-6, clip.F32),
+    HParam("a_out", None, fields={"hf": f"{_AUDIO}output_proj_dims"}),
+    HParam("a_kernel", None, fields={"hf": f"{_AUDIO}conv_kernel_size"}, check="a_kernel == 5"),
+    _granted("a_chunk", f"{_AUDIO}attention_chunk_size", 12),
+    _granted("a_left", f"{_AUDIO}attention_context_left", 13),
+    _granted("a_right", f"{_AUDIO}attention_context_right", 0),
+    _granted("a_cap", f"{_AUDIO}attention_logit_cap", 50.0, clip.F32),
+    _granted("a_residual", f"{_AUDIO}residual_weight", 0.5, clip.F32),
+    _granted("a_act", f"{_AUDIO}hidden_act", "silu", clip.STRING),
+    _granted("a_eps_known", f"{_AUDIO}rms_norm_eps", 1e-6, clip.F32),
 )
 
 SEEN = roles(
@@ -122,7 +122,7 @@ def _network(suffix: str, hf: str) -> str:
         """
 
 
-HEARD = roles(
+AUDIO_ROLES = roles(
     roles(
         """
         a.conv1d.0.weight f32      : a_wide_0 1 3 3        | hf subsample_conv_projection.layer0.conv.weight
@@ -209,7 +209,7 @@ IGNORED_KEYS = (
              "preprocessor.pooling_kernel_size preprocessor.image_seq_length preprocessor.image_token* "
              "preprocessor.video_* preprocessor.num_soft_tokens preprocessor.model_patch_size",
              "how a picture becomes a tensor, which the runtime computes in its own way"),
-    *ear.spectrum(
+    *encoder.spectrum(
         sampling_rate=16000, frame_length=320, frame_length_ms=20.0, hop_length=160, hop_length_ms=10.0,
         fft_length=512, fft_overdrive=False, input_scale_factor=1.0, dither=0.0, preemphasis=0.0, mel_floor=0.001,
         min_frequency=0.0, max_frequency=8000.0, per_bin_mean=None, per_bin_stddev=None,

@@ -12,13 +12,13 @@ _BEHIND = "of a block behind the last one whose states are read"
 def numbered(values: Values) -> tuple[int, ...]:
     """Return behind how many blocks states are read: a negative feature layer is counted from the end."""
     layers, count = values["feature_layers"], values["n_blocks"]
-    stated = layers if isinstance(layers, tuple) else (layers,)
-    found = tuple(int(layer) if layer >= 0 else count + 1 + int(layer) for layer in stated)
-    said = [int(layer) for layer in stated] if len(stated) != 1 else int(stated[0])
+    declared = layers if isinstance(layers, tuple) else (layers,)
+    found = tuple(int(layer) if layer >= 0 else count + 1 + int(layer) for layer in declared)
+    listed = [int(layer) for layer in declared] if len(declared) != 1 else int(declared[0])
     if any(not 0 <= number <= count for number in found) or not max(found, default=0):
-        raise ValueError(f"feature layer {said} of {count} blocks")
+        raise ValueError(f"feature layer {listed} of {count} blocks")
     if sorted(set(found)) != [*found]:
-        raise ValueError(f"feature layers {said} of {count} blocks: llama.cpp lays states side by side in their order")
+        raise ValueError(f"feature layers {listed} of {count} blocks: llama.cpp lays states side by side in order")
     return found
 
 

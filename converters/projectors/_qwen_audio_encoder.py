@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ggferry.converters.projectors import _audio_encoder as ear
+from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Default, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Values
@@ -44,9 +44,11 @@ def positions(values: Values) -> Sequence[float]:
 def hparams(*more: HParam) -> tuple[HParam, ...]:
     """Return the hparams of one of these audio encoders, and `more`."""
     windows = HParam("a_window", None, fields={"hf": "audio_config.n_window"}, required=False)
-    known = replace(ear.N_CTX, fields={}, defaults=(Default(LENGTH, "Whisper's, as llama.cpp has it", dialect="hf"),))
-    variant = (known if one is ear.N_CTX else one for one in (*clip.AUDIO, clip.A_EPS, ear.N_CTX, ear.ACTIVATION))
-    return ear.under(MEMBERS, *variant, ear.SCALED, windows, *more)
+    length = Default(LENGTH, "Whisper's, as llama.cpp has it", dialect="hf")
+    known = replace(encoder.N_CTX, fields={}, defaults=(length,))
+    columns = (*clip.AUDIO, clip.A_EPS, encoder.N_CTX, encoder.ACTIVATION)
+    variant = (known if one is encoder.N_CTX else one for one in columns)
+    return encoder.under(MEMBERS, *variant, encoder.SCALED, windows, *more)
 
 
 DROPS = (
@@ -55,9 +57,9 @@ DROPS = (
     Drop("thinker.language_model.*", "of the text model"),
     Drop("thinker.lm_head.*", "of the text model"),
 )
-SPEAKS = tuple(Drop(name, "of what speaks") for name in ("talker.*", "token2wav.*", "code2wav.*"))
+TALKER = tuple(Drop(name, "of the audio decoder") for name in ("talker.*", "token2wav.*", "code2wav.*"))
 IGNORED_KEYS = (
-    *ear.ignored_in(*MEMBERS),
+    *encoder.ignored_in(*MEMBERS),
     IgnoredKey(" ".join(f"{member}.{key}" for member in MEMBERS for key in ("output_dim",)),
              "repeats the width of the text model", follows="a_projection"),
     IgnoredKey(" ".join(f"{member}.{key}" for member in MEMBERS
@@ -66,10 +68,10 @@ IGNORED_KEYS = (
 )
 
 EARLIER = roles(
-    ear.convolutions(),
+    encoder.convolutions(),
     "a.position_embd.weight f32 : a_n_ctx a_n_embd | hf =positions",
-    ear.last_norm("ln_post"),
-    ear.blocks(),
+    encoder.last_norm("ln_post"),
+    encoder.blocks(),
     """
     mm.a.fc.weight : a_projection a_n_embd | hf audio_tower.proj.weight
     mm.a.fc.bias   : a_projection          | hf audio_tower.proj.bias
@@ -93,8 +95,8 @@ LATER = roles(
         shaped=_SHAPED,
     ),
     "a.position_embd.weight f32 : a_n_ctx a_n_embd | hf =positions",
-    ear.last_norm("ln_post"),
-    ear.blocks(key_bias=True),
+    encoder.last_norm("ln_post"),
+    encoder.blocks(key_bias=True),
     """
     mm.a.mlp.1.weight : a_n_embd a_n_embd     | hf audio_tower.proj1.weight
     mm.a.mlp.1.bias   : a_n_embd              | hf audio_tower.proj1.bias

@@ -7,7 +7,7 @@ _GLM = (
     "queries and "
     "keys, and has no such table"
 )
-_SPEAKS = "its mmproj file is of the talker, which is not read"
+_TALKER = "its mmproj file is of the talker, which is not read"
 _ALONE = "transformers has no class of it, so that nobody but llama.cpp could say whether a table is right"
 _YET = "no table reads its tower yet"
 _SAM = f"{_YET}: Segment Anything's before another"
@@ -55,10 +55,10 @@ UNREAD: Mapping[str, str] = {
     "MiMoV2ForCausalLM": "its audio encoder turns sound into codes by a model of its own, in a folder of its own, "
     "which is "
     "not read",
-    "Qwen3TTSForConditionalGeneration": _SPEAKS,
-    "PocketTTSModel": _SPEAKS,
+    "Qwen3TTSForConditionalGeneration": _TALKER,
+    "PocketTTSModel": _TALKER,
     "MusicFlamingoForConditionalGeneration": "it turns its states by time, and llama.cpp's musicflamingo is Audio "
     "Flamingo 3",
-    "VoxtralRealtimeForConditionalGeneration": "llama.cpp has no audio encoder that hears a recording as it comes",
+    "VoxtralRealtimeForConditionalGeneration": "llama.cpp has no audio encoder for a stream",
 }
 """Class → reason."""

@@ -32,11 +32,11 @@ SPEC = Architecture(
     hf_classes=("Cohere2VisionForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
-            fixed=clip.sees("cohere2v"),
+            fixed=clip.vision_fixed("cohere2v"),
             drops=(*clip.TEXT, Drop("vision_tower.head.*", "it pools a picture into one vector, which nothing reads")),
             renames=siglip.NAMES,
             nested=("vision_config",),

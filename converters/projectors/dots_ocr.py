@@ -50,11 +50,11 @@ SPEC = Architecture(
     hf_classes=("DotsOCRForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
-            fixed=clip.sees("dots_ocr"),
+            fixed=clip.vision_fixed("dots_ocr"),
             drops=clip.TEXT,
             caveats=(_UNNORMED,),
             nested=("vision_config",),

@@ -41,11 +41,11 @@ SPEC = Architecture(
     hf_classes=("Exaone4_5_ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
-            fixed=clip.sees("exaone4_5"),
+            fixed=clip.vision_fixed("exaone4_5"),
             drops=clip.TEXT,
             renames=qwen.NAMES,
             nested=("vision_config",),

@@ -40,12 +40,12 @@ SPEC = Architecture(
     hf_classes=("Gemma3ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
             conventions={"norm_offset": 1.0, "offset_norms": ("soft_emb_norm",)},
-            fixed={**clip.sees("gemma3"), "use_gelu": True},
+            fixed={**clip.vision_fixed("gemma3"), "use_gelu": True},
             drops=(*clip.TEXT, _HEAD),
             renames=siglip.NAMES,
             nested=("vision_config",),

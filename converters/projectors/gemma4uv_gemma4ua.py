@@ -31,11 +31,11 @@ SPEC = Architecture(
     hf_classes=("Gemma4UnifiedForConditionalGeneration",),
     hparams=HPARAMS,
     roles=roles(gemma4.UNIFIED),
-    blocks={**clip.SEEN, **clip.HEARD},
+    blocks={**clip.VISION_BLOCKS, **clip.AUDIO_BLOCKS},
     dialects=(
         Dialect(
             "hf", conventions={"patches": "pixels"}, drops=clip.TEXT, renames=gemma4.RENAMES,
-            fixed={**clip.sees_and_hears("gemma4uv", "gemma4ua"), **_NONE},
+            fixed={**clip.both_fixed("gemma4uv", "gemma4ua"), **_NONE},
             nested=("vision_config", "audio_config"), ignored_keys=gemma4.IGNORED_KEYS,
         ),
     ),

@@ -13,7 +13,7 @@ SPEC = Architecture(
     display_name="Gemma 4, vision encoder",
     hparams=(clip.PROJECTOR, clip.V_PROJECTOR, *gemma4.VISION_ENCODER),
     roles=gemma4.SEEN,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf", conventions={"patches": "pixels"}, drops=clip.TEXT, renames=gemma4.RENAMES,

@@ -15,12 +15,12 @@ SPEC = Architecture(
     display_name="Gemma 4, vision and audio encoders",
     hf_classes=("Gemma4ForConditionalGeneration", "EmbeddingGemma2Model"),
     hparams=(clip.V_PROJECTOR, clip.A_PROJECTOR, *gemma4.VISION_ENCODER, *gemma4.AUDIO_ENCODER),
-    roles=roles(gemma4.SEEN, gemma4.HEARD),
-    blocks={**clip.SEEN, **clip.HEARD},
+    roles=roles(gemma4.SEEN, gemma4.AUDIO_ROLES),
+    blocks={**clip.VISION_BLOCKS, **clip.AUDIO_BLOCKS},
     dialects=(
         Dialect(
             "hf", conventions={"patches": "pixels", "query_scales": "raw"}, drops=clip.TEXT, renames=gemma4.RENAMES,
-            fixed={**clip.sees_and_hears("gemma4v", "gemma4a"), "use_gelu": True},
+            fixed={**clip.both_fixed("gemma4v", "gemma4a"), "use_gelu": True},
             nested=("vision_config", "audio_config"), ignored_keys=gemma4.IGNORED_KEYS,
         ),
     ),

@@ -54,11 +54,11 @@ SPEC = Architecture(
     hf_classes=("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "GlmOcrForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
-            fixed=clip.sees("glm4v"),
+            fixed=clip.vision_fixed("glm4v"),
             drops=clip.TEXT,
             renames=qwen.NAMES,
             nested=("vision_config",),

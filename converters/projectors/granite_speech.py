@@ -8,7 +8,7 @@ Source: transformers `modeling_granite_speech.py`, `modeling_blip_2.py`; llama.c
 
 from dataclasses import replace
 
-from ggferry.converters.projectors import _audio_encoder as ear
+from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _granite_audio_encoder as granite
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
@@ -74,10 +74,10 @@ SPEC = Architecture(
     hf_classes=("GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration"),
     hparams=HPARAMS,
     roles=roles(granite.ENDS, granite.BLOCKS, granite.QUERIES),
-    blocks={**clip.HEARD, "a.proj_blk.": "a_proj_layers"},
+    blocks={**clip.AUDIO_BLOCKS, "a.proj_blk.": "a_proj_layers"},
     dialects=(
         Dialect(
-            "hf", conventions={"qkv": "joint_kv", "batch_norm": "running"}, fixed=clip.hears("granite_speech"),
+            "hf", conventions={"qkv": "joint_kv", "batch_norm": "running"}, fixed=clip.audio_fixed("granite_speech"),
             drops=(
                 *clip.TEXT,
                 Drop("encoder.layers.{n}.conv.batch_norm.num_batches_tracked", "counts steps of training"),
@@ -91,7 +91,7 @@ SPEC = Architecture(
                 IgnoredKey("preprocessor.projector_downsample_rate", "repeats config.json",
                     follows="a_proj_downsample"),
                 *clip.IGNORED_KEYS,
-                *ear.spectrum(sampling_rate=16000, n_fft=512, win_length=400, hop_length=160),
+                *encoder.spectrum(sampling_rate=16000, n_fft=512, win_length=400, hop_length=160),
                 IgnoredKey("encoder_config.conv_expansion_factor", "repeats shapes", follows="a_inner/a_n_embd"),
                 IgnoredKey("projector_config.vocab_size projector_config.max_position_embeddings "
                          "projector_config.position_embedding_type projector_config.use_qformer_text_input",

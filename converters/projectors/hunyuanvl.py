@@ -58,11 +58,11 @@ SPEC = Architecture(
     hf_classes=("HunYuanVLForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
-            fixed=clip.sees("hunyuanvl"),
+            fixed=clip.vision_fixed("hunyuanvl"),
             drops=clip.TEXT,
             renames=(("model.vit.", "vit."),),
             nested=("vision_config",),

@@ -54,11 +54,11 @@ SPEC = Architecture(
         "mm.model.fc.weight : v_projection v_n_embd*v_merge*v_merge | hf connector.modality_projection.proj.weight",
         siglip.TOWER,
     ),
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
-            fixed=clip.sees("idefics3"),
+            fixed=clip.vision_fixed("idefics3"),
             drops=clip.TEXT,
             caveats=(_UNMARKED,),
             renames=siglip.NAMES,

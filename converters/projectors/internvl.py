@@ -36,12 +36,12 @@ SPEC = Architecture(
     hf_classes=("InternVLChatModel", "InternVisionModel"),
     hparams=internvl.HPARAMS,
     roles=internvl.ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
             conventions={"qkv": "fused"},
-            fixed=clip.sees("internvl"),
+            fixed=clip.vision_fixed("internvl"),
             drops=(*clip.TEXT, llava.appended("vision_model.encoder.layers.{n}.")),
             nested=("vision_config",),
             ignored_keys=_IGNORED_KEYS,
@@ -50,7 +50,7 @@ SPEC = Architecture(
             "tf",
             fields="hf",
             classes=("InternVLForConditionalGeneration", "QianfanOCRForConditionalGeneration"),
-            fixed=clip.sees("internvl"),
+            fixed=clip.vision_fixed("internvl"),
             drops=(
                 *clip.TEXT,
                 llava.appended("vision_tower.encoder.layer.{n}."),

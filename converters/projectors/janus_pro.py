@@ -33,7 +33,7 @@ ROLES = roles(
     vit.linear("mm.1", "aligner.hidden_layers.0", "v_projection", "v_projection"),
 )
 
-_SPEAKS = "of the part that draws pictures, which this file does not hold"
+_DECODER = "of the part that draws pictures, which this file does not hold"
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="janus_pro",
@@ -41,14 +41,14 @@ SPEC = Architecture(
     hf_classes=("JanusForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
-            fixed=clip.sees("janus_pro"),
+            fixed=clip.vision_fixed("janus_pro"),
             drops=(
                 *clip.TEXT,
-                *(Drop(f"*{name}.*", _SPEAKS) for name in (
+                *(Drop(f"*{name}.*", _DECODER) for name in (
                     "vqmodel", "generation_embeddings", "generation_aligner", "generation_head",
                 )),
             ),

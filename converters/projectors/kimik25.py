@@ -89,12 +89,12 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
             conventions={"axes": "in_turn"},
-            fixed=clip.sees("kimik25"),
+            fixed=clip.vision_fixed("kimik25"),
             drops=(*clip.TEXT, *kimi.DROPS),
             renames=kimi.NAMES,
             nested=("vision_config",),

@@ -55,12 +55,12 @@ SPEC = Architecture(
     hf_classes=("Lfm2VlForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
             conventions={"patches": "pixels"},
-            fixed=clip.sees("lfm2"),
+            fixed=clip.vision_fixed("lfm2"),
             drops=(*clip.TEXT, Drop("vision_tower.head.*", "it pools a picture into one vector, which nothing reads")),
             renames=siglip.NAMES,
             nested=("vision_config",),

@@ -5,7 +5,7 @@ Source: llama.cpp `conversion/lfm2.py`, `tools/mtmd/models/conformer.cpp`, after
 
 from dataclasses import replace
 
-from ggferry.converters.projectors import _audio_encoder as ear
+from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _conformer as conformer
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
@@ -51,8 +51,8 @@ ROLES = roles(
     a.embd_to_logits.weight optional         : a_codes a_projection | hf audio_embedding.to_logits.weight
     """,
 )
-"""The last three are of what speaks: llama.cpp keeps the embeddings of codes here, and the first tells it a width."""
-_SPEAKS = "of what speaks, for which this file has no place"
+"""The last three are of the audio decoder: llama.cpp keeps the embeddings of codes here, and the first tells it a width."""
+_TALKER = "of the audio decoder, for which this file has no place"
 _POSITIONS = "llama.cpp makes positions of 512 columns only, and this audio encoder is {a_n_embd} wide"
 
 SPEC = Architecture(
@@ -62,21 +62,21 @@ SPEC = Architecture(
     hf_classes=("Lfm2AudioForConditionalGeneration",),
     hparams=(*HPARAMS, HParam("a_adapter", None)),
     roles=ROLES,
-    blocks=clip.HEARD,
+    blocks=clip.AUDIO_BLOCKS,
     dialects=(
         Dialect(
-            "hf", conventions={"batch_norm": "running"}, fixed=clip.hears("lfm2a"), nested=("encoder",),
+            "hf", conventions={"batch_norm": "running"}, fixed=clip.audio_fixed("lfm2a"), nested=("encoder",),
             drops=(
                 *clip.TEXT,
                 Drop("lfm.*", "of the text model"),
                 Drop("conformer.layers.{n}.conv.batch_norm.num_batches_tracked", "counts steps of training"),
-                *(Drop(name, _SPEAKS) for name in ("depthformer.*", "depth_linear.*", "depth_embeddings.*")),
+                *(Drop(name, _TALKER) for name in ("depthformer.*", "depth_linear.*", "depth_embeddings.*")),
                 Drop("codebook_offsets", "follows from the sizes of codebooks", follows=True),
                 Drop("audio_loss_weights", "used in training only"),
             ),
             ignored_keys=(
                 *clip.IGNORED_KEYS,
-                *ear.spectrum(
+                *encoder.spectrum(
                     sample_rate=16000, n_fft=512, window_size=0.025, window_stride=0.01, window="hann",
                     normalize="per_feature", log=True, frame_splicing=1,
                 ),

@@ -20,8 +20,8 @@ SPEC = Architecture(
         for one in pixtral.HPARAMS
     ),
     roles=pixtral.ROLES,
-    blocks=clip.SEEN,
-    dialects=(replace(pixtral.HF, fixed=clip.sees("lightonocr")),),
+    blocks=clip.VISION_BLOCKS,
+    dialects=(replace(pixtral.HF, fixed=clip.vision_fixed("lightonocr")),),
     recipe={
         "computation": "projector", "vision": "pixtral", "norm": "rms", "ffn": "gated", "activation": "gelu",
         "rope": "pairs",

@@ -67,11 +67,11 @@ SPEC = Architecture(
     hf_classes=("Llama4ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
-            fixed=clip.sees("llama4"),
+            fixed=clip.vision_fixed("llama4"),
             drops=clip.TEXT,
             renames=(
                 ("model.vision_model.", "vision_model."),

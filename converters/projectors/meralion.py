@@ -5,20 +5,20 @@ Source: MERaLiON's `modeling_meralion2.py`; llama.cpp `conversion/ultravox.py`, 
 
 from dataclasses import replace
 
-from ggferry.converters.projectors import _audio_encoder as ear
+from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
-    *ear.under(("speech_config",), *ear.WHISPER),
-    replace(ear.STACK, fields={"hf": "speech_mlp_scale_factor"},
+    *encoder.under(("speech_config",), *encoder.WHISPER),
+    replace(encoder.STACK, fields={"hf": "speech_mlp_scale_factor"},
             defaults=(Default(15, "MERaLiON 2's", dialect="hf"),)),
     HParam("a_wide", None),
 )
 
 ROLES = roles(
-    ear.whisper(),
+    encoder.whisper(),
     """
     mm.a.norm_pre.weight f32 : a_n_embd                | hf ln_speech.weight
     mm.a.norm_pre.bias       : a_n_embd                | hf ln_speech.bias
@@ -44,13 +44,13 @@ SPEC = Architecture(
     hf_classes=("MERaLiON2ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.HEARD,
+    blocks=clip.AUDIO_BLOCKS,
     dialects=(
         Dialect(
-            "hf", fixed=clip.hears("meralion"), drops=(*clip.TEXT, Drop("text_decoder.*", "of the text model")),
+            "hf", fixed=clip.audio_fixed("meralion"), drops=(*clip.TEXT, Drop("text_decoder.*", "of the text model")),
             renames=(("speech_encoder.", "audio_tower."),), nested=("speech_config",),
             ignored_keys=(
-                *ear.ignored_in("speech_config"),
+                *encoder.ignored_in("speech_config"),
                 IgnoredKey("speech_config.decoder_* speech_config.max_target_positions "
                          "speech_config.is_encoder_decoder speech_config.mask_* speech_config.apply_spec_augment "
                          "speech_config.median_filter_width speech_config.use_weighted_layer_sum",

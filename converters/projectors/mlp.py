@@ -58,14 +58,14 @@ SPEC = Architecture(
     display_name="LLaVA 1.5, vision encoder",
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
             classes=("LlavaForConditionalGeneration",),
             config_section="vision_config",
             types=_TYPES,
-            fixed=clip.sees("mlp"),
+            fixed=clip.vision_fixed("mlp"),
             drops=(
                 *clip.TEXT,
                 llava.appended("vision_tower.encoder.layers.{n}."),

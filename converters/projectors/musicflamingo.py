@@ -4,17 +4,17 @@ Source: transformers `modeling_audioflamingo3.py`; llama.cpp `conversion/ultravo
 `tools/mtmd/models/whisper-enc.cpp`.
 """
 
-from ggferry.converters.projectors import _audio_encoder as ear
+from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
-    *ear.WHISPER,
+    *encoder.WHISPER,
     clip.projector_act("gelu"),
 )
 ROLES = roles(
-    ear.whisper(),
+    encoder.whisper(),
     """
     mm.a.mlp.1.weight        : a_projection a_n_embd     | hf multi_modal_projector.linear_1.weight
     mm.a.mlp.1.bias optional : a_projection              | hf multi_modal_projector.linear_1.bias
@@ -30,11 +30,12 @@ SPEC = Architecture(
     hf_classes=("AudioFlamingo3ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.HEARD,
+    blocks=clip.AUDIO_BLOCKS,
     dialects=(
         Dialect(
-            "hf", fixed=clip.hears("musicflamingo"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
-            ignored_keys=ear.IGNORED_KEYS,
+            "hf", fixed=clip.audio_fixed("musicflamingo"), drops=clip.TEXT, renames=encoder.NAMES,
+            nested=("audio_config",),
+            ignored_keys=encoder.IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "projector", "audio": "musicflamingo", "norm": "layer", "ffn": "plain",

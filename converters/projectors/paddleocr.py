@@ -50,11 +50,11 @@ SPEC = Architecture(
     hf_classes=("PaddleOCRVLForConditionalGeneration", "PaddleOCRVisionModel"),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
-            fixed=clip.sees("paddleocr"),
+            fixed=clip.vision_fixed("paddleocr"),
             drops=(
                 *clip.TEXT,
                 Drop("visual.vision_model.head.*", "it pools a picture into one vector, which nothing here reads"),

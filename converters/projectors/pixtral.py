@@ -31,11 +31,11 @@ SPEC = Architecture(
         "v.token_embd.img_break when=v_img_break>=0 : v_projection | hf embed_tokens.weight @row",
         row=Row("v_img_break"),
     ),
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         replace(
             pixtral.HF,
-            fixed=clip.sees("pixtral"),
+            fixed=clip.vision_fixed("pixtral"),
             renames=(
                 *pixtral.NAMES,
                 ("language_model.model.embed_tokens.", "embed_tokens."),
@@ -44,7 +44,7 @@ SPEC = Architecture(
         ),
         replace(
             pixtral.HF, name="llava", names="hf", fields="hf", classes=("LlavaForConditionalGeneration",),
-            config_section="vision_config", types=("pixtral",), fixed=clip.sees("pixtral"),
+            config_section="vision_config", types=("pixtral",), fixed=clip.vision_fixed("pixtral"),
             renames=(
                 *pixtral.NAMES,
                 ("language_model.model.embed_tokens.", "embed_tokens."),

@@ -5,7 +5,7 @@ Source: transformers `modeling_qwen2_5_omni.py`; llama.cpp `conversion/qwenvl.py
 """
 
 from ggferry.converters.projectors import _clip as clip
-from ggferry.converters.projectors import _qwen_audio_encoder as ear
+from ggferry.converters.projectors import _qwen_audio_encoder as encoder
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.projectors import _windows as windows
@@ -14,12 +14,12 @@ from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     clip.PROJECTOR,
-    *ear.thinking(
+    *encoder.thinking(
         clip.HAS_VISION, clip.V_PROJECTION, qwen.IMAGE_SIZE, clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF,
         qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE,
         *vit.activation(silu="silu"), *windows.EVERY,
     ),
-    *ear.hparams(),
+    *encoder.hparams(),
 )
 
 ROLES = roles(
@@ -31,7 +31,7 @@ ROLES = roles(
     ),
     vit.norm("v.post_ln", "visual.merger.ln_q", bias=False),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
-    ear.EARLIER,
+    encoder.EARLIER,
 )
 _CHUNKS = (
     "it hears a recording in chunks of {a_window} frames twice, each with positions of its own and without the others; "
@@ -45,15 +45,16 @@ SPEC = Architecture(
     hf_classes=("Qwen2_5OmniModel",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks={**clip.SEEN, **clip.HEARD},
+    blocks={**clip.VISION_BLOCKS, **clip.AUDIO_BLOCKS},
     dialects=(
         Dialect(
             "hf",
-            fixed={**clip.sees("qwen2.5o"), **clip.hears("qwen2.5o")},
-            drops=(*ear.DROPS, *ear.SPEAKS, Drop("audio_tower.audio_bos_eos_token.weight", "no model reads it")),
+            fixed={**clip.vision_fixed("qwen2.5o"), **clip.audio_fixed("qwen2.5o")},
+            drops=(*encoder.DROPS, *encoder.TALKER,
+                   Drop("audio_tower.audio_bos_eos_token.weight", "no model reads it")),
             renames=(*qwen.NAMES, ("thinker.audio_tower.", "audio_tower.")),
             nested=("thinker_config.vision_config", "thinker_config.audio_config"),
-            ignored_keys=(*ear.thought(*qwen.IGNORED_KEYS), *ear.IGNORED_KEYS),
+            ignored_keys=(*encoder.thought(*qwen.IGNORED_KEYS), *encoder.IGNORED_KEYS),
             caveats=(*windows.CAVEATS, Caveat("a_window < 1500", _CHUNKS, differs_in="llama.cpp")),
         ),
     ),

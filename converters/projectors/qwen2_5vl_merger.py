@@ -35,12 +35,12 @@ SPEC = Architecture(
     hf_classes=("Qwen2_5_VLForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
             conventions={"qkv": "fused"},
-            fixed=clip.sees("qwen2.5vl_merger"),
+            fixed=clip.vision_fixed("qwen2.5vl_merger"),
             drops=clip.TEXT,
             renames=qwen.NAMES,
             nested=("vision_config",),

@@ -3,13 +3,13 @@
 Source: transformers `modeling_qwen2_audio.py`; llama.cpp `conversion/ultravox.py`, `tools/mtmd/models/whisper-enc.cpp`.
 """
 
-from ggferry.converters.projectors import _audio_encoder as ear
+from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import roles
 
 ROLES = roles(
-    ear.whisper(),
+    encoder.whisper(),
     """
     mm.a.fc.weight : a_projection a_n_embd | hf multi_modal_projector.linear.weight
     mm.a.fc.bias   : a_projection          | hf multi_modal_projector.linear.bias
@@ -21,13 +21,13 @@ SPEC = Architecture(
     projector="qwen2a",
     display_name="Qwen2-Audio, audio encoder",
     hf_classes=("Qwen2AudioForConditionalGeneration",),
-    hparams=ear.WHISPER,
+    hparams=encoder.WHISPER,
     roles=ROLES,
-    blocks=clip.HEARD,
+    blocks=clip.AUDIO_BLOCKS,
     dialects=(
         Dialect(
-            "hf", fixed=clip.hears("qwen2a"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
-            ignored_keys=ear.IGNORED_KEYS,
+            "hf", fixed=clip.audio_fixed("qwen2a"), drops=clip.TEXT, renames=encoder.NAMES, nested=("audio_config",),
+            ignored_keys=encoder.IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "projector", "audio": "qwen2a", "norm": "layer", "ffn": "plain", "activation": "gelu"},

@@ -37,12 +37,12 @@ SPEC = Architecture(
     hf_classes=("Qwen2VLForConditionalGeneration", "Qwen2VLModel", "Sarashina2VisionForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.SEEN,
+    blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
             conventions={"qkv": "fused"},
-            fixed=clip.sees("qwen2vl_merger"),
+            fixed=clip.vision_fixed("qwen2vl_merger"),
             drops=clip.TEXT,
             renames=qwen.NAMES,
             nested=("vision_config",),

@@ -14,10 +14,11 @@ SPEC = Architecture(
     hf_classes=("Qwen3ASRForConditionalGeneration",),
     hparams=(clip.PROJECTOR, *qwen.hparams(qwen.WIDE, qwen.SEEN_AT_ONCE)),
     roles=qwen.LATER,
-    blocks=clip.HEARD,
+    blocks=clip.AUDIO_BLOCKS,
     dialects=(
         Dialect(
-            "hf", fixed=clip.hears("qwen3a"), drops=qwen.DROPS, nested=qwen.MEMBERS, ignored_keys=qwen.IGNORED_KEYS,
+            "hf", fixed=clip.audio_fixed("qwen3a"), drops=qwen.DROPS, nested=qwen.MEMBERS,
+            ignored_keys=qwen.IGNORED_KEYS,
             renames=(
                 ("model.multi_modal_projector.linear_1.", "audio_tower.proj1."),
                 ("model.multi_modal_projector.linear_2.", "audio_tower.proj2."),

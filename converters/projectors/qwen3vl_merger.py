@@ -70,11 +70,11 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks={**clip.SEEN, "v.deepstack.": "deepstack_end"},
+    blocks={**clip.VISION_BLOCKS, "v.deepstack.": "deepstack_end"},
     dialects=(
         Dialect(
             "hf",
-            fixed=clip.sees("qwen3vl_merger"),
+            fixed=clip.vision_fixed("qwen3vl_merger"),
             drops=clip.TEXT,
             renames=qwen.NAMES,
             renumbered=(("visual.deepstack_merger_list.", "deepstack_blocks"),),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _deepstack as deepstack
-from ggferry.converters.projectors import _qwen_audio_encoder as ear
+from ggferry.converters.projectors import _qwen_audio_encoder as encoder
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, IgnoredKey
@@ -15,14 +15,14 @@ from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     clip.V_PROJECTOR, clip.A_PROJECTOR,
-    *ear.thinking(
+    *encoder.thinking(
         clip.HAS_VISION, clip.V_PROJECTION, deepstack.POSITIONS,
         replace(clip.V_IMAGE_SIZE, fields={}, derive=deepstack.image_size), clip.V_PATCH_SIZE, clip.V_N_EMBD,
         clip.V_N_FF, qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE,
         replace(qwen.MERGE, key="vision.spatial_merge_size"), *vit.activation(gelu_pytorch_tanh="gelu_tanh"),
         *deepstack.BLOCKS,
     ),
-    *ear.hparams(ear.WIDE, ear.SEEN_AT_ONCE),
+    *encoder.hparams(encoder.WIDE, encoder.SEEN_AT_ONCE),
 )
 
 ROLES = roles(
@@ -47,7 +47,7 @@ ROLES = roles(
     ),
     vit.norm("v.post_ln", "visual.merger.ln_q"),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
-    ear.LATER,
+    encoder.LATER,
 )
 
 _WIDER = Caveat(
@@ -63,22 +63,22 @@ SPEC = Architecture(
     hf_classes=("Qwen3OmniMoeForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks={**clip.SEEN, "v.deepstack.": "deepstack_end", **clip.HEARD},
+    blocks={**clip.VISION_BLOCKS, "v.deepstack.": "deepstack_end", **clip.AUDIO_BLOCKS},
     dialects=(
         Dialect(
             "hf",
-            fixed=clip.sees_and_hears("qwen3vl_merger", "qwen3a"),
-            drops=(*ear.DROPS, *ear.SPEAKS),
+            fixed=clip.both_fixed("qwen3vl_merger", "qwen3a"),
+            drops=(*encoder.DROPS, *encoder.TALKER),
             renames=(*qwen.NAMES, ("thinker.audio_tower.", "audio_tower.")),
             renumbered=(("visual.merger_list.", "deepstack_blocks"),),
             nested=("thinker_config.vision_config", "thinker_config.audio_config"),
             ignored_keys=(
-                *ear.thought(*qwen.IGNORED_KEYS),
-                *ear.IGNORED_KEYS,
+                *encoder.thought(*qwen.IGNORED_KEYS),
+                *encoder.IGNORED_KEYS,
                 IgnoredKey("thinker_config.vision_config.image_size", "the table of positions says it"),
             ),
             caveats=(
-                _WIDER, Caveat("0 < a_window_infer and a_window_infer < 3000", ear.WINDOWS, differs_in="llama.cpp"),
+                _WIDER, Caveat("0 < a_window_infer and a_window_infer < 3000", encoder.WINDOWS, differs_in="llama.cpp"),
             ),
         ),
         Dialect("gguf", caveats=(_WIDER,)),

@@ -7,7 +7,7 @@ Source: fixie-ai/ultravox `ultravox_model.py`, `ultravox_config.py`; llama.cpp `
 
 from dataclasses import replace
 
-from ggferry.converters.projectors import _audio_encoder as ear
+from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import roles
@@ -15,8 +15,8 @@ from ggferry.converters.schema.roles import roles
 _SPAN = "the text model is a checkpoint of its own, which text_model_id names: {text_model}"
 HPARAMS = (
     *(replace(one, fields={"hf": "text_config.hidden_size"}) if one.name == "a_projection" else one
-      for one in ear.WHISPER),
-    replace(ear.STACK, fields={"hf": "stack_factor"}),
+      for one in encoder.WHISPER),
+    replace(encoder.STACK, fields={"hf": "stack_factor"}),
     HParam("a_wide", None, fields={"hf": "hidden_size"}, check="0 < a_wide and a_wide % 2 == 0"),
     HParam("projector_act", None, clip.STRING, {"hf": "projector_act"}, words={"swiglu": "swiglu"}, required=False),
     # Before version 0.5 the second norm stood behind the network, where llama.cpp has none.
@@ -25,7 +25,7 @@ HPARAMS = (
 )
 
 ROLES = roles(
-    ear.whisper(),
+    encoder.whisper(),
     """
     mm.a.mlp.1.weight        : a_wide a_stack*a_n_embd | hf multi_modal_projector.linear_1.weight
     mm.a.mlp.2.weight        : a_projection a_wide/2   | hf multi_modal_projector.linear_2.weight
@@ -41,12 +41,12 @@ SPEC = Architecture(
     hf_classes=("UltravoxModel",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.HEARD,
+    blocks=clip.AUDIO_BLOCKS,
     dialects=(
         Dialect(
-            "hf", fixed=clip.hears("ultravox"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
+            "hf", fixed=clip.audio_fixed("ultravox"), drops=clip.TEXT, renames=encoder.NAMES, nested=("audio_config",),
             ignored_keys=(
-                *ear.IGNORED_KEYS,
+                *encoder.IGNORED_KEYS,
                 IgnoredKey("audio_config.decoder_* audio_config.max_target_positions audio_config.is_encoder_decoder "
                          "audio_config.*_suppress_* audio_config.mask_* audio_config.apply_spec_augment "
                          "audio_config.median_filter_width audio_config.use_weighted_layer_sum",

@@ -5,20 +5,20 @@ Source: transformers `modeling_voxtral.py`; llama.cpp `conversion/ultravox.py`, 
 
 from dataclasses import replace
 
-from ggferry.converters.projectors import _audio_encoder as ear
+from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
-    *ear.WHISPER,
+    *encoder.WHISPER,
     # transformers: states are laid side by side until they are as wide as the encoder's network.
-    replace(ear.STACK, derive="a_n_ff / a_n_embd"),
+    replace(encoder.STACK, derive="a_n_ff / a_n_embd"),
     clip.projector_act("gelu"),
 )
 
 ROLES = roles(
-    ear.whisper(),
+    encoder.whisper(),
     """
     mm.a.mlp.1.weight : a_projection a_stack*a_n_embd | hf multi_modal_projector.linear_1.weight
     mm.a.mlp.2.weight : a_projection a_projection     | hf multi_modal_projector.linear_2.weight
@@ -37,11 +37,11 @@ SPEC = Architecture(
     hf_classes=("VoxtralForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    blocks=clip.HEARD,
+    blocks=clip.AUDIO_BLOCKS,
     dialects=(
         Dialect(
-            "hf", fixed=clip.hears("voxtral"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
-            ignored_keys=ear.IGNORED_KEYS,
+            "hf", fixed=clip.audio_fixed("voxtral"), drops=clip.TEXT, renames=encoder.NAMES, nested=("audio_config",),
+            ignored_keys=encoder.IGNORED_KEYS,
         ),
     ),
     recipe={"computation": "projector", "audio": "voxtral", "norm": "layer", "ffn": "plain", "activation": "gelu"},

@@ -172,11 +172,11 @@ def check_all_logits(
         ]
         again = _in_float64(base, unequal, found, texts) if unequal else {}
     come_to = reach(source, texts, [choices.chosen for choices in base.choices])
-    said = tuple(text.as_dict() for text in texts)
+    described = tuple(text.as_dict() for text in texts)
     return [
         replace(
             _judged(source, side, found[id(side)], found[id(third)] if third else None, again.get(id(third or side))),
-            prompts=said,
+            prompts=described,
             reached=come_to.reached,
             not_reached=come_to.missed,
             device=title(origin.device),

@@ -181,9 +181,9 @@ def _judged(
         return "allowed"
     if _is(key, DESCRIPTIVE) and not (_is(key, TELLING) and key in found):
         return "described"
-    stated = expected.get(key, found.get(key))
+    declared = expected.get(key, found.get(key))
     alone = (key in expected) != (key in found)
-    if alone and stated is not None and (_vocabulary_default(key, stated, expected) or _means_same(key, sides)):
+    if alone and declared is not None and (_vocabulary_default(key, declared, expected) or _means_same(key, sides)):
         return "implied"
     return "wrong"
 
@@ -192,7 +192,7 @@ def _is(key: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def _vocabulary_default(key: str, stated: Value, expected: Mapping[str, Value]) -> bool:
+def _vocabulary_default(key: str, declared: Value, expected: Mapping[str, Value]) -> bool:
     """Return whether a runtime that does not find this key of the vocabulary assumes the same value."""
     model, pre = expected.get("tokenizer.ggml.model"), expected.get("tokenizer.ggml.pre")
     short = key.removeprefix("tokenizer.ggml.")
@@ -202,7 +202,7 @@ def _vocabulary_default(key: str, stated: Value, expected: Mapping[str, Value]) 
     if model.data == "gpt2":
         known = by_name().get(str(pre.data) if pre else "default")
         taken["add_bos_token"] = known is not None and known.add_bos
-    return short in taken and stated.type is not ValueType.ARRAY and bool(taken[short] == stated.data)
+    return short in taken and declared.type is not ValueType.ARRAY and bool(taken[short] == declared.data)
 
 
 def _means_same(key: str, sides: tuple[ModelGraph, ModelGraph] | None) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ggferry.converters.forward.batched_passes import in_lockstep
+from ggferry.converters.forward.batched_passes import batched
 from ggferry.converters.forward.evaluate import embedding, forward, result_of
 from ggferry.converters.forward.model import Choices
 from ggferry.converters.forward.weights import Weights
@@ -55,10 +55,10 @@ class Passes:
 
     def run(self, texts: Sequence[Prompt], number: int, found: list[Any], weights: Weights) -> None:
         """Put the wanted rows of one prompt among what was found."""
-        text, told = texts[number], self.progress if number == 0 else None
+        text, progress = texts[number], self.progress if number == 0 else None
         chosen = self.choices[number] if self.choices else None
         found[number] = forward(
-            self.weights.graph, text.tokens, told, weights, text.inputs, places=text.places, choices=chosen
+            self.weights.graph, text.tokens, progress, weights, text.inputs, places=text.places, choices=chosen
         )
 
 
@@ -68,7 +68,7 @@ def run_prompts(sides: Sequence[Passes], texts: Sequence[Prompt]) -> list[list[A
     if len(sides) == len(texts) == 1:
         sides[0].run(texts, 0, found[0], sides[0].weights)
     else:
-        in_lockstep(
+        batched(
             [
                 (side.weights, [partial(side.run, texts, number, rows) for number in range(len(texts))])
                 for side, rows in zip(sides, found, strict=True)

@@ -146,10 +146,10 @@ def _borders(graph: ModelGraph) -> list[tuple[str, int]]:
 def _experts(count: int, routed: Mapping[str, set[int]]) -> list[tuple[str, bool]]:
     if not count or not routed:
         return []
-    unseen = {block: sorted(set(range(count)) - chosen) for block, chosen in routed.items()}
+    unrouted = {block: sorted(set(range(count)) - chosen) for block, chosen in routed.items()}
     lines = [
         (f"{block}experts without a token: {', '.join(map(str, names))}", False)
-        for block, names in unseen.items()
+        for block, names in unrouted.items()
         if names
     ]
     whole = len(routed) - len(lines)

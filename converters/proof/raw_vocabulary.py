@@ -188,15 +188,15 @@ class _Held:
             if content is None and kind in (TokenType.CONTROL, TokenType.USER_DEFINED) and not bert:
                 raise self.wrong(f"type of token {token} ({text!r}), which was trained", kind, TokenType.NORMAL)
 
-    def merges(self, stated: Any, files: Sidecars) -> int:
+    def merges(self, declared: Any, files: Sidecars) -> int:
         """Check every merge, in the file's order, without those of tokens that --trim-vocab dropped.
 
         Returns the number of merges.
         """
-        if stated is None:
+        if declared is None:
             lines = read_text(files.files["merges.txt"]).split("\n")
-            stated = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
-        expected = [" ".join(merge) if isinstance(merge, list) else merge for merge in stated]
+            declared = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
+        expected = [" ".join(merge) if isinstance(merge, list) else merge for merge in declared]
         found = self.output.merges or ()
         if len(found) < len(expected):
             kept = set(self.output.tokens)
@@ -223,10 +223,10 @@ class _Held:
         if start is None or not any(name in str(processor) for name in FRAMING):
             return
         for flag, role, around in (("add_bos", "bos", whole[:start]), ("add_eos", "eos", whole[start + len(plain) :])):
-            said, token = self.output.flags.get(flag), self.output.ids.get(role)
+            flag_value, token = self.output.flags.get(flag), self.output.ids.get(role)
             known = not around or list(around) == [token]
-            if said is not None and known and said != bool(around) and f"{GGML}{flag}_token" not in apart:
-                raise self.wrong(f"{flag}_token", said, bool(around))
+            if flag_value is not None and known and flag_value != bool(around) and f"{GGML}{flag}_token" not in apart:
+                raise self.wrong(f"{flag}_token", flag_value, bool(around))
 
     def special(self, files: Sidecars, apart: Collection[str]) -> int:
         """Check the special ids by the texts that the configuration names; return their number."""
@@ -249,11 +249,11 @@ class _Held:
 
         Where several files state one, chat_template.jinja is the last and wins.
         """
-        stated = [files.object(name).get("chat_template") for name in ("tokenizer_config.json", "chat_template.json")]
-        texts = [text for text in stated if isinstance(text, str)]
+        declared = [files.object(name).get("chat_template") for name in ("tokenizer_config.json", "chat_template.json")]
+        texts = [text for text in declared if isinstance(text, str)]
         if "chat_template.jinja" in files.files:
             texts.append(read_text(files.files["chat_template.jinja"]))
-        several = any(isinstance(text, list) for text in stated) or f"{TEMPLATE_FOLDER}/default.jinja" in files.files
+        several = any(isinstance(text, list) for text in declared) or f"{TEMPLATE_FOLDER}/default.jinja" in files.files
         if texts and not several and self.output.templates.get("") != texts[-1]:
             raise self.wrong("chat template", self.output.templates.get(""), texts[-1])
         return len(self.output.templates)

@@ -39,7 +39,7 @@ def make_receipt(
 ) -> Receipt:
     """Return the receipt as plain data. `output`, `source`: records of files (`digests.Digests`)."""
     graph, checkpoint = plan.graph, plan.graph.checkpoint
-    refused = {said.witness for said in proof.testimonies if said.refused}
+    refused = {each.witness for each in proof.testimonies if each.refused}
     runtimes = [name for name in _runtimes(plan) if name not in refused]
     apart = _otherwise(plan) if LLAMA_CPP in runtimes else []
     measured = {tensor.name: tensor for tensor in proof.tensors}
@@ -82,7 +82,7 @@ def make_receipt(
         "tokenizer": dict(proof.tokenizer),
         "logits": proof.logits.as_dict() if proof.logits else None,
         **({"deltas": asdict(proof.deltas)} if proof.deltas else {}),
-        **({"second_reader": asdict(proof.second_reader)} if proof.second_reader.asked else {}),
+        **({"second_reader": asdict(proof.second_reader)} if proof.second_reader.requested else {}),
         "testimonies": [asdict(check) for check in proof.testimonies],
         "verified": proof.level,
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
@@ -214,10 +214,10 @@ def how_it_was_proved(proof: Proof) -> str:
     if proof.tokenizer.get("texts"):
         parts.append(_tokenized(proof.tokenizer))
     parts += [
-        f"chat template rendered over {said.count} conversations{' alike' if ' and ' in said.witness else ''} "
-        f"by {said.witness}"
-        for said in proof.testimonies
-        if said.what == CONVERSATIONS and said.why is None
+        f"chat template rendered over {check.count} conversations{' alike' if ' and ' in check.witness else ''} "
+        f"by {check.witness}"
+        for check in proof.testimonies
+        if check.what == CONVERSATIONS and check.why is None
     ]
     return "; ".join(parts if proof.level == "none" else (cross_check_line(proof.testimonies), *parts))
 

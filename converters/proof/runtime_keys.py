@@ -109,27 +109,27 @@ def _text(metadata: Mapping[str, Value], key: str) -> str:
 
 
 def _findings(
-    asked: Loader, architecture: str, metadata: Mapping[str, Value], tensors: set[str], vocab_only: bool
+    loader: Loader, architecture: str, metadata: Mapping[str, Value], tensors: set[str], vocab_only: bool
 ) -> Iterator[Finding]:
-    who = f"llama.cpp {asked.version}"
-    for key, request in asked.keys.items():
+    who = f"llama.cpp {loader.version}"
+    for key, request in loader.keys.items():
         ours = not vocab_only or not key.startswith(f"{architecture}.")
         if request.state == "required" and ours and key not in metadata:
             yield Finding("missing", architecture, key, f"{who} requires {key}, which is not written")
-        if key not in metadata and _is_asked(request, metadata):
+        if key not in metadata and _is_required(request, metadata):
             text = f"{who} would not load this file: its vocabulary needs {key}, which is not written"
             yield Finding("aborts", architecture, key, text)
     for key, value in metadata.items():
-        read = asked.keys.get(key)
+        read = loader.keys.get(key)
         if read is None:
-            known = not key.startswith("tokenizer.") or asked.tokenizer
+            known = not key.startswith("tokenizer.") or loader.tokenizer
             if known and not key.startswith("general."):  # general.* describes the model to people and catalogs
                 yield Finding("unread", architecture, key, f"{who} does not read {key}")
         elif not takes(read, value):
             types = " or ".join(read.types)
             yield Finding("type", architecture, key, f"{who} reads {key} as {types}, and {spelt(value)} is written")
     if tensors and not vocab_only:
-        yield from _tensor_findings(asked, architecture, metadata, tensors)
+        yield from _tensor_findings(loader, architecture, metadata, tensors)
         for kind, words in broken(architecture, metadata, tensors):
             yield Finding(kind, architecture, architecture, f"{who} {_DOES[kind]}: {words}")
 
@@ -142,26 +142,26 @@ _DOES = {
 _UNLESS_PRE = re.compile(r'not\(tokenizer_pre == "(?P<pre>[^"]+)"\)')
 
 
-def _is_asked(request: Request, metadata: Mapping[str, Value]) -> bool:
+def _is_required(request: Request, metadata: Mapping[str, Value]) -> bool:
     """Return whether a key is required of a file by its pre-tokenizer: the merges of a vocabulary of byte pairs."""
-    told = _UNLESS_PRE.fullmatch(request.note) if request.state == "sometimes" else None
-    return told is not None and _text(metadata, "tokenizer.ggml.pre") != told["pre"]
+    condition = _UNLESS_PRE.fullmatch(request.note) if request.state == "sometimes" else None
+    return condition is not None and _text(metadata, "tokenizer.ggml.pre") != condition["pre"]
 
 
 def _tensor_findings(
-    asked: Loader, architecture: str, metadata: Mapping[str, Value], tensors: set[str]
+    loader: Loader, architecture: str, metadata: Mapping[str, Value], tensors: set[str]
 ) -> Iterator[Finding]:
-    who = f"llama.cpp {asked.version}"
+    who = f"llama.cpp {loader.version}"
     blocks, extra = (_count(metadata.get(f"{architecture}.{key}")) for key in ("block_count", "nextn_predict_layers"))
     blocks = min(blocks - extra, len(tensors))  # a header may claim any number
-    for name, request in asked.tensors.items():
+    for name, request in loader.tensors.items():
         if request.state == "required" and "{e}" not in name:
-            wanted = (name.replace("{n}", str(n)) for n in range(blocks)) if "{n}" in name else (name,)
-            missing = next((tensor for tensor in wanted if tensor not in tensors), None)
+            expected = (name.replace("{n}", str(n)) for n in range(blocks)) if "{n}" in name else (name,)
+            missing = next((tensor for tensor in expected if tensor not in tensors), None)
             if missing:
                 text = f"{who} requires the tensor {missing}, which is not written"
                 yield Finding("missing tensor", architecture, name, text)
-    known = {name.replace("{e}", "{n}") for name in asked.tensors}
+    known = {name.replace("{e}", "{n}") for name in loader.tensors}
     unread = {NUMBER.sub(".{n}", name): name for name in sorted(tensors, reverse=True)}
     for name, example in sorted(unread.items()):
         if name not in known:

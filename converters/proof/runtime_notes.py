@@ -23,7 +23,7 @@ class Explained:
         of: Their architectures, separated by blanks; shell patterns.
         what: Their keys or tensors, separated by blanks; shell patterns.
         reason: Why it is as it should be.
-        said: Part of the note in which the user learns what follows from it; where no note holds it, the finding's own
+        note: Part of the note in which the user learns what follows from it; where no note holds it, the finding's own
             line
             is shown.
     """
@@ -32,7 +32,7 @@ class Explained:
     of: str
     what: str
     reason: str
-    said: str = ""
+    note: str = ""
 
 
 _WINDOWLESS = "llama qwen2 qwen2moe qwen2vl qwen3 qwen3moe starcoder2 smollm3 mistral3 dots1 arctic grovemoe"
@@ -228,13 +228,13 @@ def computed_differently(architecture: str, metadata: Mapping[str, Value], tenso
 
 def unexplained(findings: Iterable[Finding], notes: Collection[str]) -> tuple[Finding, ...]:
     """Return the findings that `notes` do not cover and that the user should know."""
-    told = "\n".join(notes)
+    text = "\n".join(notes)
     explained: dict[tuple[str, str], re.Pattern[str]] = {}  # an untrusted file may have very many of a kind
     left = []
     for finding in findings:
         place = finding.kind, finding.architecture
         if place not in explained:
-            explained[place] = _explained(*place, told)
+            explained[place] = _explained(*place, text)
         if not explained[place].match(finding.what):
             left.append(finding)
     return tuple(left)
@@ -242,15 +242,15 @@ def unexplained(findings: Iterable[Finding], notes: Collection[str]) -> tuple[Fi
 
 def explains(notes: Iterable[str]) -> bool:
     """Return whether some note holds what `unexplained` takes for an explanation."""
-    return any(rule.said and rule.said in note for note in notes for rule in EXPLAINED)
+    return any(rule.note and rule.note in note for note in notes for rule in EXPLAINED)
 
 
-def _explained(kind: str, architecture: str, told: str) -> re.Pattern[str]:
+def _explained(kind: str, architecture: str, text: str) -> re.Pattern[str]:
     """Return a pattern of what findings of this kind may rightly name in a file of this architecture."""
     rules = (
         rule
         for rule in EXPLAINED
-        if rule.kind == kind and rule.said in told and any(fnmatchcase(architecture, one) for one in rule.of.split())
+        if rule.kind == kind and rule.note in text and any(fnmatchcase(architecture, one) for one in rule.of.split())
     )
     return re.compile("|".join(translate(pattern) for rule in rules for pattern in rule.what.split()) or "(?!)")
 

@@ -62,7 +62,7 @@ def reranks(graph: ModelGraph) -> bool:
 
 
 def recognized(
-    checkpoint: Checkpoint, architecture: Architecture, hparams: Mapping[str, str] | None, asked: str, bare: bool
+    checkpoint: Checkpoint, architecture: Architecture, hparams: Mapping[str, str] | None, rerank: str, bare: bool
 ) -> tuple[Found | None, tuple[str, ...]]:
     """Return the dialect of a reranker, None for a causal model, and notes for the user.
 
@@ -70,18 +70,18 @@ def recognized(
         checkpoint: The model, of the dialect 'hf', whose architecture has `RERANKERS`.
         architecture: Its tables.
         hparams: `--hparam` values.
-        asked: 'yes', 'no', or 'auto'.
+        rerank: 'yes', 'no', or 'auto'.
         bare: Whether the vocabulary alone is wanted, and no rows.
 
     Raises MissingError where 'yes' is asked of a model without the two tokens.
     """
-    why = f"{OPTION} yes" if asked == "yes" else next(_evidence(checkpoint), "")
-    if asked == "no" or not why:
+    why = f"{OPTION} yes" if rerank == "yes" else next(_evidence(checkpoint), "")
+    if rerank == "no" or not why:
         return None, ()
     try:
         rows = None if bare else _rows(checkpoint)
     except GgferryError as error:
-        if asked == "yes":
+        if rerank == "yes":
             raise
         return None, (f"{why}, which names a reranker, but {error.message}: converted as the causal model it is",)
     tied = bool(bind(checkpoint, architecture, "hf", hparams, tensors=False).sizes.get("tied"))
@@ -106,7 +106,7 @@ def explained(graph: ModelGraph, why: str) -> ModelGraph:
     return replace(graph, checkpoint=source, dropped=dropped, notes=(*graph.notes, *notes))
 
 
-def asked_with(graph: ModelGraph) -> str:
+def rerank_template(graph: ModelGraph) -> str:
     """Return the text that a reranker in Hugging Face's form is asked with, '' for other models."""
     return TEMPLATE if reranks(graph) else ""
 
@@ -132,9 +132,9 @@ def _evidence(checkpoint: Checkpoint) -> Iterator[str]:
         yield f"{SETTINGS} names a CrossEncoder"
     if "README.md" in beside and (found := _HEADING.search(read_start(beside["README.md"], _MOST_CARD))):
         yield f"README.md is headed {found[1].decode('utf-8', 'replace').strip()!r}"
-    stated = checkpoint.metadata.get("_name_or_path")
-    if isinstance(stated, str) and _NAME.search(os.path.basename(stated.rstrip("/\\"))):
-        yield f"config.json's _name_or_path is {stated[:80]!r}"
+    declared = checkpoint.metadata.get("_name_or_path")
+    if isinstance(declared, str) and _NAME.search(os.path.basename(declared.rstrip("/\\"))):
+        yield f"config.json's _name_or_path is {declared[:80]!r}"
     for name in _called(checkpoint.path):
         yield f"the folder is called {name[:80]!r}"
 
@@ -159,9 +159,9 @@ def _rows(checkpoint: Checkpoint) -> tuple[int, ...]:
     Raises MissingError without such tokens, InconsistentError where one token alone is asked, and what reading the
     vocabulary raises.
     """
-    stated = checkpoint.metadata.get(SCORED_BY)
-    if isinstance(stated, Mapping):
-        return _declared(stated, checkpoint.path)
+    declared = checkpoint.metadata.get(SCORED_BY)
+    if isinstance(declared, Mapping):
+        return _declared(declared, checkpoint.path)
     from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint, 0)

@@ -107,8 +107,8 @@ class Editor:
 
     def __init__(self, metadata: Mapping[str, Value], tensors: Sequence[str], unknown_keys: bool) -> None:
         self.metadata, self.tensors, self.unknown_keys = metadata, tensors, unknown_keys
-        stated = metadata.get("general.architecture")
-        self.architecture = str(stated.data) if stated is not None else ""
+        declared = metadata.get("general.architecture")
+        self.architecture = str(declared.data) if declared is not None else ""
         self.after: dict[str, Value | None] = {}
         self.items: dict[str, dict[int, object]] = {}
         self.notes: list[str] = []
@@ -128,15 +128,15 @@ class Editor:
 
     def set(self, item: str, option: str = "--set", text: str | None = None) -> None:
         """Set a key by KEY=VALUE[:TYPE]; `text`, where it is given, is the value instead of VALUE."""
-        key, mark, stated = item.partition("=")
+        key, mark, declared = item.partition("=")
         if not mark or not key:
             raise UsageError(option, found=item, expected="KEY=VALUE or KEY=VALUE:TYPE")
         element = _ELEMENT.fullmatch(key)
         if element and text is None:
-            self._set_item(element["key"], int(element["index"]), stated, option)
+            self._set_item(element["key"], int(element["index"]), declared, option)
             return
         self._guard(key, option)
-        value, kind = parted(stated)
+        value, kind = parted(declared)
         what = f"{option} {key}"
         if text is not None:
             value = text
@@ -145,8 +145,8 @@ class Editor:
 
     def set_file(self, item: str) -> None:
         """Set a key to the text of a file by KEY=PATH[:TYPE]."""
-        key, mark, stated = item.partition("=")
-        path, kind = parted(stated)
+        key, mark, declared = item.partition("=")
+        path, kind = parted(declared)
         if not mark or not path:
             raise UsageError("--set-file", found=item, expected="KEY=PATH or KEY=PATH:TYPE")
         text = text_of(path)
@@ -185,13 +185,13 @@ class Editor:
             f"{what}: of which type?", found=text, hint=f"{key}={text}:str, or :u32, :f32, :bool, :[i32] …"
         )
 
-    def _set_item(self, key: str, index: int, stated: str, option: str) -> None:
+    def _set_item(self, key: str, index: int, declared: str, option: str) -> None:
         old = self.metadata.get(key)
         if old is None or old.type is not ValueType.ARRAY or old.items in (None, ValueType.ARRAY):
             raise UsageError(f"{option}: no array of plain items", found=key)
         if index >= len(old):
             raise UsageError(f"{option} {key}: item", found=index, expected=f"0..{len(old) - 1}")
-        text, kind = parted(stated)
+        text, kind = parted(declared)
         own = (type_of(old) or "")[1:-1]
         if kind not in (None, own):
             raise UsageError(f"{option} {key}: type of an item", found=kind, expected=own)
@@ -215,28 +215,28 @@ class Editor:
     def chat_template(self, path: str) -> None:
         """Set the chat templates to those of a file: one, or a JSON file's. Others that the file holds are removed."""
         text = text_of(path)
-        stated: object = parse_json(text.encode(), path) if path.endswith(".json") else text
-        stated = stated.get("chat_template") if isinstance(stated, dict) else stated
-        named = {"default": stated} if isinstance(stated, str) else _named(stated, path)
-        wanted = {TEMPLATE: string(named["default"])} if "default" in named else {}
+        declared: object = parse_json(text.encode(), path) if path.endswith(".json") else text
+        declared = declared.get("chat_template") if isinstance(declared, dict) else declared
+        named = {"default": declared} if isinstance(declared, str) else _named(declared, path)
+        templates = {TEMPLATE: string(named["default"])} if "default" in named else {}
         others = {name: text for name, text in named.items() if name != "default"}
-        wanted |= {f"{TEMPLATE}.{name}": string(text) for name, text in others.items()}
+        templates |= {f"{TEMPLATE}.{name}": string(text) for name, text in others.items()}
         if others:
-            wanted[TEMPLATES] = array(ValueType.STRING, others)
+            templates[TEMPLATES] = array(ValueType.STRING, others)
         stale = [key for key in self.metadata if key.startswith(f"{TEMPLATE}.") or key in (TEMPLATE, TEMPLATES)]
-        for key in dict.fromkeys((*stale, *wanted)):
-            if key not in wanted or key not in self.metadata or self.metadata[key] != wanted[key]:
-                self._put(key, wanted.get(key), "--chat-template")
+        for key in dict.fromkeys((*stale, *templates)):
+            if key not in templates or key not in self.metadata or self.metadata[key] != templates[key]:
+                self._put(key, templates.get(key), "--chat-template")
 
     def special_token(self, item: str) -> None:
         """Set the id of a special token by ROLE=ID or ROLE=TEXT."""
-        role, mark, stated = item.partition("=")
+        role, mark, declared = item.partition("=")
         if not mark or role not in _TOKEN_ROLES:
             raise UsageError("--special-token", found=item, expected=f"ROLE=ID or ROLE=TEXT; {', '.join(_TOKEN_ROLES)}")
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         if tokens is None or tokens.items is not ValueType.STRING:
             raise UsageError("--special-token: the file has no vocabulary", found=item)
-        number = _id_of(stated, tokens, item)
+        number = _id_of(declared, tokens, item)
         key = f"tokenizer.ggml.{_TOKEN_ROLES[role]}_token_id"
         for each in (key, other_spelling(key)):
             if each:
@@ -287,22 +287,22 @@ def suggestion_among(text: str, names: Sequence[str] | Mapping[str, object]) -> 
     return near[0] if near else None
 
 
-def _id_of(stated: str, tokens: Value, item: str) -> int:
+def _id_of(declared: str, tokens: Value, item: str) -> int:
     """Return a token's id, stated as a number or as its text."""
-    if stated.isdecimal() and stated.isascii():
-        if int(stated) >= len(tokens):
+    if declared.isdecimal() and declared.isascii():
+        if int(declared) >= len(tokens):
             raise UsageError("--special-token: no such token", found=item, expected=f"0..{len(tokens) - 1}")
-        return int(stated)
-    places = [number for number, text in enumerate(tokens.data) if text == stated]
+        return int(declared)
+    places = [number for number, text in enumerate(tokens.data) if text == declared]
     if len(places) != 1:
         found = f"{item}: {len(places)} tokens of this text"
         raise UsageError("--special-token", found=found, expected="one", hint="give its id" if places else None)
     return places[0]
 
 
-def _named(stated: object, path: str) -> dict[str, str]:
+def _named(declared: object, path: str) -> dict[str, str]:
     """Return the templates of a tokenizer_config.json that names several."""
-    entries = stated if isinstance(stated, list) else []
+    entries = declared if isinstance(declared, list) else []
     found = {
         entry["name"]: entry["template"]
         for entry in entries

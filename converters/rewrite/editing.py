@@ -118,13 +118,13 @@ def plan_edit(parts: Sequence[Part], requested: RequestedChanges, *, broken: boo
 
 def _edited(part: Part, changes: Changes, *, first: bool) -> NewFile | None:
     """Return one file as it will be; None where nothing in it changes. Later shards change only what they hold."""
-    mine = {key: value for key, value in changes.after.items() if first or key in part.keys}
+    part_keys = {key: value for key, value in changes.after.items() if first or key in part.keys}
     renamed = {old: new for old, new in changes.renamed.items() if any(t.name == old for t in part.tensors)}
-    if not mine and not renamed:
+    if not part_keys and not renamed:
         return None
-    order = replace(changes, after=mine).applied(part.metadata)
+    order = replace(changes, after=part_keys).applied(part.metadata)
     keys = {
-        key: part.keys[key] if key not in mine else packed_key(key, value, part.version, part.file.big_endian)
+        key: part.keys[key] if key not in part_keys else packed_key(key, value, part.version, part.file.big_endian)
         for key, value in order.items()
         if key != FILLER
     }

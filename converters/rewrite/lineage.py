@@ -89,8 +89,8 @@ def carried_on(
 
 
 def _other_bytes(receipt: Mapping[str, Any], files: Sequence[Record]) -> InconsistentError:
-    stated = _digests(receipt["output"]["files"]) or []
-    strange = [str(file["name"]) for file in files if str(file["blake3"]) not in stated]
+    declared = _digests(receipt["output"]["files"]) or []
+    strange = [str(file["name"]) for file in files if str(file["blake3"]) not in declared]
     return InconsistentError(
         "not what the receipt beside the first shard describes",
         path=strange[0] if strange else str(files[0]["name"]),

@@ -210,8 +210,10 @@ def check_header(found: Part, keys: Mapping[str, bytes], tensors: Sequence[Store
     if list(found.keys.items()) != list(keys.items()):
         wrong = next((key for key in {**keys, **found.keys} if found.keys.get(key) != keys.get(key)), "their order")
         raise VerificationError("a key is not as requested", path=path, found=wrong)
-    for there, asked in zip(found.tensors, tensors, strict=False):
-        if there.facts != asked.facts:
-            raise VerificationError("a tensor is not as requested", path=path, found=there.facts, expected=asked.facts)
+    for there, request in zip(found.tensors, tensors, strict=False):
+        if there.facts != request.facts:
+            raise VerificationError(
+                "a tensor is not as requested", path=path, found=there.facts, expected=request.facts
+            )
     if len(found.tensors) != len(tensors):
         raise VerificationError("number of tensors", path=path, found=len(found.tensors), expected=len(tensors))

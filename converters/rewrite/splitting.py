@@ -49,7 +49,7 @@ class Cuts:
     first: bool = True
 
     @property
-    def asked(self) -> Cuts:
+    def with_default(self) -> Cuts:
         """The same, with the default where no limit is given."""
         return self if self.tensors or self.nbytes else replace(self, tensors=MOST_TENSORS)
 
@@ -62,7 +62,7 @@ def plan_split(parts: Sequence[Part], out: str | None, cuts: Cuts) -> list[NewFi
     whole = parts[0]
     if len(parts) > 1:
         raise UsageError("split already", path=whole.file.path, found=f"{len(parts)} shards", hint="ggferry merge")
-    cuts = cuts.asked
+    cuts = cuts.with_default
     shards = cut(whole.tensors, lambda tensor: tensor.nbytes, cuts.tensors, cuts.nbytes, cuts.first)
     if len(shards) < 2:
         raise UsageError(
@@ -186,23 +186,23 @@ class _Tie:
     """What shows that shards are of one model.
 
     Attributes:
-        stated: The digest of the set that every shard holds; '' where none does.
+        declared: The digest of the set that every shard holds; '' where none does.
         path: The first shard.
         notes: What a user should know.
     """
 
-    stated: str = ""
+    declared: str = ""
     path: str = ""
     notes: tuple[str, ...] = ()
 
     def check(self, digest: str) -> None:
         """Raise InconsistentError where the data of the shards is not that of their set."""
-        if self.stated and digest != self.stated:
+        if self.declared and digest != self.declared:
             raise InconsistentError(
                 "the shards do not hold the data that their set was cut from",
                 path=self.path,
                 found=digest,
-                expected=self.stated,
+                expected=self.declared,
                 hint="fetch the shards again",
             )
 
@@ -210,9 +210,9 @@ class _Tie:
 def _tied(parts: Sequence[Part], lineage: Lineage) -> _Tie:
     """Return what ties shards together: a digest in each of them (the reader compares these), or their receipt."""
     path = parts[0].file.path
-    stated = parts[0].metadata.get(SET_DIGEST)
-    if stated is not None:
-        return _Tie(str(stated.data), path)
+    declared = parts[0].metadata.get(SET_DIGEST)
+    if declared is not None:
+        return _Tie(str(declared.data), path)
     nothing = "nothing ties these shards together, neither a digest of the whole nor a receipt: only their names do"
     return _Tie("", path, () if lineage.receipt else (nothing,))
 

@@ -49,8 +49,8 @@ def _types(architecture: str) -> Mapping[str, tuple[str, ...]]:
         for key, types in _table().items()
         if "{" not in key or "{arch}" in key
     }
-    asked = loader(architecture, "llama")
-    for key, request in asked.keys.items() if asked else ():
+    keys = loader(architecture, "llama")
+    for key, request in keys.keys.items() if keys else ():
         if not known.get(key):
             known[key] = tuple(kind for kind in request.types if kind not in ("any", "[]"))
     return known

@@ -93,7 +93,7 @@ def rotated_as_listed(values: Values) -> Flags:
 def rotated_unlike_every_fourth(values: Values) -> int:
     """Return how many blocks differ from the rule that all but every fourth rotate queries and keys."""
     pairs = zip(values["rope_layers"], all_but_every(4, values), strict=False)
-    return sum(bool(mine) != rule for mine, rule in pairs)
+    return sum(bool(value) != rule for value, rule in pairs)
 
 
 def of_window(values: Values, name: str) -> tuple[int, ...]:

@@ -66,17 +66,17 @@ def rope_factor(values: Values) -> float | None:
     if kind == "linear":
         return float(values["rope_stretch"])
     if kind == "yarn":
-        stated = values.get("rope_stretch")
-        return float(values["n_ctx"] / values["rope_original"] if stated is None else stated)
+        declared = values.get("rope_stretch")
+        return float(values["n_ctx"] / values["rope_original"] if declared is None else declared)
     return None
 
 
 def rope_original(values: Values) -> int | None:
     """Return rope.scaling.original_context_length: the context the model had before it was extended."""
-    kind, stated = values.get("rope_kind", "default"), values.get("rope_original_stated")
+    kind, declared = values.get("rope_kind", "default"), values.get("rope_original_stated")
     if kind in ("yarn", "longrope"):
-        return int(values["n_ctx"] if stated is None else stated)
-    return stated if kind == "default" else None  # Phi-3 states it with and without scaling
+        return int(values["n_ctx"] if declared is None else declared)
+    return declared if kind == "default" else None  # Phi-3 states it with and without scaling
 
 
 def rope_attn_factor(values: Values) -> float | None:
@@ -92,8 +92,8 @@ def rope_attn_factor(values: Values) -> float | None:
         implied = 1.0 if values.get("yarn_log_mul") else _mscale(factor, 1.0)
         return _yarn_magnitude(values, factor) / implied
     if kind == "longrope":
-        stated = values.get("rope_magnitude")
-        return float(stated) if stated is not None else _longrope_magnitude(values)
+        declared = values.get("rope_magnitude")
+        return float(declared) if declared is not None else _longrope_magnitude(values)
     return None
 
 
@@ -117,9 +117,9 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 def _yarn_magnitude(values: Values, factor: float) -> float:
-    stated, mscale, every = (values.get(name) for name in ("rope_magnitude", "rope_mscale", "rope_mscale_all"))
-    if stated is not None:
-        return float(stated)
+    declared, mscale, every = (values.get(name) for name in ("rope_magnitude", "rope_mscale", "rope_mscale_all"))
+    if declared is not None:
+        return float(declared)
     if mscale and every:
         return _mscale(factor, mscale) / _mscale(factor, every)
     return _mscale(factor, 1.0)
@@ -127,8 +127,8 @@ def _yarn_magnitude(values: Values, factor: float) -> float:
 
 def _longrope_magnitude(values: Values) -> float:
     original = values["rope_original"]
-    stated = values.get("rope_stretch")
-    factor = values["n_ctx"] / original if stated is None else stated
+    declared = values.get("rope_stretch")
+    factor = values["n_ctx"] / original if declared is None else declared
     if factor <= 1:
         return 1.0
     if original < 2:
@@ -180,8 +180,8 @@ def first_sparse(values: Values) -> int:
 
 def rope_sections(values: Values) -> tuple[int, ...] | None:
     """Return rope.dimension_sections: the number of rotary frequencies for each axis of position, four numbers."""
-    stated = values.get("rope_sections_stated")
-    return None if stated is None else (*stated, *(0,) * (4 - len(stated)))
+    declared = values.get("rope_sections_stated")
+    return None if declared is None else (*declared, *(0,) * (4 - len(declared)))
 
 
 # --- windows -----------------------------------------------------------------------------------------------
@@ -234,16 +234,16 @@ def pooling_type(values: Values) -> int | None:
 
     The module of sentence-transformers next to the model states it.
     """
-    stated = {
+    declared = {
         mode
         for mode in ("mean", "cls", "lasttoken", "max", "mean_sqrt_len", "weightedmean")
         if values.get(f"pool_{mode}")
     }
-    if not stated:
+    if not declared:
         return None
-    if len(stated) > 1 or not stated <= set(POOLING):
-        raise ValueError(f"GGUF has no word for pooling by {' and '.join(sorted(stated))}")
-    return POOLING[stated.pop()]
+    if len(declared) > 1 or not declared <= set(POOLING):
+        raise ValueError(f"GGUF has no word for pooling by {' and '.join(sorted(declared))}")
+    return POOLING[declared.pop()]
 
 
 HPARAMS: dict[str, Derivation] = {

@@ -226,7 +226,7 @@ def proportional_factors(values: Values) -> Values:
 def laguna_rotated(values: Values) -> Values:
     """Which part of a head turns in blocks with a window, and in those without."""
     names = {"rope_fraction_full": "n_rot_full", "rope_fraction_sliding": "n_rot_swa"}
-    return {stated: fraction(values[name], values["head_dim"]) for stated, name in names.items() if values.get(name)}
+    return {place: fraction(values[name], values["head_dim"]) for place, name in names.items() if values.get(name)}
 
 
 def in_the_weights(values: Values) -> Values:
@@ -285,7 +285,7 @@ def expert_groups(values: Values) -> Values:
 def of_all(values: Values) -> Values:
     """What all blocks have alike."""
     names = {"n_ff_exp_stated": "n_ff_exp", "shared_stated": "n_shared", "used_stated": "n_expert_used"}
-    return {stated: values[name] for stated, name in names.items() if values.get(name) is not None}
+    return {declared: values[name] for declared, name in names.items() if values.get(name) is not None}
 
 
 # --- scales ------------------------------------------------------------------------------------------------------

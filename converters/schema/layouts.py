@@ -82,8 +82,8 @@ class Layout:
         tables = [array.reshape(row_count(array.shape), -1) for array in arrays]
         out = np.empty((len(row), tables[0].shape[1]), arrays[0].dtype)
         for number, table in enumerate(tables):
-            mine = source == number
-            out[mine] = table[row[mine]]
+            mask = source == number
+            out[mask] = table[row[mask]]
         return out.reshape(shape)
 
     def inverse(self) -> Layout:
@@ -379,10 +379,10 @@ class Reshape(Layout):
 
     def shape(self, *inputs: Shape) -> Shape:
         (only,) = inputs
-        wanted = tuple(int(size) for size in self.to)
-        if math.prod(wanted) != math.prod(only) or self.of not in ((), only):
-            raise ValueError(f"{only} where {self.of or wanted} is reshaped to {wanted}")
-        return wanted
+        expected = tuple(int(size) for size in self.to)
+        if math.prod(expected) != math.prod(only) or self.of not in ((), only):
+            raise ValueError(f"{only} where {self.of or expected} is reshaped to {expected}")
+        return expected
 
     def apply(self, *arrays: Array) -> Array:
         return arrays[0].reshape(self.shape(arrays[0].shape))

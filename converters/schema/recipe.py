@@ -138,8 +138,8 @@ class Recipe:
         logit_scale: How the hparam of that name is applied.
         expert_norm: Whether the weights of the chosen experts are scaled to sum to one.
         expert_rows: Whether an expert's matrices hold one row for each output (else one column).
-        vision: Of an mmproj file, the module of `converters/forward/towers` that sees.
-        audio: The one that hears.
+        vision: Of an mmproj file, the module of `converters/forward/towers` of the vision encoder.
+        audio: That of the audio encoder.
         rescaled: Whether the weights are already divided as `rescale_every` asks.
     """
 

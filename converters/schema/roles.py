@@ -114,10 +114,10 @@ def varied(table: Sequence[Role], dialect: str, base: str, text: str = "", **nam
 
 def both(*conditions: str) -> str:
     """Return the condition that holds where all of these do; an empty text is no condition."""
-    stated = [text.strip() for text in conditions if text.strip()]
-    if len(stated) == 1:
-        return stated[0]
-    return " and ".join(f"({text})" if " or " in _INNER.sub("", text) else text for text in stated)
+    declared = [text.strip() for text in conditions if text.strip()]
+    if len(declared) == 1:
+        return declared[0]
+    return " and ".join(f"({text})" if " or " in _INNER.sub("", text) else text for text in declared)
 
 
 _INNER = re.compile(r"\([^()]*\)")

@@ -84,7 +84,7 @@ class _Validator:
                 self.wrong(problem, word)
             seen.add(word)
 
-    def said(self, check: Callable[[str], None], text: str, known: set[str]) -> None:
+    def check_text(self, check: Callable[[str], None], text: str, known: set[str]) -> None:
         """Check that `text` has the form that `check` wants, and names only what is known."""
         try:
             check(text)
@@ -95,10 +95,10 @@ class _Validator:
                 self.wrong("no such hparam", name, f"one of its hparams, in {text!r}", text)
 
     def size(self, text: str | int) -> None:
-        self.said(check_size, str(text), self.known)
+        self.check_text(check_size, str(text), self.known)
 
     def condition(self, text: str, more: Iterable[str] = ()) -> None:
-        self.said(check_condition, text, self.known | set(more))
+        self.check_text(check_condition, text, self.known | set(more))
 
     def rule(self, rule: str | Derivation) -> None:
         """Check a derivation: '@NAME', 'each CONDITION' or a size; a function is not checked."""
@@ -181,7 +181,7 @@ class _Validator:
         for layout in dialect.layouts:
             self.one_of("no such header", layout, {header.name for header in self.spec.headers})
         for size in dialect.shaped[1:]:
-            self.said(check_size, size, {name.removeprefix("header_") for name in self.header})
+            self.check_text(check_size, size, {name.removeprefix("header_") for name in self.header})
         for drop in dialect.drops:
             self.place = drop.place
             self.condition(drop.when)

@@ -182,15 +182,15 @@ def check_sums(checkpoint: Checkpoint, stage: Stage, threads: int) -> tuple[str,
 
     Returns the note for the receipt. Raises ChecksumError.
     """
-    total = sum(stated.nbytes for stated in checkpoint.checksums)
+    total = sum(declared.nbytes for declared in checkpoint.checksums)
     if not total:
         return ()
 
     with stage(Phase.CHECKING, total) as progress:
 
-        def check(stated: Any) -> None:
-            one = replace(checkpoint, checksums=(stated,))
-            verify_checksums(one, min(CHUNK, stated.nbytes), progress)
+        def check(declared: Any) -> None:
+            one = replace(checkpoint, checksums=(declared,))
+            verify_checksums(one, min(CHUNK, declared.nbytes), progress)
 
         each(checkpoint.checksums, check, threads)
     return (f"the CRC-32 of {total:,} bytes of tensors and pickles agree with what their archives state",)

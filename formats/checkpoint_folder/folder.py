@@ -209,40 +209,40 @@ def _sharded(folder: str, names: frozenset[str], stem: str, suffix: str) -> Weig
     count = counts.pop()
     if not 0 < count <= MAX_SHARDS:
         raise OutOfRangeError("number of shards", path=folder, found=count, expected=f"1 to {MAX_SHARDS}")
-    wanted = [f"{stem}-{i:05}-of-{count:05}.{suffix}" for i in range(1, count + 1)]
-    _require(folder, names, wanted)
+    expected = [f"{stem}-{i:05}-of-{count:05}.{suffix}" for i in range(1, count + 1)]
+    _require(folder, names, expected)
     note = (f"no {index}: the shards are taken as numbered",)
-    return Weights(container, folder, tuple(os.path.join(folder, name) for name in wanted), None, note)
+    return Weights(container, folder, tuple(os.path.join(folder, name) for name in expected), None, note)
 
 
 def _parts(folder: str, names: frozenset[str], of: WeightsName) -> Weights:
     count = 1 + max(number for name in names if (number := _part_number(name, of)) is not None)
     if count > MAX_PARTS:
         raise OutOfRangeError("number of parts", path=folder, found=count, expected=f"≤ {MAX_PARTS}")
-    wanted = [f"{of.stem}.{i:02}.{of.suffix}" for i in range(count)]
-    _require(folder, names, wanted)
-    return Weights(of.container, folder, tuple(os.path.join(folder, name) for name in wanted))
+    expected = [f"{of.stem}.{i:02}.{of.suffix}" for i in range(count)]
+    _require(folder, names, expected)
+    return Weights(of.container, folder, tuple(os.path.join(folder, name) for name in expected))
 
 
 def _lone(folder: str, names: frozenset[str]) -> Weights | None:
     for suffix, container in lone_suffixes().items():
-        mine = sorted(name for name in names if name.lower().endswith(suffix))
-        stems = {match["stem"] for match in map(_shard().fullmatch, mine) if match}
-        if len(stems) == 1 and all(map(_shard().fullmatch, mine)):
+        matches = sorted(name for name in names if name.lower().endswith(suffix))
+        stems = {match["stem"] for match in map(_shard().fullmatch, matches) if match}
+        if len(stems) == 1 and all(map(_shard().fullmatch, matches)):
             return _sharded(folder, names, stems.pop(), suffix[1:])
-        if len(mine) == 1:
-            return Weights(container, folder, (os.path.join(folder, mine[0]),))
-        if mine:
-            raise AmbiguousError("several files could be the model", path=folder, found=mine[:6], hint="name one")
+        if len(matches) == 1:
+            return Weights(container, folder, (os.path.join(folder, matches[0]),))
+        if matches:
+            raise AmbiguousError("several files could be the model", path=folder, found=matches[:6], hint="name one")
     return None
 
 
-def _require(folder: str, names: frozenset[str], wanted: Sequence[str]) -> None:
-    missing = [name for name in wanted if name not in names]
+def _require(folder: str, names: frozenset[str], expected: Sequence[str]) -> None:
+    missing = [name for name in expected if name not in names]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise NotFoundError(
-            f"{len(missing)} of {len(wanted)} files of the model are missing: {', '.join(missing[:3])}{more}",
+            f"{len(missing)} of {len(expected)} files of the model are missing: {', '.join(missing[:3])}{more}",
             path=folder,
             hint="fetch them: a model is converted whole or not at all",
         )
@@ -260,7 +260,7 @@ def refuse_foreign(head: bytes, path: str) -> None:
         raise UnknownFormatError("no checkpoint", path=path, offset=0, found=words)
 
 
-def refuse_container(weights: Weights, *wanted: str) -> None:
-    """Raise UnsupportedError when the weights are not in one of the `wanted` containers."""
-    if weights.container not in wanted:
-        raise UnsupportedError("another container", path=weights.folder, found=weights.container, expected=wanted)
+def refuse_container(weights: Weights, *expected: str) -> None:
+    """Raise UnsupportedError when the weights are not in one of the `expected` containers."""
+    if weights.container not in expected:
+        raise UnsupportedError("another container", path=weights.folder, found=weights.container, expected=expected)

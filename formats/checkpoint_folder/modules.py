@@ -78,17 +78,17 @@ def modules(path: str) -> tuple[Module, ...]:
     return tuple(_module(one, path) for one in listed)
 
 
-def _module(stated: Mapping[str, Any], path: str) -> Module:
-    kind = str(stated.get("type")).rpartition(".")[2]
-    name = stated.get("path", "")
+def _module(declared: Mapping[str, Any], path: str) -> Module:
+    kind = str(declared.get("type")).rpartition(".")[2]
+    name = declared.get("path", "")
     if kind == "Transformer":
         return Module(kind, "", {})
     if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
         raise OutOfRangeError("folder of a module", path=path, found=name, expected="a name within the model")
     folder = os.path.dirname(path)
     file = os.path.join(folder, name, "config.json")
-    stated_there = kind in ("Pooling", "Dense") or os.path.exists(file)
-    return Module(kind, name, load_object(file, root=folder or os.curdir) if stated_there else {})
+    has_settings = kind in ("Pooling", "Dense") or os.path.exists(file)
+    return Module(kind, name, load_object(file, root=folder or os.curdir) if has_settings else {})
 
 
 def described(beside: Mapping[str, str]) -> tuple[JSONObject, tuple[str, ...]]:

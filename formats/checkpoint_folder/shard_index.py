@@ -164,7 +164,7 @@ def _compare(index: Index, home: Mapping[str, str]) -> None:
 
 
 def _total_note(index: Index, nbytes: int) -> tuple[str, ...]:
-    stated = index.metadata.get("total_size")
-    if stated is None or stated == nbytes:
+    declared = index.metadata.get("total_size")
+    if declared is None or declared == nbytes:
         return ()
-    return (f"{os.path.basename(index.path)} states total_size {stated!r:.40}, the tensors hold {nbytes} bytes",)
+    return (f"{os.path.basename(index.path)} states total_size {declared!r:.40}, the tensors hold {nbytes} bytes",)

@@ -142,9 +142,9 @@ def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[JSONObje
     if role is None:
         return {}, ("no config.json stands beside the weights",)
     found = load_object(beside[role])
-    members, told = described(beside)
+    members, module_notes = described(beside)
     found = {**found, **members}
-    notes += told
+    notes += module_notes
     if "auto_map" in found:
         notes.append("config.json names custom code (auto_map): it is never run")
     if role != "adapter_config" and not any(file.vocabulary and file.role in beside for file in sidecar_files()):
@@ -163,9 +163,9 @@ def with_preprocessor(config: Mapping[str, Any], beside: Mapping[str, str]) -> J
     """
     found: JSONObject = {}
     for role, inner in (("preprocessor_config", "media_proc_cfg"), ("processor_config", "image_processor")):
-        stated = load_object(beside[role]) if role in beside else {}
-        own = stated.pop(inner, None)
-        found |= {**stated, **(own if isinstance(own, dict) else {})}
+        declared = load_object(beside[role]) if role in beside else {}
+        own = declared.pop(inner, None)
+        found |= {**declared, **(own if isinstance(own, dict) else {})}
     tokens = added_tokens(beside)
     return {**config, **({PREPROCESSOR: found} if found else {}), **({ADDED_TOKENS: tokens} if tokens else {})}
 
@@ -175,15 +175,15 @@ def added_tokens(beside: Mapping[str, str]) -> dict[str, int]:
 
     The latter win. Raises as `configuration`.
     """
-    stated = {role: load_object(beside[role]) if role in beside else {} for role in _NAME_TOKENS}
-    decoder = stated["tokenizer_config"].get("added_tokens_decoder")
+    declared = {role: load_object(beside[role]) if role in beside else {} for role in _NAME_TOKENS}
+    decoder = declared["tokenizer_config"].get("added_tokens_decoder")
     listed: list[tuple[Any, Any]] = [*decoder.items()] if isinstance(decoder, dict) else []
     found = []
     for role, items, text, number in (
         ("tekken.json", "special_tokens", "token_str", "rank"),
         ("tokenizer.json", "added_tokens", "content", "id"),
     ):
-        entries = stated[role].get(items)
+        entries = declared[role].get(items)
         known = (entry for entry in (entries if isinstance(entries, list) else ()) if isinstance(entry, dict))
         found += [(entry.get(text), entry.get(number)) for entry in known]
     named = ((key, entry) for key, entry in listed if isinstance(entry, dict) and str(key).isdecimal())

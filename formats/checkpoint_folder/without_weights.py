@@ -19,16 +19,16 @@ def open_without_weights(folder: str) -> Checkpoint | None:
     Returns None for a folder that has weights, or that lacks a configuration or a vocabulary. Raises as
     `find_weights` and `configuration`.
     """
-    stated = next((name for name in STATING if os.path.isfile(os.path.join(folder, name))), None)
-    if stated is None or find_weights(folder) is not None:
+    declared = next((name for name in STATING if os.path.isfile(os.path.join(folder, name))), None)
+    if declared is None or find_weights(folder) is not None:
         return None
-    weights = Weights(CONTAINER, folder, (os.path.join(folder, stated),))
+    weights = Weights(CONTAINER, folder, (os.path.join(folder, declared),))
     beside = sidecars(weights)
-    wanted = {file.role for file in sidecar_files() if file.tokenizer}
+    roles = {file.role for file in sidecar_files() if file.tokenizer}
     if not any(file.vocabulary and file.role in beside for file in sidecar_files()):
         return None
     config, notes = configuration(weights, beside)
-    own = [path for role, path in beside.items() if role in wanted and path != weights.files[0]]
+    own = [path for role, path in beside.items() if role in roles and path != weights.files[0]]
     files = tuple(open_source(path, folder) for path in (*weights.files, *own))
     note = "no weights are here: the vocabulary is written from the configuration and the tokenizer alone"
     return Checkpoint(CONTAINER, None, files, {}, {}, config, notes=(note, *notes), sidecars=beside)

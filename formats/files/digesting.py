@@ -64,17 +64,17 @@ class DigestingSource:
         me = id(buffer)
         with self._changed:
             self._reading[me] = (offset, end)
-        mine = False
+        is_turn = False
         try:
             self.source.read_into(offset, buffer)
-            mine = self._my_turn(me, offset, end)
-            if mine:
+            is_turn = self._my_turn(me, offset, end)
+            if is_turn:
                 self._fill(offset)
                 self._update(buffer[self._at - offset :])
         finally:
             with self._changed:
                 del self._reading[me]
-                if mine:
+                if is_turn:
                     self._feeding, self._filling = False, 0
                 self._changed.notify_all()
 

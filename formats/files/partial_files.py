@@ -269,11 +269,11 @@ def sweep(targets: Iterable[str], beside: str) -> list[str]:
     folders: dict[str, list[str]] = defaultdict(list)
     for target in targets:
         folders[os.path.dirname(target)].append(target)
-    for folder, wanted in folders.items():
+    for folder, names in folders.items():
         with suppress(OSError):
             left = Leftovers(folder)
             kept = kept_for(left)
-            for target in wanted:
+            for target in names:
                 for path in left.of(target):
                     if path not in kept and not _swept(path, target, beside):
                         stays.append(path)

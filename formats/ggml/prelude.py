@@ -95,16 +95,16 @@ def _vocabulary(
     rule = layout.vocab
     if rule.count != "header":
         at = cursor.offset
-        stated = cursor.integer("i32", "number of tokens", 1, limits.MAX_GGML_VOCAB)
-        if stated > count or (rule.count == "again" and stated != count):
+        declared = cursor.integer("i32", "number of tokens", 1, limits.MAX_GGML_VOCAB)
+        if declared > count or (rule.count == "again" and declared != count):
             raise InconsistentError(
                 "the vocabulary has another size than the header says",
                 path=cursor.path,
                 offset=at,
-                found=stated,
+                found=declared,
                 expected=count,
             )
-        count = stated
+        count = declared
     scored = version[0] in SCORED if rule.scored is None else rule.scored
     begin = cursor.offset
     tokens, scores = _tokens(cursor, count - rule.short, scored, runs)
@@ -177,8 +177,8 @@ def _merges(cursor: Cursor, header: Mapping[str, Any]) -> tuple[tuple[bytes, byt
 
 def _is_record(source: Source, offset: int, name: str) -> bool:
     """Return whether the record of the 2-D tensor `name` begins at `offset`."""
-    wanted = name.encode()
-    if not name or offset + 20 + len(wanted) > source.size:
+    expected = name.encode()
+    if not name or offset + 20 + len(expected) > source.size:
         return False
-    head = source.read(offset, 20 + len(wanted))
-    return struct.unpack_from("<2i", head) == (2, len(wanted)) and head[20:] == wanted
+    head = source.read(offset, 20 + len(expected))
+    return struct.unpack_from("<2i", head) == (2, len(expected)) and head[20:] == expected

@@ -201,11 +201,11 @@ def _is_planar(source: Source, refs: Sequence[TensorRef], name: str) -> bool:
     Read as blocks, 44–64 % of the scales of planar rows are absurd, and none of block rows. No scale is negative where
     planes occur. Source: docs/formats/ggml-era.md "Traps".
     """
-    mine = [ref for ref in refs if ref.type.name == name]
-    if not mine:
+    refs_of_type = [ref for ref in refs if ref.type.name == name]
+    if not refs_of_type:
         return False
     absurd = total = 0
-    for ref in mine[:: max(1, len(mine) // SAMPLE_TENSORS)]:
+    for ref in refs_of_type[:: max(1, len(refs_of_type) // SAMPLE_TENSORS)]:
         data = source.read(ref.spans[0].offset, min(SAMPLE_ROWS, ref.rows) * ref.row_bytes)
         scales = [block[0] for block in struct.iter_unpack(f"<f{ref.type.block_bytes - 4}x", data)]
         absurd += sum(not (d == 0 or 1e-12 <= d <= 1e3) for d in scales)

@@ -69,16 +69,16 @@ def meanings(version: Version, layout: HeaderLayout, ftype: int) -> list[tuple[M
         _check_ftype(ftype % 1000 if layout.quantization is not None else ftype)
         others = ALTERNATIVES.get(version, ()) if layout.quantization is None else ()
         return [(usual, ""), *(({**usual, **codes}, note) for codes, note in others)]
-    stated, number = divmod(ftype, 1000)
+    declared, number = divmod(ftype, 1000)
     _check_ftype(number)
-    if stated >= len(QUANTIZATION):
-        raise ValueError(f"quantization version {stated}")
-    first = stated or layout.quantization
+    if declared >= len(QUANTIZATION):
+        raise ValueError(f"quantization version {declared}")
+    first = declared or layout.quantization
     quantized = number > 1
-    found = [(QUANTIZATION[first], _UNSTATED.format(first) if quantized and first and not stated else "")]
+    found = [(QUANTIZATION[first], _UNSTATED.format(first) if quantized and first and not declared else "")]
     # Block sizes changed with version 2 only: a walk that ends with the others proves them.
     other = 2 if first < 2 else 0
-    if not stated:
+    if not declared:
         found.append((QUANTIZATION[other], _BY_SIZE.format(ftype, other)))
     return found
 

@@ -162,9 +162,9 @@ def with_values(layout: GGUFLayout, before: Mapping[str, Value], after: Mapping[
         return None
     pairs = enumerate(zip(before.values(), after.values(), strict=True))
     changed = [number for number, (old, new) in pairs if old is not new]
-    stated = packer.number("u64", last, "offset")
+    declared = packer.number("u64", last, "offset")
     bare = layout.header.rstrip(b"\0")
-    end = len(bare) + len(stated) - len(stated.rstrip(b"\0"))
+    end = len(bare) + len(declared) - len(declared.rstrip(b"\0"))
     first = changed[-1] + 1 if changed else 0  # keys up to the last that changed; the others stay as they are
     begin = 8 + 2 * struct.calcsize(CODES[packer.count_code])  # behind the magic, the version and both counts
     there, here = (
@@ -214,11 +214,13 @@ def _with_alignment(metadata: Mapping[str, Value], alignment: int) -> Mapping[st
     if not is_alignment(alignment) or alignment > limits.MAX_ALIGNMENT or alignment & (alignment - 1):
         expected = f"a power of two, at most {limits.MAX_ALIGNMENT}"  # ggml takes nothing else
         raise UsageError("alignment", found=alignment, expected=expected)
-    stated = metadata.get(ALIGNMENT_KEY)
-    if stated is None:
+    declared = metadata.get(ALIGNMENT_KEY)
+    if declared is None:
         return metadata if alignment == DEFAULT_ALIGNMENT else {**metadata, ALIGNMENT_KEY: u32(alignment)}
-    if stated != u32(alignment):
-        raise UsageError(f"{ALIGNMENT_KEY} contradicts the alignment asked for", found=stated, expected=u32(alignment))
+    if declared != u32(alignment):
+        raise UsageError(
+            f"{ALIGNMENT_KEY} contradicts the alignment asked for", found=declared, expected=u32(alignment)
+        )
     return metadata
 
 

@@ -141,7 +141,7 @@ class _Parser:
 
         `surrogates` says whether an escape could have made one.
         """
-        wanted = (dict, list, str) if surrogates else (dict, list)
+        kinds = (dict, list, str) if surrogates else (dict, list)
         level = [value]
         while level:
             if depth > MAX_JSON_DEPTH:
@@ -153,7 +153,7 @@ class _Parser:
                     self.check_text(item)
                     continue
                 inside = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-                below.extend(each for each in inside if isinstance(each, wanted))
+                below.extend(each for each in inside if isinstance(each, kinds))
                 if surrogates and isinstance(item, dict):
                     below.extend(item)
             level = below

@@ -81,8 +81,11 @@ def _check_alike(paths: Sequence[str], parts: Parts) -> None:
             if name not in part:
                 raise MissingError("tensor is in the first part only", path=path, expected=name)
             if part[name].type != ref.type or part[name].shape != ref.shape:
-                found, wanted = f"{part[name].type} {part[name].shape}", f"{ref.type} {ref.shape} as in the first part"
-                raise ShapeError(f"this part of {name!r}", path=path, found=found, expected=wanted)
+                found, expected = (
+                    f"{part[name].type} {part[name].shape}",
+                    f"{ref.type} {ref.shape} as in the first part",
+                )
+                raise ShapeError(f"this part of {name!r}", path=path, found=found, expected=expected)
             if part[name].big_endian != ref.big_endian:
                 raise InconsistentError("byte order of the parts", path=path)
         extra = next((name for name in part if name not in first), None)

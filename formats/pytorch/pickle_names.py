@@ -197,11 +197,11 @@ def _view(
     reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
     item, held = block.block_bytes, storage.nbytes
     if (offset + reach) * item > held:
-        found, wanted = f"{(offset + reach) * item} bytes", f"≤ {held}"
-        machine.fail(OutOfRangeError, f"a view beyond its storage {storage.key!r}", found=found, expected=wanted)
+        found, expected = f"{(offset + reach) * item} bytes", f"≤ {held}"
+        machine.fail(OutOfRangeError, f"a view beyond its storage {storage.key!r}", found=found, expected=expected)
     if prod(shape) > MAX_EXPANSION * max(1, held // item):
-        found, wanted = f"{prod(shape)} elements", f"≤ {MAX_EXPANSION} for each stored"
-        machine.fail(OutOfRangeError, "an expanded view", found=found, expected=wanted)
+        found, expected = f"{prod(shape)} elements", f"≤ {MAX_EXPANSION} for each stored"
+        machine.fail(OutOfRangeError, "an expanded view", found=found, expected=expected)
     return View(storage, block, offset, shape, strides, machine.place)
 
 

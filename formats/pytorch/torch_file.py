@@ -132,8 +132,10 @@ def _record(archive: Archive, root: str, storage: Storage) -> Entry:
     if entry is None:
         raise MissingError("a storage of the pickle is missing", path=path, expected=name)
     if entry.nbytes != storage.nbytes:
-        wanted = f"{storage.nbytes} bytes"
-        raise InconsistentError(f"size of {name}", path=path, offset=entry.offset, found=entry.nbytes, expected=wanted)
+        expected = f"{storage.nbytes} bytes"
+        raise InconsistentError(
+            f"size of {name}", path=path, offset=entry.offset, found=entry.nbytes, expected=expected
+        )
     return entry
 
 

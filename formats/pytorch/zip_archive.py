@@ -171,8 +171,8 @@ def _find_directory(source: Source) -> _Directory:
         directory, end = _find_zip64(source, at - _LOCATOR.size, directory)
     if directory.offset + directory.nbytes != end:
         words = "the archive's directory is not where its end record says: bytes were put before it or cut from it"
-        found, wanted = directory.offset + directory.nbytes, end
-        raise InconsistentError(words, path=source.path, offset=at, found=found, expected=wanted)
+        found, expected = directory.offset + directory.nbytes, end
+        raise InconsistentError(words, path=source.path, offset=at, found=found, expected=expected)
     return directory
 
 
@@ -190,9 +190,9 @@ def _find_zip64(source: Source, at: int, short: _Directory) -> tuple[_Directory,
     if disk or own or first or disks > 1 or here != count:
         raise UnsupportedError("archive spans several disks", path=source.path, offset=place)
     pairs = ((short.offset, offset, _U32), (short.nbytes, nbytes, _U32), (short.count, count, _U16))
-    for found, wanted, unset in pairs:
-        if found not in (wanted, unset):
-            raise InconsistentError("the two end records", path=source.path, offset=at, found=found, expected=wanted)
+    for found, expected, unset in pairs:
+        if found not in (expected, unset):
+            raise InconsistentError("the two end records", path=source.path, offset=at, found=found, expected=expected)
     return _Directory(offset, nbytes, count), place
 
 
@@ -276,8 +276,8 @@ def _read_entry(source: Source, line: _Listed, limit: int) -> tuple[Entry, int]:
     late = bool(flags & _DESCRIPTOR)  # sizes and CRC may follow the data instead
     agreed = {line.nbytes, _U32} | ({0} if late else set())
     if packed not in agreed or nbytes not in agreed or crc not in ({line.crc32, 0} if late else {line.crc32}):
-        found, wanted = (crc, packed, nbytes), (line.crc32, line.packed, line.nbytes)
-        raise InconsistentError(f"CRC and sizes of {name}", path=path, offset=at, found=found, expected=wanted)
+        found, expected = (crc, packed, nbytes), (line.crc32, line.packed, line.nbytes)
+        raise InconsistentError(f"CRC and sizes of {name}", path=path, offset=at, found=found, expected=expected)
     end = data + line.nbytes
     return Entry(name, data, line.nbytes, line.crc32, at), end + (_descriptor(source, line, end, limit) if late else 0)
 

@@ -62,7 +62,7 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
 
 def read(path: str, layouts: Sequence[HeaderLayout]) -> Checkpoint:
     """Open a file, or all parts of a split one; `layouts` are the header layouts to try."""
-    base, asked = _base_of(path)
+    base, note = _base_of(path)
     source = open_source(base)
     try:
         first = _reading(source, layouts)
@@ -71,7 +71,7 @@ def read(path: str, layouts: Sequence[HeaderLayout]) -> Checkpoint:
     except BaseException:
         source.close()
         raise
-    return replace(checkpoint, notes=(asked, *checkpoint.notes)) if asked else checkpoint
+    return replace(checkpoint, notes=(note, *checkpoint.notes)) if note else checkpoint
 
 
 def _base_of(path: str) -> tuple[str, str]:

@@ -77,12 +77,12 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     parts, layout = [(source.path, held.tensors) for source, held in zip(files, contents, strict=True)], None
     dropped = tuple(each for held in contents for each in held.dropped)
     tensors: Mapping[str, TensorRef]
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if weights.container == META:
         tensors, copies, layout = join_parts([f.path for f in files], [part for _, part in parts], layouts, config)
         dropped += copies
     else:
-        tensors, told = join_files(parts, index)
+        tensors, notes = join_files(parts, index)
     big_endian = any(held.header["byteorder"] == "big" for held in contents)
     header = dict(contents[0].header) if index is None else {**contents[0].header, "index": dict(index.metadata)}
     return Checkpoint(
@@ -95,7 +95,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         layout=layout,
         era="torch.save, since PyTorch 1.6 (July 2020)",
         big_endian=big_endian,
-        notes=(*weights.notes, *dict.fromkeys(note for held in contents for note in held.notes), *told, *caveats),
+        notes=(*weights.notes, *dict.fromkeys(note for held in contents for note in held.notes), *notes, *caveats),
         dropped=dropped,
         sidecars=beside,
         checksums=tuple(checksum for held in contents for checksum in held.checksums),

@@ -150,13 +150,13 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     index = None if weights.index is None else read_index(weights.index)
     files = tuple(open_source(f, weights.folder) for f in (weights.files if index is None else index.files))
     tables = list(_tables(files))
-    tensors, told = join_files([(f.path, t.tensors) for f, t in zip(files, tables, strict=True)], index)
+    tensors, index_notes = join_files([(f.path, t.tensors) for f, t in zip(files, tables, strict=True)], index)
     beside = sidecars(weights)
     config, caveats = configuration(weights, beside)
     header: JSONObject = {"metadata": dict(tables[0].metadata)}
     if index is not None:
         header["index"] = dict(index.metadata)
-    notes = (*weights.notes, *(note for table in tables for note in table.notes), *told, *caveats)
+    notes = (*weights.notes, *(note for table in tables for note in table.notes), *index_notes, *caveats)
     return Checkpoint(
         CONTAINER, None, files, tensors, header, config, era="since September 2022", notes=notes, sidecars=beside
     )
@@ -229,7 +229,7 @@ class _Header:
 
     def read(self) -> None:
         """Read every line once. Raises at the first that is wrong."""
-        walk, names, told = self.walk, set[str](), False
+        walk, names, has_metadata = self.walk, set[str](), False
         more = walk.enter("header")
         while more:
             place = walk.pos
@@ -237,9 +237,9 @@ class _Header:
             if line is None or not _is_well(line):
                 at, key = walk.key()
                 if key == METADATA:
-                    if told:
+                    if has_metadata:
                         raise DuplicateError("duplicate JSON key", **self._place(at), found=key)
-                    told = True
+                    has_metadata = True
                     self._read_metadata(at)
                     more = walk.more()
                     continue

@@ -137,8 +137,8 @@ def _narrows(name: str) -> Compiled:
         values: Any = np.random.default_rng(0).integers(0, 1 << 32, 4099, np.uint32).view(np.float32)
         values = values[np.abs(values) < 65504]
         found = np.empty((values.size, 2), np.uint8)
-        wanted = (_round_f16 if name == "F16" else _round_bf16)(values).astype("<u2")
-        return run(values, found.reshape(-1), 0) and found.tobytes() == wanted.tobytes()
+        expected = (_round_f16 if name == "F16" else _round_bf16)(values).astype("<u2")
+        return run(values, found.reshape(-1), 0) and found.tobytes() == expected.tobytes()
 
     return Compiled("ggferry.quant.kernels.decode_plain", f"narrow_{name.lower()}", "NARROW", agrees)
 

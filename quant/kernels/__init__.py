@@ -113,15 +113,15 @@ class Compiled:
         """
         self.module, self.name, self.signature, self.agrees = module, name, signature, agrees
         self._run: Any = None
-        self._asked = False
+        self._started = False
         self._done = 0
 
     def after(self, elements: int) -> Any:
         """Return the kernel, or None while it is not there. `elements`: the work that is about to be done."""
-        if self._run is None and not self._asked:
+        if self._run is None and not self._started:
             self._done += elements
             if self._done >= (ENOUGH_WITH_NUMBA if "numba" in sys.modules else ENOUGH):
-                self._asked = True
+                self._started = True
                 _in_background(self.if_possible)
         return self._run
 

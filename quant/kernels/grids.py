@@ -113,9 +113,9 @@ def _neighbors(levels, width, points, base, shells, entry, order, distance, foll
             following[d] = 0
         for p in range(points):
             following[distance[p] + 1] += 1
-        wanted, end = shells, 0
-        while wanted:
-            wanted -= following[end + 1] > 0
+        remaining, end = shells, 0
+        while remaining:
+            remaining -= following[end + 1] > 0
             end += 1
         for d in range(end):
             following[d + 1] += following[d]

@@ -72,11 +72,11 @@ def rank_all(x, n, rank):
     across(x, n, values)
     for j in range(n):
         rolled()
-        mine, before = at(values, j), spread16(I(0))
+        values_here, before = at(values, j), spread16(I(0))
         for i in range(j):
-            before += where(at(values, i) <= mine, spread16(I(1)), spread16(I(0)))
+            before += where(at(values, i) <= values_here, spread16(I(1)), spread16(I(0)))
         for i in range(j + 1, n):
-            before += where(at(values, i) < mine, spread16(I(1)), spread16(I(0)))
+            before += where(at(values, i) < values_here, spread16(I(1)), spread16(I(0)))
         put(ranks, j, to_floats(before))
     along(ranks, n, rank)
 

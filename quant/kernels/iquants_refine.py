@@ -107,7 +107,7 @@ def leaders(twice_p, q, count, s):
 
 
 @inline
-def settle_eight(near, near_code, count, x, w, scales, ids, slack, t, end, chosen):
+def refine_eight(near, near_code, count, x, w, scales, ids, slack, t, end, chosen):
     """Writes to `chosen` the nearest neighbor's code in trials t … end − 1. False if a search fails.
 
     `slack`: Σ w·max q², Σ 2·w·max q·|x|, Σ w·x² or more, times the margin; the first negative to trust no estimate.
@@ -140,7 +140,7 @@ def settle_eight(near, near_code, count, x, w, scales, ids, slack, t, end, chose
 
 
 @inline
-def settle_four(near, near_code, count, x, w, scales, t, end, chosen):
+def refine_four(near, near_code, count, x, w, scales, t, end, chosen):
     """The same for a group of four: the reference's sums, eight neighbors at a time in each of two trials."""
     first = int_room(16)
     while t < end:
@@ -188,9 +188,9 @@ def refine(codes, runs, trials, scales, ids, x, w, width, lattice, slack, chosen
         first, count = WIDTH * (-entry >> 9), -entry & 511
         near, near_code = skip(lattice[2], first * width), skip(lattice[3], first)
         if width == 4:
-            settled = settle_four(near, near_code, count, x, w, scales, t, end, chosen)
+            settled = refine_four(near, near_code, count, x, w, scales, t, end, chosen)
         else:
-            settled = settle_eight(near, near_code, count, x, w, scales, ids, slack, t, end, chosen)
+            settled = refine_eight(near, near_code, count, x, w, scales, ids, slack, t, end, chosen)
         if not settled:
             return False
     return True

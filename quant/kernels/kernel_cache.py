@@ -57,7 +57,7 @@ def private_folder(parent: str) -> str:
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
         found = os.lstat(path)
-        if stat.S_ISDIR(found.st_mode) and here.is_mine(found) and not found.st_mode & 0o077:
+        if stat.S_ISDIR(found.st_mode) and here.is_own(found) and not found.st_mode & 0o077:
             return path
     return ""
 

@@ -135,13 +135,13 @@ def own_levels(values, codes, d, level):
     stand_alone()
     if bits(scales_of(codes, d) == F(0)) == 0:
         return
-    x, fitted, scale, offsets, wanted = scratch(16), scratch(16), float_room(16), numbers(1), False
+    x, fitted, scale, offsets, refit = scratch(16), scratch(16), float_room(16), numbers(1), False
     store(scale, 0, scales_of(codes, d))
     for j in range(16):
         store(level, 16 * j, spread16(F(-4)))  # which is what it leaves where there is nothing but zeros
         peak = scalar_float(highest(as_ints(load16(values, 16 * j)) & 0x7FFFFFFF))
-        wanted = wanted or (scale[j] == F(0) and peak >= TINY)
-    if not wanted:
+        refit = refit or (scale[j] == F(0) and peak >= TINY)
+    if not refit:
         return
     for k in range(LANES):
         offsets[k] = 16 * min(k, 15)

@@ -246,8 +246,8 @@ def expected_file_type(
     (`file_types.file_type_of`).
     """
     types = {t.name: (choices[t.name].type, t.elements) for t in tensors if t.axes > 1}
-    stated = source if recipe.default == KEEP and not recipe.rules else recipe.file_type
-    return file_type_of(types, stated)
+    declared = source if recipe.default == KEEP and not recipe.rules else recipe.file_type
+    return file_type_of(types, declared)
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
@@ -290,7 +290,7 @@ class _Chooser:
             return Choice(tensor.type, f"kept: {kept}")
         role = role_of(tensor.name)
         demanded = self.demanded(tensor, role)
-        kind, why, ragged = (*demanded, False) if demanded else self.fitting(tensor, *self.wanted(tensor, role))
+        kind, why, ragged = (*demanded, False) if demanded else self.fitting(tensor, *self.requested(tensor, role))
         if tensor.columns % block_type(kind).elements:
             raise BlockError(
                 f"{tensor.name}: rows of {tensor.columns} are not whole blocks of {block_type(kind).elements} ({why}:"
@@ -323,7 +323,7 @@ class _Chooser:
             return options.output, "--output-tensor-type"
         return None
 
-    def wanted(self, tensor: TensorInfo, role: str) -> tuple[str, str]:
+    def requested(self, tensor: TensorInfo, role: str) -> tuple[str, str]:
         """Return what pattern, rules or default say, before the shape is considered."""
         named = self.options.named(tensor.name)
         if named is not None:
@@ -351,12 +351,12 @@ class _Chooser:
 
     def fitting(self, tensor: TensorInfo, kind: str, why: str) -> tuple[str, str, bool]:
         """Return the type, or the first of its fallbacks whose blocks fill the rows, and whether it is a fallback."""
-        wanted = kind
+        requested = kind
         while tensor.columns % block_type(kind).elements and kind in FALLBACKS:
             kind = FALLBACKS[kind]
-        if kind == wanted:
+        if kind == requested:
             return kind, why, False
-        return kind, f"{why}; rows of {tensor.columns} are not whole {wanted} blocks", True
+        return kind, f"{why}; rows of {tensor.columns} are not whole {requested} blocks", True
 
     def subject(self, tensor: TensorInfo, role: str, kind: str) -> Subject:
         facts, count = self.facts, self.counts[role]

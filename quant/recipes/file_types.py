@@ -105,17 +105,17 @@ def file_type_name(id: int) -> str:
 def parse_file_type(text: str) -> int | None:
     """Return the id of a name in any of its spellings ('q4_k_m', 'MOSTLY_Q4_K_M', 'ALL_F32', 'Q4_K'), or None."""
     name = text.strip().upper().removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
-    wanted = _ALIASES.get(name, name)
-    return next((entry.id for entry in file_types().values() if entry.name == wanted), None)
+    canonical = _ALIASES.get(name, name)
+    return next((entry.id for entry in file_types().values() if entry.name == canonical), None)
 
 
-def file_type_of(types: Types, stated: int | None = None) -> int:
+def file_type_of(types: Types, declared: int | None = None) -> int:
     """Return the `general.file_type` of a file with these tensors: what it contains, not what was asked for.
 
     Args:
         types: Name in GGUF → (name of the block type, elements), for every tensor with two or more dimensions. (Vectors
             are F32 in every recipe and say nothing.)
-        stated: The recipe asked for, or the ftype of the source's header. It is kept only when the tensors agree with
+        declared: The recipe asked for, or the ftype of the source's header. It is kept only when the tensors agree with
             it, because it distinguishes what types alone cannot (Q4_K_S and Q4_K_M). Without any tensor it is kept as
             it is.
 
@@ -125,8 +125,8 @@ def file_type_of(types: Types, stated: int | None = None) -> int:
     counts: Counter[str] = Counter()
     for block_type, elements in types.values():
         counts[block_type] += elements
-    if stated is not None and _borne_out(stated, types, counts):
-        return stated
+    if declared is not None and _borne_out(declared, types, counts):
+        return declared
     if not counts:
         return 0
     for block_type, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
@@ -148,13 +148,13 @@ def _meaning(block_type: str, types: Types) -> int | None:
     return None if one is None else one.file_type
 
 
-def _borne_out(stated: int, types: Types, counts: Mapping[str, int]) -> bool:
-    entry = file_types().get(stated)
-    if entry is None or entry.removed or stated == GUESSED:
+def _borne_out(declared: int, types: Types, counts: Mapping[str, int]) -> bool:
+    entry = file_types().get(declared)
+    if entry is None or entry.removed or declared == GUESSED:
         return False
     if not counts:
         return True
-    if stated == 4 and "F16" not in counts:
+    if declared == 4 and "F16" not in counts:
         return False
     main = max(counts.get(name, 0) for name in entry.main)
     above = {name for name, elements in counts.items() if elements > main}

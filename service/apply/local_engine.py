@@ -67,7 +67,7 @@ class Run:
         woken: Set when there may be a job for a lasting run.
         failures: Why the run has to end before its jobs.
         busy: By job, when its output was first found held by another writer, by the clock of this process.
-        said: The waits that were reported to a person.
+        reported: The waits that were reported to a person.
     """
 
     ledger: Ledger
@@ -87,7 +87,7 @@ class Run:
     woken: threading.Event = field(default_factory=threading.Event)
     failures: list[BaseException] = field(default_factory=list)
     busy: dict[str, float] = field(default_factory=dict)
-    said: set[tuple[str, Any]] = field(default_factory=set)
+    reported: set[tuple[str, Any]] = field(default_factory=set)
 
     def claim(self) -> Job | None:
         """Return a job to do, whose lease is renewed until `release`; None when there is none."""
@@ -143,9 +143,9 @@ class Run:
             why = f"{held[0]['owner']} is converting the same content, unless its lease ends then" if held else ""
         left = until - self.ledger.now()
         mark = row["id"], row["same_as"] or until
-        if left < WORTH_SAYING or mark in self.said:
+        if left < WORTH_SAYING or mark in self.reported:
             return
-        self.said.add(mark)
+        self.reported.add(mark)
         more = f" and {len(rows) - 1} more" if rows[1:] else ""
         self._warn(row["id"], row["source"], f"waiting{more}, until {_clock(left)}: {why}")
 
@@ -213,8 +213,8 @@ class Run:
         """Emit an event about a job."""
         entry = job.entry
         sizes = {"bytes_in": entry.get("bytes_in", 0), "bytes_out": entry.get("bytes_out", 0)}
-        told = {"event": "job", "id": job.id, "source": entry.get("source"), "state": state, **sizes, **facts}
-        self.emit(cast("Event", told))
+        event = {"event": "job", "id": job.id, "source": entry.get("source"), "state": state, **sizes, **facts}
+        self.emit(cast("Event", event))
 
 
 def _clock(seconds: float) -> str:

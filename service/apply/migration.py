@@ -111,10 +111,12 @@ def survey(request: MigrationRequest) -> tuple[list[Entry], Deletion]:
         rows = {row["id"]: row for row in ledger.rows()}
     share, shares = request.shard
     ids = {entry.id(head): entry for entry in entries}
-    mine = {i: entry for i, entry in ids.items() if entry.verdict == CONVERT and bucket(i) % shares == share}
+    share_entries = {i: entry for i, entry in ids.items() if entry.verdict == CONVERT and bucket(i) % shares == share}
     finished = {i for i, row in rows.items() if row["state"] == DONE}
-    left = {i: entry for i, entry in mine.items() if i not in rows or _is_open(rows[i], request.retry, finished)}
-    done = {i: rows[i] for i in mine if i in finished and not rows[i]["deleted"]}
+    left = {
+        i: entry for i, entry in share_entries.items() if i not in rows or _is_open(rows[i], request.retry, finished)
+    }
+    done = {i: rows[i] for i in share_entries if i in finished and not rows[i]["deleted"]}
     return [*left.values()], choose(ids, left, done, request.despite_drops) if request.delete_source else Deletion()
 
 

@@ -160,8 +160,10 @@ class Nodes:
             return None
         has = {what: max((node.get(what, 0) for node in nodes), default=0) for what in needs}
         short = [what for what, much in needs.items() if has[what] < much] or [what for what in needs if needs[what]]
-        told = [f"{_amount(what, needs[what])} (the most a node has: {_amount(what, has[what])})" for what in short]
-        return f"no node of the cluster can take it: it needs {', '.join(told)}"
+        shortages = [
+            f"{_amount(what, needs[what])} (the most a node has: {_amount(what, has[what])})" for what in short
+        ]
+        return f"no node of the cluster can take it: it needs {', '.join(shortages)}"
 
     def compare(self, warn: Callable[[str], None]) -> None:
         """Compare the versions of the nodes with this process's; differences of other packages go to `warn`.
@@ -171,11 +173,11 @@ class Nodes:
         near = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         tell = self._ray.remote(num_cpus=0, max_retries=0)(_teller(COMPARED))
         workers = [node for node in self._alive if node["Resources"].get("CPU", 0) >= self._threads]
-        asked = {
+        resources = {
             _name(node): tell.options(scheduling_strategy=near(node["NodeID"], soft=False)).remote() for node in workers
         }
         ours = versions()
-        for name, answer in asked.items():
+        for name, answer in resources.items():
             try:
                 theirs = self._ray.get(answer, timeout=ANSWER)
             except self._ray.exceptions.RayError as error:

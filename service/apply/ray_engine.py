@@ -140,16 +140,16 @@ class _Cluster:
         """
         kinds = self.ray.exceptions
         cause = getattr(error, "cause", None) or error
-        told = {"class": "WorkerDied", "message": first_line(cause), "fault": Fault.TRANSIENT.value}
+        failure = {"class": "WorkerDied", "message": first_line(cause), "fault": Fault.TRANSIENT.value}
         if isinstance(error, kinds.LocalRayletDiedError):
-            self._give_back(job, told)
+            self._give_back(job, failure)
             raise gone("its raylet on this machine died")
         if isinstance(cause, _not_the_jobs(kinds)):
-            self._give_back(job, told)
+            self._give_back(job, failure)
             return
-        told["fault"] = Fault.FILE.value
+        failure["fault"] = Fault.FILE.value
         again = RETRY_AFTER * job.attempt if job.attempt < self.run.settings.attempts else None
-        self._settle(job, Outcome(QUARANTINED, told, again=again))
+        self._settle(job, Outcome(QUARANTINED, failure, again=again))
 
     def _settle(self, job: Job, outcome: Outcome | None) -> None:
         self.run.release(job)

@@ -93,9 +93,10 @@ def run(
     conversion, *_ = [request_of("", {**options, "outtype": each}) for each in types]
     chosen(conversion.witness, conversion.level)
     check_target(request.out, overwrite=conversion.force)
-    stated = {each.name: _plain(each, options[each.name]) for each in options_of("plan") if _is_stated(each, options)}
+    given = [each for each in options_of("plan") if _is_declared(each, options)]
+    declared = {each.name: _plain(each, options[each.name]) for each in given}
     planned = PlanRequest(
-        tuple(request.roots), request.dest, ",".join(types), conversion.level, stated, request.digest,
+        tuple(request.roots), request.dest, ",".join(types), conversion.level, declared, request.digest,
         request.jobs or cores(), limits_of(request.memory, 1),
         Access(redirects=request.follow_redirects, retry_timeout=request.retry_timeout),
     )
@@ -107,7 +108,7 @@ def run(
     return PlanResult(request.out, summary(entries, head), kept)
 
 
-def _is_stated(each: Option, options: Mapping[str, Any]) -> bool:
+def _is_declared(each: Option, options: Mapping[str, Any]) -> bool:
     """Return whether the lines of a plan are to state an option; the head states those that it has."""
     return each.in_plan and each.name not in ("outtype", "verify") and bool(options.get(each.name))
 

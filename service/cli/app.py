@@ -80,16 +80,16 @@ def _app(arguments: list[str], alone: bool) -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     first = next((each for each in arguments if not each.startswith("-")), "")
-    asked = [module for module, names in COMMANDS.items() if first in names]
-    if not asked and COMPLETING not in os.environ:
+    modules = [module for module, names in COMMANDS.items() if first in names]
+    if not modules and COMPLETING not in os.environ:
         for name, words in ((name, words) for names in COMMANDS.values() for name, words in names.items()):
             app.command(name, help=words)(_named_only)
         return app
     if alone:
-        offered = import_module(f"ggferry.service.cli.{asked[0]}").commands.registered_commands
+        offered = import_module(f"ggferry.service.cli.{modules[0]}").commands.registered_commands
         app.registered_commands += [each for each in offered if each.callback.__name__ == arguments[0]]
         return app
-    for module in asked or COMMANDS:
+    for module in modules or COMMANDS:
         app.add_typer(import_module(f"ggferry.service.cli.{module}").commands)
     return app
 

@@ -96,7 +96,7 @@ def verify(
     tune_malloc()
     quiet = given["as_json"]
     with access_of(source, given) as left, access_of(output, given) as right:
-        stage = right.staged(left.staged(lambda title, total: progress(title, total, wanted=not quiet)))
+        stage = right.staged(left.staged(lambda title, total: progress(title, total, enabled=not quiet)))
         report = reverify(request_of(left, given), right, stage, given["allow_keys"] or ())
         left.check_unchanged()
         right.check_unchanged()
@@ -137,7 +137,7 @@ def _convert(request: Request, source: LocalSource, given: Mapping[str, Any], pl
         _print_plans(request, source, as_json)
         return
     tune_malloc()
-    stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
+    stage = source.staged(lambda title, total: progress(title, total, enabled=not as_json))
     results = convert(request, stage, lambda receipt: source.check_unchanged())
     stored = place.publish(results)
     main, mmproj = split_mmproj(results, lambda result: result.kind)
@@ -168,7 +168,7 @@ def _print_plans(request: Request, source: LocalSource, as_json: bool) -> None:
     from ggferry.converters.conversion.request import HF_FOLDER, MMPROJ
     from ggferry.service.cli.progress_bar import progress
 
-    stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
+    stage = source.staged(lambda title, total: progress(title, total, enabled=not as_json))
     outputs = plan_source(request, stage).outputs
     plans = [output.kind.describe(output) for output in outputs]
     if as_json:

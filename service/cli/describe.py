@@ -158,8 +158,8 @@ def lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
     version = "" if facts["version"] is None else f" v{facts['version']}"
     endian = ", big-endian" if facts["big_endian"] else ""
     family = facts["layout"] if facts["header"] else None
-    told = (f"{label_of(facts['container'])}{version}{endian}", family, facts["era"])
-    yield ", ".join(part for part in told if part)
+    parts = (f"{label_of(facts['container'])}{version}{endian}", family, facts["era"])
+    yield ", ".join(part for part in parts if part)
     for file in facts["files"]:
         yield f"  {file['path']}  {file['bytes']:,} bytes"
     if model := facts["model"]:

@@ -100,7 +100,7 @@ def stage_of(*, visible: bool) -> Stage:
     def stage(title: Phase, total: int) -> AbstractContextManager[Progress]:
         from ggferry.service.cli.progress_bar import progress
 
-        return progress(title, total, wanted=visible)
+        return progress(title, total, enabled=visible)
 
     return stage
 

@@ -65,9 +65,9 @@ def bar(title: str, total: int, *, counts: bool = False) -> Iterator[Bar]:
 
 
 @contextmanager
-def progress(title: str, total: int, *, wanted: bool = True, counts: bool = False) -> Iterator[Progress]:
+def progress(title: str, total: int, *, enabled: bool = True, counts: bool = False) -> Iterator[Progress]:
     """Yield a function to call with what was just done: a number of bytes, or of things if it `counts`."""
-    if not wanted or not total or not has_terminal():
+    if not enabled or not total or not has_terminal():
         yield lambda done: None
         return
     with bar(title, total, counts=counts) as drawn:
@@ -75,9 +75,9 @@ def progress(title: str, total: int, *, wanted: bool = True, counts: bool = Fals
 
 
 @contextmanager
-def model_counter(wanted: bool) -> Iterator[Callable[[int, int], None]]:
+def model_counter(enabled: bool) -> Iterator[Callable[[int, int], None]]:
     """Yield a function to call with how many of how many models have been examined."""
-    if not wanted or not has_terminal():
+    if not enabled or not has_terminal():
         yield lambda done, total: None
         return
     with bar("models", 0, counts=True) as drawn:

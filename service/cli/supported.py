@@ -67,9 +67,9 @@ def types(request: TypesCommand) -> None:
 
     from ggferry.converters.supported import block_types, out_types
 
-    asked, blocks = out_types(), block_types()
+    outputs, blocks = out_types(), block_types()
     if request.as_json:
-        print_json({"outtypes": [asdict(each) for each in asked], "blocks": [asdict(each) for each in blocks]})
+        print_json({"outtypes": [asdict(each) for each in outputs], "blocks": [asdict(each) for each in blocks]})
         return
     tell("--outtype: bits per weight of a whole Llama-3.1-8B")
     _table(
@@ -82,7 +82,7 @@ def types(request: TypesCommand) -> None:
                 ", ".join(each.runtimes),
                 "needs --imatrix" if each.needs_imatrix else "",
             )
-            for each in asked
+            for each in outputs
         ],
     )
     tell("")

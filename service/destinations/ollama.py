@@ -173,8 +173,8 @@ def texts_of(keys: Mapping[str, Any]) -> list[tuple[str, str]]:
     found += [(form.LICENSE, str(each)) for each in (licenses.data if isinstance(licenses, Value) else ())]
     params = _plain(keys, PREFIX + form.PARAMS)
     if not isinstance(params, str):
-        stated = {name: _plain(keys, f"general.sampling.{key}") for key, name in _SAMPLING.items()}
-        plain = {name: round(value, 6) for name, value in stated.items() if isinstance(value, int | float)}
+        declared = {name: _plain(keys, f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+        plain = {name: round(value, 6) for name, value in declared.items() if isinstance(value, int | float)}
         params = json.dumps(plain) if plain else None
     return [*found, *([(form.PARAMS, params)] if params else [])]
 

@@ -246,8 +246,8 @@ class Model:
     Opening reads only headers; everything else is read when it is asked for. `ggferry.open_model` opens one.
     """
 
-    def __init__(self, checkpoint: Checkpoint, asked: Request, opened: ExitStack) -> None:
-        self._checkpoint, self._asked, self._opened = checkpoint, asked, opened
+    def __init__(self, checkpoint: Checkpoint, request: Request, opened: ExitStack) -> None:
+        self._checkpoint, self._request, self._opened = checkpoint, request, opened
 
     def __enter__(self) -> Model:
         return self
@@ -264,11 +264,11 @@ class Model:
     @cached_property
     def _graph(self) -> ModelGraph:
         bare = not self._checkpoint.tensors
-        return understand(self._checkpoint, self._asked.hparams, vocab_only=bare, rerank=self._asked.rerank)
+        return understand(self._checkpoint, self._request.hparams, vocab_only=bare, rerank=self._request.rerank)
 
     @cached_property
     def _vocabulary(self) -> Tokenizer:
-        tokenizer = load_tokenizer(self._checkpoint, vocabulary_rows(self._checkpoint), self._asked.vocab)
+        tokenizer = load_tokenizer(self._checkpoint, vocabulary_rows(self._checkpoint), self._request.vocab)
         if tokenizer is None:
             raise RefusedError("the file has no vocabulary", path=self.path)
         return tokenizer
@@ -331,7 +331,7 @@ class Model:
     def forward(self, tokens: Iterable[int], *, mel: npt.ArrayLike | None = None, encoder: bool = False) -> Floats:
         """Return what `ggferry.forward` returns for this model. Raises as it does."""
         inputs = {} if mel is None else {"mel": np.asarray(mel, np.float32)}
-        with computing_on(self._asked.device):
+        with computing_on(self._request.device):
             found: Floats = forward(self._graph, list(tokens), inputs=inputs, part="encode" if encoder else "logits")
         return found
 
@@ -365,7 +365,7 @@ class Model:
         from ggferry.converters.forward.senses.features import features
 
         files = {name: os.fspath(path) if path else None for name, path in (("image", image), ("audio", audio))}
-        with computing_on(self._asked.device):
+        with computing_on(self._request.device):
             found: Floats = features(self._senses, **files, pixels=pixels, spectrum=spectrum)[0]
         return found
 
@@ -373,7 +373,7 @@ class Model:
     def _senses(self) -> ModelGraph:
         from ggferry.converters.forward.senses.features import senses_of
 
-        return senses_of(self._checkpoint, self._asked.hparams)
+        return senses_of(self._checkpoint, self._request.hparams)
 
     def embed(self, texts: str | Iterable[str]) -> Floats:
         """Return the vectors of texts, by a model of embeddings.
@@ -390,7 +390,7 @@ class Model:
             RefusedError: Nothing says how the states of a text become one vector, or there is no vocabulary.
             GgferryError: As `forward`.
         """
-        with computing_on(self._asked.device):
+        with computing_on(self._request.device):
             found: Floats = vectors(self._graph, self._vocabulary, [texts] if isinstance(texts, str) else list(texts))
         return found
 
@@ -409,7 +409,7 @@ class Model:
             GgferryError: As `embed`.
         """
         given = [documents] if isinstance(documents, str) else list(documents)
-        with computing_on(self._asked.device):
+        with computing_on(self._request.device):
             found: Floats = scores(self._graph, self._vocabulary, query, given)
         return found
 

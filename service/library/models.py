@@ -37,7 +37,7 @@ def open_model(path: StrPath, **options: Unpack[Opening]) -> Model:
     """
     with ExitStack() as stack:
         here = stack.enter_context(local_source(os.fspath(path)))
-        asked = request("open_model", here, options)
-        checkpoint = open_source_of(asked)
+        request_ = request("open_model", here, options)
+        checkpoint = open_source_of(request_)
         stack.callback(checkpoint.close)
-        return Model(checkpoint, asked, stack.pop_all())
+        return Model(checkpoint, request_, stack.pop_all())

@@ -121,10 +121,10 @@ def compare_with_manifest(request: HashRequest, manifest: StrPath, algorithm: st
     with open_source(request.path, request.cache) as path:
         checkpoint = open_checkpoint(path)
         try:
-            stated = read_manifest(text_of(name), name, checkpoint.tensors)
+            declared = read_manifest(text_of(name), name, checkpoint.tensors)
             total = sum(ref.nbytes for ref in checkpoint.tensors.values())
             with path.staged(request.progress)(Phase.CHECKING, total) as progress:
-                return ManifestResult(known_by(checkpoint.path), check(checkpoint, stated, algorithm, progress))
+                return ManifestResult(known_by(checkpoint.path), check(checkpoint, declared, algorithm, progress))
         finally:
             checkpoint.close()
 

@@ -150,14 +150,14 @@ def run(request: PublishRequest) -> Publication:
     models, notes = collect(
         [os.fspath(path) for path in paths], allow_unproved=request.allow_unproved, stage=request.progress
     )
-    parts, said = _card_parts(request, models, target.repository)
+    parts, card_notes = _card_parts(request, models, target.repository)
     uploads = [upload for model in models for upload in model.uploads]
     files = tuple(
         PublishedFile(each.name, each.size, each.sha256, model.name) for model in models for each in model.uploads
     )
     if request.dry_run:
         card, _ = with_card(None, parts)
-        return Publication(target.repository, files, card, notes=(*notes, *said))
+        return Publication(target.repository, files, card, notes=(*notes, *card_notes))
     from ggferry.service.publishing.card import address
     from ggferry.service.publishing.hub import publish_files
 
@@ -168,7 +168,8 @@ def run(request: PublishRequest) -> Publication:
         request.progress,
     )
     return Publication(
-        target.repository, files, done.card, done.commit, done.url, done.pull_request, (*notes, *said, *done.notes)
+        target.repository, files, done.card, done.commit, done.url, done.pull_request,
+        (*notes, *card_notes, *done.notes),
     )
 
 
@@ -198,11 +199,11 @@ def _card_parts(
     from ggferry.service.publishing.card import base_models, explanation, front_matter, rows
     from ggferry.service.publishing.readme import CardParts
 
-    stated = [request.base_model] if isinstance(request.base_model, str) else list(request.base_model)
-    for name in stated:
+    declared = [request.base_model] if isinstance(request.base_model, str) else list(request.base_model)
+    for name in declared:
         if not _REPOSITORY.fullmatch(name):
             raise UsageError("--base-model: not a repository of the Hub", found=name, expected="OWNER/NAME")
-    bases = stated or base_models(models, target)
+    bases = declared or base_models(models, target)
     notes = () if bases else ("no header names the repository that the files were made of: --base-model states it",)
     parts = CardParts(
         front_matter(models, target, bases),

@@ -306,7 +306,7 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
     source = mirror.url_of(group.source)
     files, beside = listed(group.files), listed((*group.beside, *_config_of(group.base)))
     common: dict[str, Any] = {"kind": group.kind, "files": files, "beside": beside}
-    told = _of_servers((*files, *beside))
+    checksum_notes = _of_servers((*files, *beside))
     common["bytes_in"] = sum(max(0, each.bytes) for each in files)
     if facts is None and group.error is None:
         verdict = {archive.ARCHIVE: ARCHIVE, archive.FORM: SKIP}.get(group.kind, OTHER)
@@ -321,7 +321,7 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
     facts = dict(facts)
     made, more = facts.pop("outputs"), int(facts.pop("bytes_beside", 0))
     facts["options"] = {key: _url(value, mirror) for key, value in facts["options"].items()}
-    facts["notes"], facts["lost"] = (*facts["notes"], *told), tuple(facts["lost"])
+    facts["notes"], facts["lost"] = (*facts["notes"], *checksum_notes), tuple(facts["lost"])
     if facts.get("verdict") == SKIP:
         return Entry(source, facts.pop("verdict"), facts.pop("reason"), **common, **facts)
     named = [

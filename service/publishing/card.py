@@ -52,8 +52,8 @@ class Quality:
 
 def base_models(models: Sequence[PublishedModel], target: str) -> list[str]:
     """Return the repositories on the Hub that the files were made of, as their headers state them."""
-    stated = (str(model.metadata.get("general.source.repo_url", "")) for model in models)
-    found = (match[1] for text in stated if (match := _REPOSITORY.fullmatch(text)))
+    declared = (str(model.metadata.get("general.source.repo_url", "")) for model in models)
+    found = (match[1] for text in declared if (match := _REPOSITORY.fullmatch(text)))
     return [name for name in dict.fromkeys(found) if name != target]
 
 

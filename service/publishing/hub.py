@@ -103,7 +103,7 @@ def publish_files(target: Target, files: Sequence[Upload], make_card: MakeCard, 
     api = _api()
     with _failures(target) as notes:
         parent, present = _repository(api, target)
-        card, said = make_card(_card_of(api, target, parent) if CARD in present else None, present)
+        card, card_notes = make_card(_card_of(api, target, parent) if CARD in present else None, present)
         operations = _uploaded(api, target, files, stage)
         readme = _addition(CARD, card.encode())
         for each in files:
@@ -119,7 +119,7 @@ def publish_files(target: Target, files: Sequence[Upload], make_card: MakeCard, 
         request = made.pr_url if target.create_pr else None
         where = (made.pr_revision if target.create_pr else None) or str(made.oid)
         _confirm(api, target, where, files, card.encode())
-    return Commit(str(made.oid), str(made.commit_url), request, card, (*said, *notes))
+    return Commit(str(made.oid), str(made.commit_url), request, card, (*card_notes, *notes))
 
 
 def _api() -> HfApi:

@@ -168,11 +168,11 @@ class Ledger(LedgerDatabase):
         `fault`: only what ended with an error of that kind (`errors.Fault`).
         """
         jobs = self.jobs
-        mine = (jobs.c.plan == plan) & jobs.c.state.in_(states) & (jobs.c.attempts + jobs.c.losses > 0)
+        condition = (jobs.c.plan == plan) & jobs.c.state.in_(states) & (jobs.c.attempts + jobs.c.losses > 0)
         if fault is not None:
-            mine &= jobs.c.error["fault"].as_string() == fault
+            condition &= jobs.c.error["fault"].as_string() == fault
         values = {"state": QUEUED, "attempts": 0, "losses": 0, "not_before": 0.0, "key": None, "same_as": None}
-        change = sa.update(jobs).where(mine).values(**values)
+        change = sa.update(jobs).where(condition).values(**values)
         return int(self._do(lambda connection: connection.execute(change).rowcount))
 
     # --- holding -----------------------------------------------------------------------------------------------
@@ -183,11 +183,11 @@ class Ledger(LedgerDatabase):
         `plan` is the id of a plan, or a query for the ids of several. Jobs with the fewest attempts come first, then
         the largest. `shard` is (i, n): only jobs of share i of n, from 0.
         """
-        ticket, asked = os.urandom(8).hex(), False
+        ticket, retried = os.urandom(8).hex(), False
 
         def work(connection: Any) -> Job | None:
-            nonlocal asked
-            again, asked = asked, True
+            nonlocal retried
+            again, retried = retried, True
             return self._claim(connection, ticket if again else None, ticket, owner, plan, lease, shard)
 
         return self._do(work)
@@ -205,14 +205,16 @@ class Ledger(LedgerDatabase):
         jobs, (share, shares) = self.jobs, shard
         if former is not None:
             columns = (jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims)
-            mine = (jobs.c.ticket == former) & (jobs.c.owner == owner) & (jobs.c.state == RUNNING)
-            row = connection.execute(sa.select(*columns).where(mine)).first()
+            condition = (jobs.c.ticket == former) & (jobs.c.owner == owner) & (jobs.c.state == RUNNING)
+            row = connection.execute(sa.select(*columns).where(condition)).first()
             if row is not None:  # claimed when this was asked before, and the answer was lost
                 return Job(row.id, row.entry, row.attempts, owner, row.claims)
         now = self._now(connection)
         given = {"now": now, "share": share, "shares": shares}
-        said = self.statements
-        query, more = (said.next_of_plan, {"of": plan}) if isinstance(plan, str) else (said.next(self._of(plan)), {})
+        statements = self.statements
+        query, more = (
+            (statements.next_of_plan, {"of": plan}) if isinstance(plan, str) else (statements.next(self._of(plan)), {})
+        )
         row = connection.execute(query, {**given, **more}).first()
         if row is None:
             return None
@@ -230,9 +232,9 @@ class Ledger(LedgerDatabase):
             "stage": None,
             "error": None,
         }
-        connection.execute(said.change, {"of": row.id, **claimed})
+        connection.execute(statements.change, {"of": row.id, **claimed})
         tried = {"job": job.id, "attempt": job.attempt, "owner": owner, "token": job.token, "started": now}
-        connection.execute(said.tried, tried)
+        connection.execute(statements.tried, tried)
         return job
 
     def _of(self, plan: Any) -> Any:
@@ -373,8 +375,8 @@ class Ledger(LedgerDatabase):
         """
         if self._sqlite and row.updated > now:
             until = now + row.lease_until - row.updated
-            mine = self._holds(Job(row.id, {}, row.attempts, row.owner, row.claims))
-            connection.execute(sa.update(self.jobs).where(mine).values(lease_until=until, updated=now))
+            condition = self._holds(Job(row.id, {}, row.attempts, row.owner, row.claims))
+            connection.execute(sa.update(self.jobs).where(condition).values(lease_until=until, updated=now))
 
     def _queue_orphans(self, connection: Any) -> None:
         jobs, twins = self.jobs, self.jobs.alias()
@@ -404,8 +406,8 @@ class Ledger(LedgerDatabase):
     def _holds(self, job: Job) -> Any:
         """Return the condition that `job` is held by this very claim."""
         jobs = self.jobs
-        mine = (jobs.c.id == job.id) & (jobs.c.owner == job.owner) & (jobs.c.claims == job.token)
-        return mine & jobs.c.state.in_(HELD)
+        condition = (jobs.c.id == job.id) & (jobs.c.owner == job.owner) & (jobs.c.claims == job.token)
+        return condition & jobs.c.state.in_(HELD)
 
     def _change(self, connection: Any, job: Job, **values: Any) -> None:
         held = {"of": job.id, "by": job.owner, "token": job.token}

@@ -107,7 +107,7 @@ class LedgerDatabase:
             except (DamagedError, UnicodeDecodeError) as error:
                 raise self._damaged(str(error)) from None
             except sa.exc.SQLAlchemyError as error:
-                words = self._said(error)
+                words = self._message(error)
                 if any(each in words for each in DAMAGED):
                     raise self._damaged(words) from None
                 if not _passes(error):
@@ -158,13 +158,13 @@ class LedgerDatabase:
             except CorruptError as error:
                 errors.append(error)
             except (DamagedError, UnicodeDecodeError, sa.exc.SQLAlchemyError) as error:
-                words = self._said(error)
+                words = self._message(error)
                 if isinstance(error, sa.exc.SQLAlchemyError) and not any(each in words for each in DAMAGED):
                     raise self._gone(words) from None
                 errors.append(damaged(self.shown, job, words))
         return found, errors
 
-    def _said(self, error: Exception) -> str:
+    def _message(self, error: Exception) -> str:
         """Return the first line of the driver's message, without passwords."""
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
         return hide_secrets(lines[0] if lines else type(error).__name__, self.url)
@@ -182,8 +182,8 @@ class LedgerDatabase:
         """Make the tables, or bring older ones up to date. Raises UsageError for those of a newer ggferry."""
         self._alone(connection)
         version = SCHEMA
-        stated = sa.inspect(connection).has_table(self.schema.name)
-        if stated and (found := connection.execute(sa.select(self.schema.c.version)).scalars().all()):
+        declared = sa.inspect(connection).has_table(self.schema.name)
+        if declared and (found := connection.execute(sa.select(self.schema.c.version)).scalars().all()):
             version = max(found)
         if version > SCHEMA:
             raise refuse_newer(LEDGER.what, str(version), str(SCHEMA), self.shown)

@@ -63,8 +63,8 @@ def _odd(entry: Mapping[str, Any]) -> str | None:
     for name, kind in _KINDS.items():
         if entry.get(name) is not None and not isinstance(entry[name], kind):
             return f"{name} is of another kind"
-    wanted = {"further": ("outtype", "output"), "files": ("path",), "beside": ("path",)}
-    for name, keys in wanted.items():
+    columns = {"further": ("outtype", "output"), "files": ("path",), "beside": ("path",)}
+    for name, keys in columns.items():
         for each in entry.get(name) or ():
             if not isinstance(each, dict) or not all(isinstance(each.get(key), str) for key in keys):
                 return f"{name} is of another kind"

@@ -92,9 +92,9 @@ class Statements:
     def change_held(self) -> Any:
         """A change of a job that is held by a claim; parameters: of, by, token."""
         jobs = self._jobs
-        mine = (jobs.c.id == sa.bindparam("of")) & (jobs.c.owner == sa.bindparam("by"))
+        condition = (jobs.c.id == sa.bindparam("of")) & (jobs.c.owner == sa.bindparam("by"))
         held = (jobs.c.state == RUNNING) | (jobs.c.state == VERIFYING)
-        return sa.update(jobs).where(mine, jobs.c.claims == sa.bindparam("token"), held)
+        return sa.update(jobs).where(condition, jobs.c.claims == sa.bindparam("token"), held)
 
     @cached_property
     def tried(self) -> Any:
@@ -105,8 +105,8 @@ class Statements:
     def end_attempt(self) -> Any:
         """A change of an attempt that has not ended; parameters: of, claim."""
         table = self._attempts
-        mine = (table.c.job == sa.bindparam("of")) & (table.c.token == sa.bindparam("claim"))
-        return sa.update(table).where(mine, table.c.outcome.is_(None))
+        condition = (table.c.job == sa.bindparam("of")) & (table.c.token == sa.bindparam("claim"))
+        return sa.update(table).where(condition, table.c.outcome.is_(None))
 
     @cached_property
     def waiting(self) -> Any:

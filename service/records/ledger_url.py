@@ -131,7 +131,7 @@ def with_environment(url: str) -> str:
     parts = sa.make_url(url)
     if parts.get_backend_name() != "postgresql":
         return url
-    said = {*parts.query, *(name for name in ("password", "host", "port") if getattr(parts, name))}
-    said |= {"user"} if parts.username else set()
-    more = {key: os.environ[name] for name, key in ENVIRONMENT.items() if key not in said and os.environ.get(name)}
+    declared = {*parts.query, *(name for name in ("password", "host", "port") if getattr(parts, name))}
+    declared |= {"user"} if parts.username else set()
+    more = {key: os.environ[name] for name, key in ENVIRONMENT.items() if key not in declared and os.environ.get(name)}
     return parts.update_query_dict(more).render_as_string(hide_password=False)

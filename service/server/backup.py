@@ -192,9 +192,9 @@ def _unpack(path: str, folder: str) -> Manifest:
             raise _broken(path, str(error)) from None
     if not isinstance(manifest, dict) or manifest.get("ggferry_backup") != FORMAT:
         raise _broken(path, "no manifest of this version at its end: it is cut off, or no backup")
-    stated = {name: tuple(each) for name, each in manifest["files"].items()}
-    for name in sorted(stated.keys() | found.keys()):
-        if stated.get(name) != found.get(name):
+    declared = {name: tuple(each) for name, each in manifest["files"].items()}
+    for name in sorted(declared.keys() | found.keys()):
+        if declared.get(name) != found.get(name):
             raise _broken(path, f"{name} is not what the manifest says")
     if LEDGER not in found:
         raise _broken(path, "no ledger")

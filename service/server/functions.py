@@ -280,7 +280,7 @@ def submit(service: Service, caller: Caller, plan: str, chosen: Sequence[str] | 
     )
     migration = Migration(request, lambda event: None, (head, list(ids.values())), service.store)
     service.planner.note_submitted(plan, head.id)
-    again = removal.requeue_asked(service.store, [key for key in new if ids[key].verdict == CONVERT])
+    again = removal.requeue_requested(service.store, [key for key in new if ids[key].verdict == CONVERT])
     asked.note(service.store, new, caller.token, again=again)
     migration.prepare()
     models.index(service.store, plan, models.entries_of(head, [*ids.values()]))

@@ -117,7 +117,7 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
     for folder in (settings.data, settings.uploads, settings.quarantine, settings.outputs):
         os.makedirs(folder, 0o700, exist_ok=True)
     found = os.stat(settings.data)
-    if found.st_mode & 0o077 and here.is_mine(found):  # it was there before: it becomes its owner's alone
+    if found.st_mode & 0o077 and here.is_own(found):  # it was there before: it becomes its owner's alone
         os.chmod(settings.data, 0o700)
     store = Store(settings.ledger_place)
     observer = Observer(log or Log(), lambda: store.counts().items(), tracer)

@@ -95,13 +95,13 @@ class Remote:
         everything = sum(file.size for file in self._open.values())
         for file in self._open.values():
             file.room = self.cache * file.size // max(1, everything)
-        wanted = [(file, number) for file in self._open.values() for number in file.wanting()]
-        total = sum(min(file.block, file.size - number * file.block) for file, number in wanted)
-        if not wanted:
+        missing = [(file, number) for file in self._open.values() for number in file.wanting()]
+        total = sum(min(file.block, file.size - number * file.block) for file, number in missing)
+        if not missing:
             return
         with stage(Phase.DOWNLOADING, total) as progress, ThreadPoolExecutor(STREAMS) as pool:
             try:
-                for size in pool.map(lambda each: each[0].prefetch(each[1]), wanted):
+                for size in pool.map(lambda each: each[0].prefetch(each[1]), missing):
                     progress(size)
             except BaseException:
                 pool.shutdown(cancel_futures=True)

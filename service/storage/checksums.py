@@ -1,6 +1,6 @@
 """Checksums that stores state for whole files, computed from the bytes that were read: changes on the way are found.
 
-Where each is stated: `s3.stated`, `web.stated`, `other_filesystems.stated`.
+Where each is stated: `s3.declared_checksum`, `web.declared_checksum`, `other_filesystems.declared_checksum`.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ def surest(known: Iterable[DeclaredChecksum | None]) -> DeclaredChecksum | None:
     return min((each for each in known if each), key=lambda each: order.index(each.algorithm), default=None)
 
 
-def _sized(stated: DeclaredChecksum) -> DeclaredChecksum | None:
-    return stated if stated.algorithm in SIZES and len(stated.value) == SIZES[stated.algorithm] else None
+def _sized(declared: DeclaredChecksum) -> DeclaredChecksum | None:
+    return declared if declared.algorithm in SIZES and len(declared.value) == SIZES[declared.algorithm] else None
 
 
 class Running:
     """The checksum of a file whose bytes come in order."""
 
-    def __init__(self, stated: DeclaredChecksum) -> None:
-        self.stated = stated
-        self._state = _ALGORITHMS[stated.algorithm]()
-        self._parts, self._left = hashlib.md5(usedforsecurity=False), stated.part
+    def __init__(self, declared: DeclaredChecksum) -> None:
+        self.declared = declared
+        self._state = _ALGORITHMS[declared.algorithm]()
+        self._parts, self._left = hashlib.md5(usedforsecurity=False), declared.part
 
     def update(self, data: bytes) -> None:
-        if not self.stated.part:
+        if not self.declared.part:
             self._state.update(data)
             return
         view = memoryview(data)
@@ -89,15 +89,15 @@ class Running:
 
     def agrees(self) -> bool:
         """Return whether all the bytes have the stated checksum. To be called once, at the end."""
-        if self.stated.part:
-            if self._left < self.stated.part:
+        if self.declared.part:
+            if self._left < self.declared.part:
                 self._end_part()
-            return self._parts.digest() == self.stated.value
-        return self._state.digest() == self.stated.value
+            return self._parts.digest() == self.declared.value
+        return self._state.digest() == self.declared.value
 
     def _end_part(self) -> None:
         self._parts.update(self._state.digest())
-        self._state, self._left = _ALGORITHMS["MD5"](), self.stated.part
+        self._state, self._left = _ALGORITHMS["MD5"](), self.declared.part
 
 
 class _Crc:

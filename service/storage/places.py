@@ -77,7 +77,7 @@ class Place(Protocol):
         """Delete a file for good; where the place supports conditions, only the given version."""
         ...
 
-    def stated(self, found: Found) -> DeclaredChecksum | None:
+    def declared_checksum(self, found: Found) -> DeclaredChecksum | None:
         """Return the place's checksum of the whole file; None where it states none that can be computed here."""
         ...
 

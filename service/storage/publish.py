@@ -42,7 +42,7 @@ _PARTIAL = re.compile(
     r"\.(?P<mark>[0-9a-z]*)-(?P<fence>\d+)-(?P<time>[0-9a-f]+)-(?P<copy>[0-9a-f]{12})(?P<rest>\.partial)", re.ASCII
 )
 Progress = Callable[[int], None]
-_told: set[str] = set()
+_reported: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ def prepare(url: str, size: int, writer: Writer, tell: Callable[[str], None] = l
     receipt = _check_receipt(url + RECEIPT)
     if exists(url) and receipt is None and 0 <= size != stat(url).bytes:
         raise RefusedError("exists already", path=url, found=f"{stat(url).bytes} bytes", hint=HINT)
-    if not _creates(url, writer) and _home(url) not in _told:
-        _told.add(_home(url))
+    if not _creates(url, writer) and _home(url) not in _reported:
+        _reported.add(_home(url))
         tell(f"{_home(url)} does not know conditional writes: it cannot detect two writers of one name at one time")
 
 

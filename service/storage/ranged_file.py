@@ -48,8 +48,8 @@ class RangedFile:
         if found.bytes < 0:
             raise revive(dict(found.trouble or {}), found.path)
         check_unchanged(found)
-        stated = place(self.path).stated(found) if transport else None
-        self._running, self._summed = Running(stated) if stated else None, 0  # blocks
+        declared = place(self.path).declared_checksum(found) if transport else None
+        self._running, self._summed = Running(declared) if declared else None, 0  # blocks
         self._blocks = (lasting(kept, found, block) if kept else None) or Blocks(folder)
         self._held = set(self._blocks.digests)
 
@@ -93,9 +93,9 @@ class RangedFile:
             raise TransportError(
                 "download checksum mismatch",
                 path=self.path,
-                found=str(self._running.stated),
+                found=str(self._running.declared),
             )
-        return f"checked: {self._running.stated}"
+        return f"checked: {self._running.declared}"
 
     @property
     def left_behind(self) -> int:

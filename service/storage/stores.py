@@ -219,9 +219,9 @@ def whole(found: Found, transport: bool = False) -> bytes:
     `transport`: whether it is checked against the place's checksum, where there is one.
     """
     data = place(found.path).whole(found)
-    stated = place(found.path).stated(found) if transport else None
-    if stated is not None:
-        running = Running(stated)
+    declared = place(found.path).declared_checksum(found) if transport else None
+    if declared is not None:
+        running = Running(declared)
         running.update(data)
         if not running.agrees():
             raise TransportError("download checksum mismatch", path=found.path)

@@ -146,12 +146,12 @@ def _needed(plan: ConversionPlan, checkpoint: Checkpoint) -> Planned:
 
 
 def _is_done(checkpoint: Checkpoint, plan: Plan) -> bool:
-    asked = plan.options
+    options = plan.options
     return (
         checkpoint.container == "gguf"
         and checkpoint.version == 3
-        and asked.outtype.lower() == "keep"
-        and checkpoint.big_endian == asked.big_endian
+        and options.outtype.lower() == "keep"
+        and checkpoint.big_endian == options.big_endian
     )
 
 

@@ -45,13 +45,13 @@ def adopt(request: Request, sources: Sequence[str], stage: Stage) -> list[Output
     """
     main, _ = split_mmproj(request.outputs, lambda output: output.kind)
     requests = [request.of_output(output) for output in main]
-    stated = [_declared(request, sources) for request in requests]
-    levels = [_level(each, request) for each, request in zip(stated, requests, strict=True)]
+    declared = [_declared(request, sources) for request in requests]
+    levels = [_level(each, request) for each, request in zip(declared, requests, strict=True)]
     try:
         found = reprove(request, levels, stage)
     except VerificationError as error:
         raise _refusal(str(error.path or requests[0].out), error.message) from None
-    for request, receipt, before, level in zip(requests, found, stated, levels, strict=True):
+    for request, receipt, before, level in zip(requests, found, declared, levels, strict=True):
         if not made_of(receipt, sources):
             raise ChangedError("changed while it was read", path=request.source, hint="plan again")
         passes = before["verified"] == level and _passes(receipt) != _passes(before)
@@ -66,16 +66,16 @@ def _declared(request: Request, sources: Sequence[str]) -> JSONObject:
     if not os.path.lexists(out + RECEIPT):
         raise RefusedError("exists already, without a receipt", path=out, hint=HINT)
     try:
-        stated = load_object(out + RECEIPT, MAX_RECEIPT)
+        declared = load_object(out + RECEIPT, MAX_RECEIPT)
     except CorruptError:
         raise _refusal(out, "its receipt cannot be read") from None
-    if why := _foreign(stated, sources, request, _level(stated, request)):
+    if why := _foreign(declared, sources, request, _level(declared, request)):
         raise _refusal(out, why)
-    for name in _written(stated):
+    for name in _written(declared):
         if not os.path.lexists(os.path.join(os.path.dirname(out), name)):
             hint = "convert --mmproj only makes it again; or move away what is there"
             raise RefusedError(f"exists already, and {name}, which was made with it, is gone", path=out, hint=hint)
-    return stated
+    return declared
 
 
 def _refusal(out: str, why: str) -> RefusedError:

@@ -22,10 +22,10 @@ MOST_TOKENS = 10_000
 
 def answer(question: str, source: str, options: Mapping[str, Any]) -> Any:
     """Return the answer to one of QUESTIONS about the model at `source`. Raises GgferryError."""
-    asked = QUESTIONS.get(question)
-    if asked is None:
+    inspector = QUESTIONS.get(question)
+    if inspector is None:
         raise UsageError("question", found=question, expected=", ".join(QUESTIONS))
-    return asked(source, dict(options))
+    return inspector(source, dict(options))
 
 
 def _inspect(source: str, options: Mapping[str, Any]) -> Any:

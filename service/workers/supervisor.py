@@ -246,8 +246,8 @@ class Supervisor:
         assert self._process is not None
         status = self._process.wait()
         self._errors.seek(0)
-        said = self._errors.read()[-STDERR_SHOWN:].decode("utf-8", "backslashreplace").strip().splitlines()
-        more = f": {said[-1]}" if said else ""
+        lines = self._errors.read()[-STDERR_SHOWN:].decode("utf-8", "backslashreplace").strip().splitlines()
+        more = f": {lines[-1]}" if lines else ""
         if status >= 0:
             return WorkerDied(f"the worker ended with status {status}{more}")
         name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)

@@ -30,8 +30,8 @@ def disposition(flags: int) -> int:
 
 def access(flags: int) -> int:
     """Return the access that flags of open(2) ask for; whoever writes may also rename and remove."""
-    asked = flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)
-    return {os.O_RDONLY: _READ, os.O_WRONLY: _WRITE}.get(asked, _READ | _WRITE)
+    access = flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)
+    return {os.O_RDONLY: _READ, os.O_WRONLY: _WRITE}.get(access, _READ | _WRITE)
 
 
 def open_shared(path: str, flags: int, mode: int) -> int:
@@ -157,7 +157,7 @@ def start_time(pid: int) -> str | None:
         kernel.CloseHandle(ctypes.c_void_p(process))
 
 
-def _create(path: str, wanted: int, shared: int, how: int, attributes: int) -> int:
+def _create(path: str, access: int, shared: int, how: int, attributes: int) -> int:
     import ctypes
 
     call = _kernel32().CreateFileW
@@ -166,7 +166,7 @@ def _create(path: str, wanted: int, shared: int, how: int, attributes: int) -> i
         *(ctypes.c_wchar_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p),
         *(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p),
     )
-    handle = call(path, wanted, shared, None, how, attributes, None)
+    handle = call(path, access, shared, None, how, attributes, None)
     if handle in (None, _INVALID):
         raise _error(path)
     return int(handle)

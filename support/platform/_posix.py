@@ -107,7 +107,7 @@ def user_name() -> str:
     return str(os.getuid())
 
 
-def is_mine(status: os.stat_result) -> bool:
+def is_own(status: os.stat_result) -> bool:
     """Return whether a file is of the user that this process runs as."""
     return status.st_uid == os.geteuid()
 

@@ -29,7 +29,7 @@ from ggferry.support.platform._posix import (
     end_group,
     free_bytes,
     group_options,
-    is_mine,
+    is_own,
     is_readable,
     lock,
     lock_folder,
@@ -52,7 +52,7 @@ __all__ = [
     "CAPS", "CLOEXEC", "DIRECTORY", "FAULTS", "HELD", "KERNEL_FILES", "KILL", "NAME", "NOCTTY", "NOFOLLOW", "NONBLOCK",
     "OVER_TIME", "PASSES_FILES",
     "RAY", "available_memory", "bytes_on_disk", "cap_files", "cap_memory", "cores", "data_in_use",
-    "end_group", "end_with_parent", "exchange", "free_bytes", "group_options", "is_mine", "is_readable", "lock",
+    "end_group", "end_with_parent", "exchange", "free_bytes", "group_options", "is_own", "is_readable", "lock",
     "lock_folder", "longest_name", "lowered_memory", "machine", "make_private", "memory_cap", "nameless_file",
     "open_file", "open_folder", "peak_memory", "place_of", "pread", "pread_into", "pwrite", "real_path", "rename_new",
     "scan_folder", "start_time", "sync_data", "sync_folder", "unlock_folder", "unusable_name", "user_name",
@@ -149,15 +149,15 @@ def lowered_memory(nbytes: int) -> Iterator[None]:
 def available_memory() -> int:
     """Return what vm_stat(1) counts as free, inactive or speculative; half of all memory where it says nothing."""
     try:
-        said = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return vm_free(said)
+    return vm_free(output)
 
 
-def vm_free(said: str) -> int:
+def vm_free(output: str) -> int:
     """Return the bytes that a text of vm_stat(1) says a process can have."""
-    head, *lines = said.splitlines()
+    head, *lines = output.splitlines()
     page = int(head.partition("page size of ")[2].split()[0])
     counts = {
         name: int(count.strip().rstrip(".")) for name, _, count in (line.partition(":") for line in lines) if count
@@ -172,16 +172,16 @@ def end_with_parent() -> None:
 def machine() -> tuple[str, int]:
     """Return when the machine was started, as sysctl(8) says it."""
     try:
-        said = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return "", 0
-    return said.partition("sec = ")[2].partition(",")[0], 0
+    return output.partition("sec = ")[2].partition(",")[0], 0
 
 
 def start_time(pid: int) -> str | None:
     """Ask ps(1): macOS has no files about processes."""
     command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
-    said = subprocess.run(
+    output = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
     ).stdout.split()
-    return None if not said or said[0].startswith("Z") else "-".join(said[1:]).replace(":", ".")
+    return None if not output or output[0].startswith("Z") else "-".join(output[1:]).replace(":", ".")

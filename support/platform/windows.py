@@ -24,7 +24,7 @@ __all__ = [
     "CAPS", "CLOEXEC", "DIRECTORY", "FAULTS", "HELD", "KERNEL_FILES", "KILL", "NAME", "NOCTTY", "NOFOLLOW", "NONBLOCK",
     "OVER_TIME", "PASSES_FILES",
     "RAY", "available_memory", "bytes_on_disk", "cap_files", "cap_memory", "cores", "data_in_use",
-    "end_group", "end_with_parent", "exchange", "free_bytes", "group_options", "is_mine", "is_readable", "lock",
+    "end_group", "end_with_parent", "exchange", "free_bytes", "group_options", "is_own", "is_readable", "lock",
     "lock_folder", "longest_name", "lowered_memory", "machine", "make_private", "memory_cap", "nameless_file",
     "open_file", "open_folder", "peak_memory", "place_of", "pread", "pread_into", "pwrite", "real_path", "rename_new",
     "scan_folder", "start_time", "sync_data", "sync_folder", "unlock_folder", "unusable_name", "user_name",
@@ -193,7 +193,7 @@ def user_name() -> str:
     return os.environ.get("USERNAME", "unknown")
 
 
-def is_mine(status: os.stat_result) -> bool:
+def is_own(status: os.stat_result) -> bool:
     """Return False: modes say nothing of who may read."""
     return False
 

@@ -14,7 +14,7 @@ from helpers.third_party_fixtures import CORPUS
 
 pytestmark = [pytest.mark.corpus, pytest.mark.filterwarnings("ignore")]
 VARIANTS = Path(CORPUS or "") / "variants"
-SAID = {
+RUNTIME_NOTES = {
     "deepseek_v2-legyarn": "multiplies scores by",
     "deepseek_v3-yc": "multiplies scores by",
     "deepseek_v3-leglin": "multiplies scores by",
@@ -31,14 +31,16 @@ def manifest() -> dict:
 
 def test_every_such_variant_is_here() -> None:
     models = manifest()["models"]
-    assert {name for name, text in models.items() if text.startswith("computed otherwise by llama.cpp")} == set(SAID)
+    assert {name for name, text in models.items() if text.startswith("computed otherwise by llama.cpp")} == set(
+        RUNTIME_NOTES
+    )
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", RUNTIME_NOTES)
 def test_the_receipt_says_what_llama_cpp_does(name: str, tmp_path: Path) -> None:
     result = convert(Request(str(VARIANTS / name / "ckpt"), str(tmp_path / "x.gguf")))[0]
     runtimes = result.receipt["runtimes"]
-    assert any("llama.cpp" in note and SAID[name] in note for note in result.receipt["notes"])
+    assert any("llama.cpp" in note and RUNTIME_NOTES[name] in note for note in result.receipt["notes"])
     if runtimes["run_it"]:
         assert runtimes["otherwise"]["llama.cpp"] and alike(Path(result.path), manifest()["tokens"]) == "otherwise"
         assert result.lines[-1].endswith("llama.cpp computes otherwise (see the notes)")

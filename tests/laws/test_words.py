@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("support", "quant", "formats", "converters", "service")
 HOUSE_PHRASES = {
     r"\bsees? (n?or|and) hears?\b|\bneither sees\b": "multimodal, vision or audio encoder",
+    r"\b(what|(part|half|one|tower|model|checkpoint) that) (hears|speaks)\b": "audio encoder, audio decoder",
+    r"\b(what|(part|half|tower) that) sees\b": "vision encoder",
     r"\btestif(y|ies|ied)\b|\btestimony\b": "compared with, cross-check",
     r"\bsecond files?\b": "mmproj file",
     r"\bat hand\b": "local, given",
@@ -26,6 +28,44 @@ HOUSE_PHRASES = {
     r"\b(?<!`)(ears?|eyes?)\b(?!\.)": "audio encoder, vision encoder",
 }
 """Expressions of the house, and what the field says instead."""
+HOUSE_IDENTIFIERS = {
+    "told": "notes, reported",
+    "said": "answer, message, notes",
+    "stated": "declared",
+    "asked": "requested",
+    "wanted": "requested, expected",
+    "turned": "rotated, permuted, transposed",
+    "mine": "what it holds: rows, condition, ours",
+    "heard": "audio, compared",
+    "hear": "run, audio",
+    "hears": "audio",
+    "ear": "audio encoder",
+    "ears": "audio encoders",
+    "eye": "vision encoder",
+    "eyes": "vision encoders",
+    "spoken": "dialect",
+    "speaks": "talker, audio output",
+    "unseen": "without vision",
+    "unheard": "without audio",
+    "unspoken": "without a talker",
+    "rung": "output",
+    "rungs": "outputs",
+    "lookers": "inspectors",
+    "strays": "mixed endian",
+    "patiently": "with retries",
+    "unsayable": "unrepresentable",
+    "conceal": "redact",
+    "kin": "family",
+    "lockstep": "batched",
+    "testimony": "cross check",
+    "worn": "what it holds",
+}
+"""Words of identifiers, and what the field says instead."""
+KEPT_IDENTIFIERS = {
+    "asked": "a field of GET /models and the server's table ggferry_asked: both are stable (docs/versioning.md)",
+    "asked_by": "a field of GET /models",
+}
+"""Identifiers that stay, and why."""
 HOUSE_TITLE = re.compile(r"^(a|an) [\w' -]+? (that|which|whose) |^(a|an) [\w' -]+ twice$")
 """An error's title that is a noun and a clause instead of a plain statement."""
 KEPT_TITLES: dict[str, str] = {}
@@ -99,6 +139,48 @@ def test_titles_of_errors_are_plain_statements() -> None:
                     if name.endswith("Error") and HOUSE_TITLE.search(text) and text not in KEPT_TITLES:
                         wrong.append((f"{path.relative_to(ROOT)}:{node.lineno}", text))
     assert wrong == []
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of whatever a module defines: functions, classes, arguments, variables, aliases."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.lineno, node.asname
+
+
+def words_of(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+def test_identifiers() -> None:
+    wrong = []
+    for room in PRODUCT:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            place = str(path.relative_to(ROOT))
+            for line, name in [(0, path.stem), *identifiers(ast.parse(path.read_text()))]:
+                words = () if name in KEPT_IDENTIFIERS else words_of(name)
+                wrong += [
+                    (f"{place}:{line}", name, f"say {HOUSE_IDENTIFIERS[w]}") for w in words if w in HOUSE_IDENTIFIERS
+                ]
+    assert wrong == []
+
+
+def test_what_is_kept_is_there() -> None:
+    named = {
+        name
+        for room in PRODUCT
+        for path in (ROOT / room).rglob("*.py")
+        for _, name in identifiers(ast.parse(path.read_text()))
+    }
+    assert set(KEPT_IDENTIFIERS) <= named
 
 
 def test_pages() -> None:

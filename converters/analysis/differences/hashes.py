@@ -104,16 +104,16 @@ class Manifest:
     """Digests that somebody wrote down.
 
     Attributes:
-        stated: (algorithm, tensor or None) → digest.
+        declared: (algorithm, tensor or None) → digest.
         algorithms: Those it states, the strongest first.
     """
 
-    stated: Mapping[tuple[str, str | None], str]
+    declared: Mapping[tuple[str, str | None], str]
 
     @property
     def algorithms(self) -> tuple[str, ...]:
         """The digests it states, the strongest first."""
-        found = {name for name, _ in self.stated}
+        found = {name for name, _ in self.declared}
         return tuple(name for name in ALGORITHMS if name in found)
 
 
@@ -122,7 +122,7 @@ def read_manifest(text: str, path: str, tensors: Mapping[str, Any]) -> Manifest:
 
     Raises CorruptError for a line that is none, and for two that contradict each other.
     """
-    stated: dict[tuple[str, str | None], str] = {}
+    declared: dict[tuple[str, str | None], str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split(None, 2)
         if not words:
@@ -134,11 +134,11 @@ def read_manifest(text: str, path: str, tensors: Mapping[str, Any]) -> Manifest:
                 f"line {number} is none of a manifest", path=path, found=line, expected="ALGORITHM  DIGEST  FILE:TENSOR"
             )
         place = (words[0], _tensor_of(words[2], tensors))
-        if stated.setdefault(place, words[1].lower()) != words[1].lower():
+        if declared.setdefault(place, words[1].lower()) != words[1].lower():
             raise CorruptError(f"line {number} contradicts another one", path=path, found=line)
-    if not stated:
+    if not declared:
         raise CorruptError("not a line of a manifest or of known digests", path=path)
-    return Manifest(stated)
+    return Manifest(declared)
 
 
 def _tensor_of(text: str, tensors: Mapping[str, Any]) -> str | None:
@@ -159,20 +159,20 @@ class Checked:
         algorithm: The digest that was compared.
         wrong: What has another digest; None stands for all tensors together.
         absent: Tensors of the manifest that the file lacks.
-        unstated: Tensors of the file that the manifest lacks, where it has no digest of the whole that holds.
+        undeclared: Tensors of the file that the manifest lacks, where it has no digest of the whole that holds.
         right: How many digests are as stated.
     """
 
     algorithm: str
     wrong: tuple[str | None, ...]
     absent: tuple[str, ...]
-    unstated: tuple[str, ...]
+    undeclared: tuple[str, ...]
     right: int
 
     @property
     def holds(self) -> bool:
         """Whether the file is the one of the manifest, all of it."""
-        return not self.wrong and not self.absent and not self.unstated and self.right > 0
+        return not self.wrong and not self.absent and not self.undeclared and self.right > 0
 
 
 def check(checkpoint: Checkpoint, manifest: Manifest, algorithm: str | None, progress: Progress) -> Checked:
@@ -180,11 +180,11 @@ def check(checkpoint: Checkpoint, manifest: Manifest, algorithm: str | None, pro
     name = algorithm or manifest.algorithms[0]
     if name not in manifest.algorithms:
         raise UsageError("--algorithm: not in the manifest", found=name, expected=", ".join(manifest.algorithms))
-    stated = {tensor: digest for (each, tensor), digest in manifest.stated.items() if each == name}
+    declared = {tensor: digest for (each, tensor), digest in manifest.declared.items() if each == name}
     found = {each.tensor: each.hex for each in digests(checkpoint, (name,), progress=progress)}
-    wrong = tuple(tensor for tensor, digest in found.items() if stated.get(tensor, digest) != digest)
-    absent = tuple(tensor for tensor in stated if tensor is not None and tensor not in found)
-    whole = None in stated and None not in wrong
-    unstated = () if whole else tuple(tensor for tensor in found if tensor is not None and tensor not in stated)
-    right = sum(found.get(tensor) == digest for tensor, digest in stated.items())
-    return Checked(name, wrong, absent, unstated, right)
+    wrong = tuple(tensor for tensor, digest in found.items() if declared.get(tensor, digest) != digest)
+    absent = tuple(tensor for tensor in declared if tensor is not None and tensor not in found)
+    whole = None in declared and None not in wrong
+    undeclared = () if whole else tuple(tensor for tensor in found if tensor is not None and tensor not in declared)
+    right = sum(found.get(tensor) == digest for tensor, digest in declared.items())
+    return Checked(name, wrong, absent, undeclared, right)

@@ -26,7 +26,7 @@ from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.proof.second_reader.declared_keys import check_declared
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
-from ggferry.converters.reranking.recognize import asked_with
+from ggferry.converters.reranking.recognize import rerank_template
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
 from ggferry.converters.write.output_files import OutputSet
@@ -227,7 +227,9 @@ class _VocabularyCheck:
                 compared(output.known, read, request, lambda: check_tokenizer(sides, again.path, depth_of(request))),
             )
         if not graph.architecture.projector:
-            check_declared(plan.graph.checkpoint, again, request.vocab, request.metadata, asked=asked_with(plan.graph))
+            check_declared(
+                plan.graph.checkpoint, again, request.vocab, request.metadata, template=rerank_template(plan.graph)
+            )
         encoding = Encoding(plan.imatrix, ours=True, marks=output.marks, any_error=request.allow_quantization_error)
         return Case(Sides(plan.graph, graph, encoding), request.level, self._found)
 

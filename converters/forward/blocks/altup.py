@@ -37,8 +37,8 @@ def gathered(model: Model, streams: Tensor) -> Tensor:
 
 
 def _as_large(x: Tensor, other: Tensor) -> Tensor:
-    wanted = x.square().mean(-1, keepdim=True).sqrt()
-    return other * wanted / other.square().mean(-1, keepdim=True).clamp(min=LEAST).sqrt()
+    target = x.square().mean(-1, keepdim=True).sqrt()
+    return other * target / other.square().mean(-1, keepdim=True).clamp(min=LEAST).sqrt()
 
 
 def predicted(model: Model, block: str, streams: Tensor) -> Tensor:

@@ -105,8 +105,8 @@ def _divisors(model: Model, frequencies: Tensor, context: int) -> Tensor | None:
     if sizes.get("rope_kind") == "llama3":
         exact, rounding = _llama3(sizes, frequencies)
     elif sizes.get("rope_kind") == "longrope":
-        stated = sizes["rope_long" if _beyond(sizes, context) else "rope_short"]
-        exact, rounding = torch.tensor(stated, dtype=torch.float64), _ONE_ROUNDING
+        declared = sizes["rope_long" if _beyond(sizes, context) else "rope_short"]
+        exact, rounding = torch.tensor(declared, dtype=torch.float64), _ONE_ROUNDING
     else:
         return stored
     if stored is None or stored.shape != exact.shape:
@@ -155,8 +155,8 @@ def _yarn(sizes: Mapping[str, Any], frequencies: Tensor, factor: float) -> Tenso
 
 def _magnitude(sizes: Mapping[str, Any]) -> float:
     """Return the factor of cosines and sines: the attention factor, and what yarn implies."""
-    stated = float(sizes.get("rope_attn_factor", 1.0))
+    declared = float(sizes.get("rope_attn_factor", 1.0))
     factor = float(sizes.get("rope_factor", 1.0))
     if sizes.get("rope_scaling") == "yarn" and factor > 1 and not sizes.get("yarn_log_mul"):
-        return stated * (0.1 * math.log(factor) + 1.0)
-    return stated
+        return declared * (0.1 * math.log(factor) + 1.0)
+    return declared

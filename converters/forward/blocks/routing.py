@@ -33,8 +33,8 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 def route(model: Model, block: str, x: Tensor) -> Routed:
     """Return the weights and the numbers of the experts for every token of x `(tokens, n_embd)`."""
     sizes = model.sizes
-    stated = sizes.get("expert_gating") or 0
-    kind = meaning("expert_gating_func", stated, GATING) if stated else model.recipe.routing
+    declared = sizes.get("expert_gating") or 0
+    kind = meaning("expert_gating_func", declared, GATING) if declared else model.recipe.routing
     logits = _logits(model, block, x)
     if kind == "sparsemixer":
         return sparsemixer(logits, float(sizes["router_jitter"]))

@@ -82,7 +82,7 @@ def attend(
     for group in range(groups):
         own = slice(group * share, (group + 1) * share)
         biases = None if bias is None else torch.stack([bias(head) for head in range(heads)[own]], 1)
-        unseen = mask if mask is None or mask.ndim == 2 else mask[group]
+        group_mask = mask if mask is None or mask.ndim == 2 else mask[group]
         for rows, seen in blocks:
             asking = q[rows, own].flatten(0, 1)  # heads of a group have the same keys: one product for all of them
             scores = (asking @ k[seen, group].T).mul_(scale).view(-1, share, seen.stop)
@@ -90,8 +90,8 @@ def attend(
                 scores += biases[rows, :, seen]
             if cap:
                 scores = cap * torch.tanh(scores / cap)
-            if unseen is not None:
-                scores += unseen[rows, None, seen]
+            if group_mask is not None:
+                scores += group_mask[rows, None, seen]
             if sinks is not None:
                 scores = torch.cat((scores, sinks[own, None].expand(len(scores), -1, 1)), -1)
             shares = scores.softmax(-1)[..., seen].flatten(0, 1)

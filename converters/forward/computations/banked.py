@@ -36,7 +36,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
         read = _mixed(block, f"{name}ffn_res_score", aside, x)
         x = x + feed_forward(block, name, block.norm(f"{name}ffn_norm", read))
         progress(1)
-    x = model.wanted(_mixed(model, "output_res_score", aside, x))
+    x = model.selected(_mixed(model, "output_res_score", aside, x))
     return unembedded(model, model.norm("output_norm", x))
 
 

@@ -43,7 +43,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
                 share = model.weights.vector(f"{name}layer_output_scale.weight")
                 x = x * share if start is None else x + start * share
             progress(0 if run else 1)
-    x = model.norm(LAST_NORMS[model.recipe.output_norm], model.wanted(x))
+    x = model.norm(LAST_NORMS[model.recipe.output_norm], model.selected(x))
     return x if model.gives_states else unembedded(model, x)
 
 

@@ -29,7 +29,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     for number in range(model.sizes["n_layer"]):
         streams = _block(model.at(number), f"blk.{number}.", streams, own[:, number])
         progress(1)
-    return unembedded(model, model.norm("output_norm", model.wanted(gathered(model, streams))))
+    return unembedded(model, model.norm("output_norm", model.selected(gathered(model, streams))))
 
 
 def _block(model: Model, block: str, streams: Tensor, own: Tensor) -> Tensor:

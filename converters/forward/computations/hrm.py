@@ -26,7 +26,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
         for _ in range(model.sizes["n_low"]):
             low = _stack(model, 0, high + low, progress)
         high = _stack(model, model.sizes["n_stack"], high + low, progress)
-    return unembedded(model, model.wanted(high))
+    return unembedded(model, model.selected(high))
 
 
 def _stack(model: Model, first: int, x: Tensor, progress: Callable[[int], None]) -> Tensor:

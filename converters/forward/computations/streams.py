@@ -30,7 +30,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     for number in range(model.sizes["n_layer"]):
         streams = _block(model.at(number), f"blk.{number}.", streams)
         progress(1)
-    return unembedded(model, model.norm("output_norm", _collapsed(model, model.wanted(streams))))
+    return unembedded(model, model.norm("output_norm", _collapsed(model, model.selected(streams))))
 
 
 def _block(model: Model, block: str, streams: Tensor) -> Tensor:

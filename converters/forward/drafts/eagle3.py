@@ -35,7 +35,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     target = model.linear("fc", states)
     x = _block(model.at(0), "blk.0.", draft_embeddings(model, tokens), target)
     progress(1)
-    return drafted(model, model.norm("output_norm", model.wanted(x)))
+    return drafted(model, model.norm("output_norm", model.selected(x)))
 
 
 def _block(model: Model, block: str, token: Tensor, target: Tensor) -> Tensor:

@@ -59,14 +59,14 @@ def features(graph: ModelGraph, **given: Any) -> tuple[np.ndarray, tuple[str, ..
     Raises UsageError for none or several, or for one that the model does not take, and as `pixels_of_file` and
     `spectrum_of_file`.
     """
-    stated = {name: value for name, value in given.items() if value is not None}
-    if len(stated) != 1:
+    declared = {name: value for name, value in given.items() if value is not None}
+    if len(declared) != 1:
         raise UsageError(
             "a picture or a recording",
-            found=", ".join(sorted(stated)) or "nothing",
+            found=", ".join(sorted(declared)) or "nothing",
             expected="one of " + ", ".join(_READ),
         )
-    ((name, value),) = stated.items()
+    ((name, value),) = declared.items()
     kind, prefix = _READ[name]
     recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
     if not (recipe.vision if kind == "picture" else recipe.audio):

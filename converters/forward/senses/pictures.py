@@ -53,8 +53,8 @@ class Fit:
 def _resized(picture: Image.Image, rule: Fit, settings: Sizes, height: int, width: int) -> Image.Image:
     if not 0 < height * width <= MOST_PIXELS:
         raise UsageError("a picture of this size", found=f"{height} × {width}", expected=f"1 to {MOST_PIXELS} pixels")
-    stated = settings.get("resample", rule.resample)
-    return picture.resize((width, height), stated if stated in range(6) else rule.resample)
+    declared = settings.get("resample", rule.resample)
+    return picture.resize((width, height), declared if declared in range(6) else rule.resample)
 
 
 def _square(picture: Image.Image, rule: Fit, sizes: Sizes, settings: Sizes) -> Image.Image:
@@ -88,8 +88,8 @@ def _padded(picture: Image.Image, rule: Fit, sizes: Sizes, settings: Sizes) -> I
 def _longest(picture: Image.Image, rule: Fit, sizes: Sizes, settings: Sizes) -> Image.Image:
     """Shrink until the longer edge fits, then up to whole squares of patches (pixtral)."""
     size = settings.get("size")
-    stated = size.get("longest_edge") if isinstance(size, Mapping) else size
-    most, unit = int(stated or sizes["image_size"]), _unit(sizes)
+    declared = size.get("longest_edge") if isinstance(size, Mapping) else size
+    most, unit = int(declared or sizes["image_size"]), _unit(sizes)
     ratio = max(1.0, picture.height / most, picture.width / most)
     height, width = (math.floor(edge / ratio) for edge in (picture.height, picture.width))
     return _resized(picture, rule, settings, *((edge - 1) // unit * unit + unit for edge in (height, width)))
@@ -194,7 +194,7 @@ def pixels_of_file(path: str, graph: ModelGraph, sizes: Sizes) -> tuple[np.ndarr
 
     Args:
         path: A file that Pillow reads.
-        graph: The mmproj file, or the half of a checkpoint that sees.
+        graph: The mmproj file, or the vision part of a checkpoint.
         sizes: The tower's sizes (`Model.tower`).
 
     Returns:

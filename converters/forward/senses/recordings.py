@@ -19,7 +19,7 @@ LONGEST = 30
 """Seconds of a recording that Whisper's kind hears at once."""
 MOST_SECONDS = 3600
 WHOLE, AS_LONG = True, False
-HEARS: Mapping[str, bool] = {
+PROJECTORS: Mapping[str, bool] = {
     **dict.fromkeys(("voxtral", "qwen2a", "musicflamingo", "ultravox", "meralion"), WHOLE),
     **dict.fromkeys(("qwen2.5o", "qwen3a", "qwen3vl_merger+qwen3a"), AS_LONG),
 }
@@ -36,7 +36,7 @@ def spectrum_of_file(path: str, graph: ModelGraph, bins: int) -> tuple[np.ndarra
 
     Args:
         path: A WAV file of numbers (PCM) at 16 kHz; channels are averaged.
-        graph: The mmproj file, or the half of a checkpoint that hears.
+        graph: The mmproj file, or the audio part of a checkpoint.
         bins: How many bins a frame has.
 
     Returns:
@@ -47,7 +47,7 @@ def spectrum_of_file(path: str, graph: ModelGraph, bins: int) -> tuple[np.ndarra
         CorruptError: The file is no such recording.
         UsageError: It is empty, or longer than an hour.
     """
-    whole = HEARS.get(graph.architecture.projector)
+    whole = PROJECTORS.get(graph.architecture.projector)
     if whole is None:
         raise UnsupportedError(
             "how this family makes a spectrum is not computed here",
@@ -81,9 +81,9 @@ def log_mel(samples: np.ndarray, bins: int) -> np.ndarray:
 
 def mel_filters(bins: int) -> np.ndarray:
     """Return triangles over the frequencies of a frame, float64 `(201, bins)`, each of area 1 in Slaney's norm."""
-    heard = np.linspace(0, RATE / 2, WINDOW // 2 + 1)
+    frequencies = np.linspace(0, RATE / 2, WINDOW // 2 + 1)
     edges = _hertz(np.linspace(0, _mels(RATE / 2), bins + 2))
-    slopes = edges[None, :] - heard[:, None]
+    slopes = edges[None, :] - frequencies[:, None]
     rising, falling = -slopes[:, :-2] / np.diff(edges)[:-1], slopes[:, 2:] / np.diff(edges)[1:]
     found: np.ndarray = np.maximum(0, np.minimum(rising, falling)) * (2 / (edges[2:] - edges[:-2]))
     return found

@@ -1,4 +1,4 @@
-"""What sees and what hears: one module a tower with its projector, named by a recipe's `vision` or `audio`.
+"""Vision and audio encoders: one module a tower with its projector, named by a recipe's `vision` or `audio`.
 
 A module has `embed(tower, given, progress)`, which returns the rows that the text model reads in place of tokens,
 float32 `(rows, width)`. `given` is a normalized picture `(3, height, width)`, or a spectrum `(channels, frames)`.

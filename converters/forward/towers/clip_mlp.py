@@ -36,5 +36,5 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
 
 def _read(tower: Model) -> tuple[int, ...]:
     """Return behind how many blocks states are read; behind all where nothing says it."""
-    stated = tower.sizes.get("feature_layer")
-    return tuple(stated) if isinstance(stated, tuple | list) else (stated or tower.sizes["n_layer"],)
+    declared = tower.sizes.get("feature_layer")
+    return tuple(declared) if isinstance(declared, tuple | list) else (declared or tower.sizes["n_layer"],)

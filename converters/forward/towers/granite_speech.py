@@ -24,11 +24,11 @@ EPS = 1e-12
 def embed(tower: Model, spectrum: Tensor, progress: Callable[[int], None]) -> Tensor:
     """Return the embeddings `(rows, width of the text model)` of a log-mel spectrum `(channels, frames)`."""
     x = tower.linear("a.input_projection", spectrum.T)
-    kept, wanted = [], tuple(tower.sizes.get("feature_layers") or ())
-    kept += [x] if 0 in wanted else []
+    kept, layers = [], tuple(tower.sizes.get("feature_layers") or ())
+    kept += [x] if 0 in layers else []
     for number in range(tower.sizes["n_layer"]):
         x = _block(tower, f"a.blk.{number}.", x)
-        kept += [x] if number + 1 in wanted else []
+        kept += [x] if number + 1 in layers else []
         if number + 1 == tower.sizes["n_layer"] // 2:
             x = x + tower.linear("a.enc_ctc_out_mid", tower.linear("a.enc_ctc_out", x).softmax(-1))
         progress(1)
@@ -84,13 +84,13 @@ def _queried(tower: Model, x: Tensor) -> Tensor:
         y = start
         for number in range(tower.sizes["proj_layers"]):
             block = f"a.proj_blk.{number}."
-            y = _asked(tower, f"{block}self_attn", y, y, heads)
-            y = _asked(tower, f"{block}cross_attn", y, states, heads)
+            y = _cross_attention(tower, f"{block}self_attn", y, y, heads)
+            y = _cross_attention(tower, f"{block}cross_attn", y, states, heads)
             wide = audio.perceptron(tower, f"{block}ffn_up", f"{block}ffn_down", y)
             y = audio.layer_norm(tower, f"{block}ffn_norm", y + wide, EPS)
         rows.append(y)
     return tower.linear("a.proj_linear", torch.cat(rows))
 
 
-def _asked(tower: Model, branch: str, x: Tensor, over: Tensor, heads: int) -> Tensor:
+def _cross_attention(tower: Model, branch: str, x: Tensor, over: Tensor, heads: int) -> Tensor:
     return audio.layer_norm(tower, f"{branch}_norm", x + attention(tower, branch, x, over, heads, output="out"), EPS)

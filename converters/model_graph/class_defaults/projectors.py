@@ -29,16 +29,16 @@ def _known() -> Mapping[str, str]:
 
 def class_default(name: str, config: Mapping[str, Any], place: str) -> Any:
     """Return what class `name` takes for the key at `place`, which `config` does not state; None for nothing known."""
-    said = json.loads(_known().get(name, "{}"))
+    defaults = json.loads(_known().get(name, "{}"))
     part = place.rpartition(".")[0]
-    stated = _member(config, part) if part else config
-    if not isinstance(stated, Mapping) and place in said.get("absent", {}).get(part, {}):
-        return said["absent"][part][place]
-    if part in said.get("types", {}):
-        own = stated.get("model_type") if isinstance(stated, Mapping) else None
-        kind = own if isinstance(own, str) else said["types"][part]
+    declared = _member(config, part) if part else config
+    if not isinstance(declared, Mapping) and place in defaults.get("absent", {}).get(part, {}):
+        return defaults["absent"][part][place]
+    if part in defaults.get("types", {}):
+        own = declared.get("model_type") if isinstance(declared, Mapping) else None
+        kind = own if isinstance(own, str) else defaults["types"][part]
         return json.loads(_known().get(f":{kind}", "{}")).get("keys", {}).get(place.removeprefix(f"{part}."))
-    return said.get("keys", {}).get(place)
+    return defaults.get("keys", {}).get(place)
 
 
 def with_class_defaults(spec: Architecture, name: str, config: Mapping[str, Any], path: str) -> Architecture:

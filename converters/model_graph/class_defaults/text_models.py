@@ -106,8 +106,8 @@ def class_defaults(config: Mapping[str, Any], within: str) -> ClassDefaults | No
     origin = f"what transformers {version} takes for a {name} where nothing states it"
     if not isinstance(descend(config, within) if within else NOTHING, Mapping):
         return ClassDefaults(origin, _values(kind))
-    stated = descend(config, f"{within}.model_type")
-    part = stated if isinstance(stated, str) else types[kind].parts.get(within, "")
+    declared = descend(config, f"{within}.model_type")
+    part = declared if isinstance(declared, str) else types[kind].parts.get(within, "")
     own = {
         key.removeprefix(f"{within}."): value for key, value in _values(kind).items() if key.startswith(f"{within}.")
     }

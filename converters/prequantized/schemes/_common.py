@@ -62,12 +62,14 @@ class Scheme:
     find: Callable[[Checkpoint, Config], Found]
 
 
-def block_size(checkpoint: Checkpoint, stated: Any) -> tuple[int, int]:
-    if stated is None:
+def block_size(checkpoint: Checkpoint, declared: Any) -> tuple[int, int]:
+    if declared is None:
         return 0, 0
-    if not (isinstance(stated, list) and len(stated) == 2 and all(type(n) is int and n > 0 for n in stated)):
-        raise InconsistentError("block size of scales", path=checkpoint.path, found=stated, expected="[rows, columns]")
-    return stated[0], stated[1]
+    if not (isinstance(declared, list) and len(declared) == 2 and all(type(n) is int and n > 0 for n in declared)):
+        raise InconsistentError(
+            "block size of scales", path=checkpoint.path, found=declared, expected="[rows, columns]"
+        )
+    return declared[0], declared[1]
 
 
 def take(
@@ -122,9 +124,9 @@ def grid(
     if across == 1 and high == rows and not bits:
         return Grid(ref, 1)
     down = -(-rows // (tall or 1))
-    wanted = -(-columns // wide) if wide and across != 1 else across
+    expected = -(-columns // wide) if wide and across != 1 else across
     known = 0 < len(ref.shape) <= 2 and high == (-(-down // (WORD_BITS // bits)) if bits else down)
-    if not known or across != wanted or not across or (not wide and columns % across):
+    if not known or across != expected or not across or (not wide and columns % across):
         raise ShapeError(
             f"{ref.name!r} against {weight.name!r} of {rows} × {columns}",
             path=checkpoint.path,
@@ -152,11 +154,11 @@ def of_shape(checkpoint: Checkpoint, ref: TensorRef, beside: str, *shapes: tuple
     return ref
 
 
-def group_size(checkpoint: Checkpoint, stated: Any, columns: int) -> int:
+def group_size(checkpoint: Checkpoint, declared: Any, columns: int) -> int:
     """Columns that share a scale: as stated, all of them for −1. Raises OutOfRangeError."""
-    if type(stated) is not int or stated == 0 or stated < -1:
-        raise OutOfRangeError("group_size", path=checkpoint.path, found=stated, expected="-1 or more than 0")
-    return columns if stated == -1 else stated
+    if type(declared) is not int or declared == 0 or declared < -1:
+        raise OutOfRangeError("group_size", path=checkpoint.path, found=declared, expected="-1 or more than 0")
+    return columns if declared == -1 else declared
 
 
 def piece(checkpoint: Checkpoint, name: str, beside: str) -> TensorRef:

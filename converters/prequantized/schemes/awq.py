@@ -90,9 +90,9 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
     """(q − z) × scale."""
     form = str(config.get("version", config.get("format", "gemm"))).lower()
     bits = config.get("bits", config.get("w_bit", BITS))
-    for what, stated, known in (("AWQ weights in a kernel's own order", form, "gemm"), ("bits of AWQ", bits, BITS)):
-        if stated != known:
-            raise UnsupportedError(what, path=checkpoint.path, found=stated, expected=known, hint=DEQUANTIZE)
+    for what, declared, known in (("AWQ weights in a kernel's own order", form, "gemm"), ("bits of AWQ", bits, BITS)):
+        if declared != known:
+            raise UnsupportedError(what, path=checkpoint.path, found=declared, expected=known, hint=DEQUANTIZE)
     found = Found("AWQ of 4 bits")
     for name, words in checkpoint.tensors.items():
         if name.endswith(".qweight"):

@@ -135,12 +135,12 @@ def _eight_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
     of_shape(checkpoint, scale, ref.name, (rows,), (rows, 1))
     form = checkpoint.tensors.get(f"{base}weight_format")
     if form is not None:
-        stated = raw_rows(checkpoint, of_type(checkpoint, form, "U8"), 0, 1).reshape(-1).tolist()
-        if stated != [0]:
+        declared = raw_rows(checkpoint, of_type(checkpoint, form, "U8"), 0, 1).reshape(-1).tolist()
+        if declared != [0]:
             raise UnsupportedError(
                 f"{form.name!r}: integers in a kernel's own order",
                 path=checkpoint.path,
-                found=stated,
+                found=declared,
                 expected="0 (row)",
                 hint=DEQUANTIZE,
             )
@@ -152,8 +152,8 @@ def _eight_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
 
 def _four_bits(checkpoint: Checkpoint, found: Found, base: str, state: TensorRef, kind: str) -> None:
     codes = of_type(checkpoint, piece(checkpoint, base, state.name), "U8")
-    said = _state(checkpoint, state)
-    shape, block = said.get("shape"), _number(checkpoint, state, said, "blocksize")
+    fields = _state(checkpoint, state)
+    shape, block = fields.get("shape"), _number(checkpoint, state, fields, "blocksize")
     if not (isinstance(shape, list) and len(shape) == 2 and all(_is_size(size) for size in shape)):
         raise InconsistentError(f"shape of {state.name!r}", path=checkpoint.path, found=shape, expected="a matrix")
     count = shape[0] * shape[1]
@@ -165,7 +165,7 @@ def _four_bits(checkpoint: Checkpoint, found: Found, base: str, state: TensorRef
     levels = _floats(checkpoint, f"{base}.quant_map", base, 16)
     nested = None
     if f"{base}.nested_absmax" in checkpoint.tensors:
-        nested = _nested(checkpoint, said, base, state, blocks)
+        nested = _nested(checkpoint, fields, base, state, blocks)
         found.used |= {nested.levels.name, nested.scales.name}
     of_type(checkpoint, scales, *(("U8",) if nested else ("F32",)))
     values = FourBits(
@@ -207,12 +207,14 @@ def _state(checkpoint: Checkpoint, ref: TensorRef) -> JSONObject:
     if len(ref.shape) != 1 or ref.elements > MAX_STATE:
         raise ShapeError(f"{ref.name!r}", path=checkpoint.path, found=list(ref.shape), expected="some JSON")
     try:
-        said = json.loads(raw_rows(checkpoint, ref, 0, 1).tobytes())
+        fields = json.loads(raw_rows(checkpoint, ref, 0, 1).tobytes())
     except (ValueError, RecursionError) as error:
         raise InconsistentError(f"{ref.name!r} is not JSON: {error}", path=checkpoint.path) from None
-    if not isinstance(said, dict):
-        raise InconsistentError(f"{ref.name!r}", path=checkpoint.path, found=type(said).__name__, expected="an object")
-    return said
+    if not isinstance(fields, dict):
+        raise InconsistentError(
+            f"{ref.name!r}", path=checkpoint.path, found=type(fields).__name__, expected="an object"
+        )
+    return fields
 
 
 SCHEME = Scheme(("bitsandbytes",), find)

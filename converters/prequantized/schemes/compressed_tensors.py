@@ -215,10 +215,10 @@ def _declared_columns(checkpoint: Checkpoint, ref: TensorRef, rows: int) -> int:
 
     if ref.elements != 2 or ref.type.name not in ("I64", "I32"):
         raise ShapeError(f"{ref.name!r}", path=checkpoint.path, found=list(ref.shape), expected="two integers")
-    stated = indices(checkpoint, ref).tolist()
-    if stated[0] != rows or stated[1] <= 0:
-        raise InconsistentError(f"{ref.name!r}", path=checkpoint.path, found=stated, expected=f"[{rows}, …]")
-    return int(stated[1])
+    declared = indices(checkpoint, ref).tolist()
+    if declared[0] != rows or declared[1] <= 0:
+        raise InconsistentError(f"{ref.name!r}", path=checkpoint.path, found=declared, expected=f"[{rows}, …]")
+    return int(declared[1])
 
 
 SCHEME = Scheme(("compressed-tensors",), find)

@@ -157,10 +157,10 @@ def _gptq_matrix(
             raise UnsupportedError(f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected="I32")
     bits, rows = config.get("bits"), words.shape[1]
     if order is not None and order.elements:  # with per-module settings the shapes say it, not the configuration
-        stated = config.get("bits")
+        declared = config.get("bits")
         bits, rest = divmod(words.shape[0] * WORD_BITS, order.elements)
-        if rest or (bits != stated and not config.get("dynamic")):
-            raise InconsistentError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected=stated)
+        if rest or (bits != declared and not config.get("dynamic")):
+            raise InconsistentError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected=declared)
     if type(bits) is not int or bits not in (2, 3, 4, 8):
         raise UnsupportedError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected="2, 3, 4 or 8")
     columns, rest = divmod(words.shape[0] * WORD_BITS, bits)
@@ -170,10 +170,10 @@ def _gptq_matrix(
     groups, needed = scales.shape[0], -(-columns // group)
     if order is None and groups != needed:
         raise ShapeError(f"groups of {scales.name!r}", path=checkpoint.path, found=groups, expected=needed)
-    for ref, wanted in ((scales, (groups, rows)), (zeros, (groups, -(-rows * bits // WORD_BITS)))):
-        if ref.shape != wanted:
+    for ref, expected in ((scales, (groups, rows)), (zeros, (groups, -(-rows * bits // WORD_BITS)))):
+        if ref.shape != expected:
             beside = f"{ref.name!r} beside {words.name!r}"
-            raise ShapeError(beside, path=checkpoint.path, found=list(ref.shape), expected=list(wanted))
+            raise ShapeError(beside, path=checkpoint.path, found=list(ref.shape), expected=list(expected))
     return Gptq(checkpoint, words, zeros, scales, order, bits, group, first_version)
 
 

@@ -97,7 +97,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
 
 
 def _matrix(
-    checkpoint: Checkpoint, found: Found, base: str, words: TensorRef, mode: object, stated: object, bits: object
+    checkpoint: Checkpoint, found: Found, base: str, words: TensorRef, mode: object, declared: object, bits: object
 ) -> Matrix:
     known = bits in AFFINE_BITS if mode == "affine" else mode in FLOATS and bits == FLOATS[str(mode)][0]
     if not known or not isinstance(bits, int):
@@ -110,7 +110,7 @@ def _matrix(
         )
     rows, across = matrix(checkpoint, of_type(checkpoint, words, "U32"))
     columns, rest = divmod(across * WORD_BITS, bits)
-    group = stated if mode == "affine" else stated or FLOATS[str(mode)][1]
+    group = declared if mode == "affine" else declared or FLOATS[str(mode)][1]
     fixed = mode == "affine" or group == FLOATS[str(mode)][1]
     if type(group) is not int or group <= 0 or rest or columns % group or not fixed:
         raise InconsistentError(

@@ -35,9 +35,9 @@ class Case:
     threads: int
 
     @property
-    def asked(self) -> bool:
+    def has_overrides(self) -> bool:
         """Whether the user set values that no file of the source states, so that a witness would not know them."""
-        return any(param.known is Known.ASKED for param in self.source.hparams.values())
+        return any(param.known is Known.OVERRIDDEN for param in self.source.hparams.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,14 +86,14 @@ class Child:
         self._folder = folder
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         environment |= {**_OFFLINE, "HOME": folder, "HF_HOME": folder}
-        with open(os.path.join(folder, "said.txt"), "wb") as said:
+        with open(os.path.join(folder, "said.txt"), "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, os.path.join(PROGRAMS, f"{program}.py")],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
+                stdout=log,
+                stderr=log,
                 **here.group_options(),
             )
 
@@ -128,20 +128,20 @@ def _last_words(folder: str) -> str:
     """Return the last line it printed that mentions an error, or its last line, for a person to search for."""
     with open(os.path.join(folder, "said.txt"), encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in file.read()[-4000:].splitlines()]
-    said = [line for line in lines if line]
-    errors = [line for line in said if re.search("assert|error", line, re.IGNORECASE)]
-    return f": {(errors or said)[-1][:200]}" if said else ""
+    nonempty = [line for line in lines if line]
+    errors = [line for line in nonempty if re.search("assert|error", line, re.IGNORECASE)]
+    return f": {(errors or nonempty)[-1][:200]}" if nonempty else ""
 
 
 def read_answer(folder: str, prompts: int) -> Answer:
     """Return what a program wrote that has ended."""
     try:
         with open(os.path.join(folder, "answer.json"), encoding="utf-8") as file:
-            said = json.load(file)
-        if "why" in said:
-            return Answer(why=str(said["why"])[:300], refused=said.get("refused") is True)
+            answer = json.load(file)
+        if "why" in answer:
+            return Answer(why=str(answer["why"])[:300], refused=answer.get("refused") is True)
         rows = [np.load(os.path.join(folder, f"rows-{number}.npy"), allow_pickle=False) for number in range(prompts)]
-        return Answer(str(said["version"]), tuple(rows), said["facts"])
+        return Answer(str(answer["version"]), tuple(rows), answer["facts"])
     except (OSError, ValueError, KeyError) as error:
         return Answer(why=f"its answer cannot be read: {error}")
 

@@ -35,9 +35,9 @@ WEATHER = {
     },
 }
 CALL = {"id": "call00001", "type": "function", "function": {"name": "get_weather", "arguments": {"place": "Oslo"}}}
-ASKED = {"role": "user", "content": "What is the weather in Oslo?"}
+QUESTION = {"role": "user", "content": "What is the weather in Oslo?"}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-TOLD = {"role": "tool", "name": "get_weather", "tool_call_id": "call00001", "content": '{"degrees": 3}'}
+TOOL_REPLY = {"role": "tool", "name": "get_weather", "tool_call_id": "call00001", "content": '{"degrees": 3}'}
 SYSTEM = {"role": "system", "content": "You are brief."}
 HELLO, HI = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi, how can I help?"}
 
@@ -50,14 +50,14 @@ CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
     "blanks and line ends": {"messages": [{"role": "user", "content": "  a\n\n\tb  \n"}]},
     "Unicode": {"messages": [{"role": "user", "content": "Žluťoučký kůň 今天 👩‍👩‍👧 \u00a0é"}]},
     "braces and quotes": {"messages": [{"role": "user", "content": "{{ x }} {% y %} \"'<>&\\n</s>"}]},
-    "tools": {"messages": [ASKED], "tools": [WEATHER]},
-    "a tool's result": {"messages": [ASKED, CALLED, TOLD], "tools": [WEATHER]},
+    "tools": {"messages": [QUESTION], "tools": [WEATHER]},
+    "a tool's result": {"messages": [QUESTION, CALLED, TOOL_REPLY], "tools": [WEATHER]},
     "thinking": {
         "messages": [HELLO, {**HI, "reasoning_content": "They greet."}, {"role": "user", "content": "And now?"}]
     },
     "no thinking": {"messages": [HELLO], "more": {"enable_thinking": False}},
 }
-STATED: Mapping[str, str | bool] = {"enable_thinking": True, "date_string": "today"}
+VARIABLES: Mapping[str, str | bool] = {"enable_thinking": True, "date_string": "today"}
 """What llama.cpp states to a template, and transformers leaves out (common/chat.cpp)."""
 SECONDS = 5  # of CPU for each engine; real templates take tenths
 LONGEST = 60.0  # seconds to wait for it once all else is done
@@ -129,23 +129,23 @@ class Rendering:
         """
         self.of, self._bos = (template, bos, eos), bos
         self._folder = tempfile.TemporaryDirectory(prefix="ggferry-chat-")
-        self._asked = find_spec("xllamacpp") is not None
+        self._has_xllamacpp = find_spec("xllamacpp") is not None
         job = {
             "template": template,
             "bos": bos,
             "eos": eos,
             "given": CONVERSATIONS,
-            "stated": STATED,
+            "stated": VARIABLES,
             "prompts": [],
             "seconds": SECONDS,
             "memory": ROOM,
-            "model": "small.gguf" if self._asked else "",
+            "model": "small.gguf" if self._has_xllamacpp else "",
         }
         self._child: Child | None = None
         self._why = ""
         try:
             write_job(job, self._folder.name)
-            if self._asked:
+            if self._has_xllamacpp:
                 write_small_model(os.path.join(self._folder.name, "small.gguf"))
             self._child = Child("chat_templates", self._folder.name)
         except OSError as error:
@@ -162,7 +162,7 @@ class Rendering:
                     first = json.load(file)
             except (OSError, ValueError):
                 return Rendered(f"Jinja {NOTHING}: {second.why}", "", {}, (), ())
-            return compared(first, second, self._bos, self._asked)
+            return compared(first, second, self._bos, self._has_xllamacpp)
         finally:
             self.close()
 
@@ -206,26 +206,26 @@ def declared_template(keys: Mapping[str, Value]) -> Given | None:
     return template.data, bos, eos
 
 
-def compared(first: Mapping[str, Any], second: Answer, bos: str, asked: bool) -> Rendered:
+def compared(first: Mapping[str, Any], second: Answer, bos: str, has_reference: bool) -> Rendered:
     """Return what both made of it.
 
     Args:
         first: Jinja's version, and its texts.
         second: llama.cpp's answer.
         bos: The text that begins a document.
-        asked: Whether llama.cpp was asked.
+        has_reference: Whether llama.cpp was asked.
     """
     texts, apart, alike, refused = first["facts"]["rendered"], {}, [], []
-    heard = asked and second.why is None
+    has_answer = has_reference and second.why is None
     for name in CONVERSATIONS:
-        here, there = texts[name], second.facts["rendered"][name] if heard else texts[name]
+        here, there = texts[name], second.facts["rendered"][name] if has_answer else texts[name]
         if "error" in here and "error" in there:
             refused.append(name)
         elif difference := _difference(here, there, bos):
             apart[name] = _declared(first["facts"]["stated"], name, there, bos) or difference
         else:
             alike.append(name)
-    runtime = "" if not asked else second.version if heard else f"llama.cpp {NOTHING}: {second.why}"
+    runtime = "" if not has_reference else second.version if has_answer else f"llama.cpp {NOTHING}: {second.why}"
     words = texts[refused[0]]["error"] if refused else ""
     return Rendered(first["version"], runtime, apart, tuple(alike), tuple(refused), words)
 

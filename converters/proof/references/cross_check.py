@@ -9,7 +9,7 @@ from ggferry.support.records import dataclass
 
 CONVERSATIONS = "conversations"
 """What a chat template is rendered over, which says nothing of the weights."""
-SAID = ("texts", CONVERSATIONS)
+NO_FAILURE = ("texts", CONVERSATIONS)
 """Things that a witness may make otherwise than the model's own programs, and that is no failure of the output."""
 
 
@@ -56,7 +56,7 @@ class CrossCheck:
         """What a user should know of a witness that was not compared."""
         if self.refused:
             return f"WARNING: {self.witness} does not run this file, though it should: {self.why}"
-        if self.why is None and self.what in SAID and self.missed:
+        if self.why is None and self.what in NO_FAILURE and self.missed:
             return f"{self.witness} {self.version}".strip() + f": {'; '.join(self.missed)}"
         return None if self.why is None else f"{self.witness} was not compared: {self.why}"
 
@@ -66,8 +66,8 @@ def cross_check_line(testimonies: Iterable[CrossCheck]) -> str:
 
     Without any witness it is 'verified (no independent reference)'.
     """
-    heard = [said for said in testimonies if said.why is None and said.what != CONVERSATIONS]
-    lines = [check.line for check in heard]
+    compared = [each for each in testimonies if each.why is None and each.what != CONVERSATIONS]
+    lines = [check.line for check in compared]
     return "; ".join(("self-consistent", *lines)) if lines else "verified (no independent reference)"
 
 

@@ -57,7 +57,7 @@ def unsupported(case: Case) -> Refusal | None:
     odd = sorted({ref.type.name for ref in checkpoint.tensors.values()} - _TYPES)
     if odd:
         return Refusal(f"it takes blocks of {odd[0]} for others, or does not know them")
-    if case.asked:
+    if case.has_overrides:
         return Refusal("--hparam sets what it takes from the file, or assumes")
     return not_enough_memory(GIB // 2 + 2 * checkpoint.nbytes, available_memory())
 

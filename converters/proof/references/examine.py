@@ -23,17 +23,17 @@ AUTO, NOBODY = "auto", "none"
 CHOICES = (AUTO, NOBODY, *(witness.name for witness in REFERENCES))
 
 
-def chosen(wanted: Sequence[str], level: str = "full") -> tuple[str, ...]:
+def chosen(requested: Sequence[str], level: str = "full") -> tuple[str, ...]:
     """Return the witnesses that the values of `--witness` name: 'auto', 'none', or names separated by commas.
 
     The result is empty for none. Raises UsageError, also for a `level` of proof at which no witness is asked.
     """
-    names = [name.strip() for item in wanted for name in item.split(",")]
+    names = [name.strip() for item in requested for name in item.split(",")]
     for name in names:
         if name not in CHOICES:
             raise UsageError("--witness", found=name, expected=", ".join(CHOICES))
     if NOBODY in names and len(set(names)) > 1:
-        raise UsageError("--witness", found=", ".join(wanted), expected="none, or the names of some")
+        raise UsageError("--witness", found=", ".join(requested), expected="none, or the names of some")
     named = tuple(dict.fromkeys(name for name in names if name != NOBODY))
     if named and level != "full":
         raise UsageError("--witness is for a full proof", found=level, expected="full")
@@ -41,7 +41,7 @@ def chosen(wanted: Sequence[str], level: str = "full") -> tuple[str, ...]:
 
 
 def examine(
-    source: ModelGraph, output: ModelGraph, wanted: Sequence[str], jobs: int | None = None, stage: Stage = silent
+    source: ModelGraph, output: ModelGraph, names: Sequence[str], jobs: int | None = None, stage: Stage = silent
 ) -> tuple[CrossCheck, ...]:
     """Return the comparisons with the wanted reference implementations.
 
@@ -52,10 +52,10 @@ def examine(
     """
     found = []
     for reference in REFERENCES:
-        if reference.name in wanted or AUTO in wanted:
+        if reference.name in names or AUTO in names:
             with stage(Phase.WITNESSES, 1), tempfile.TemporaryDirectory(prefix="ggferry-witness-") as folder:
                 case = Case(source, output, folder, workers(jobs))
-                check = _compared(reference, case, reference.name not in wanted)
+                check = _compared(reference, case, reference.name not in names)
             found += [check] if check else []
     return tuple(found)
 

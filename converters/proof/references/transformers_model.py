@@ -76,7 +76,7 @@ def unsupported(case: Case) -> Refusal | None:
         return Refusal("adapters are merged into the source's weights, which are in no file so")
     if "quantization_config" in checkpoint.metadata or any(isinstance(file, Dequantized) for file in checkpoint.files):
         return Refusal("the source's weights are quantized by a scheme that needs programs of its own")
-    if case.asked:
+    if case.has_overrides:
         return Refusal("--hparam sets what it reads from config.json")
     return not_enough_memory(memory(case.source)[0], available_memory())
 
@@ -95,19 +95,19 @@ def run(case: Case) -> tuple[CrossCheck, Difference | None]:
     _check_context(graph, answer)
     if window and answer.facts.get("window") is not None:
         graph = _narrowed(graph, window, answer)
-    said = [number for number, rows in enumerate(answer.rows) if len(rows)]
-    heard = [texts[number] for number in said]
-    missed = tuple(f"prompt {text.name!r}: its class takes no positions" for text in texts if text not in heard)
-    choices = [Choices() for _ in heard]
+    answered = [number for number, rows in enumerate(answer.rows) if len(rows)]
+    compared = [texts[number] for number in answered]
+    missed = tuple(f"prompt {text.name!r}: its class takes no positions" for text in texts if text not in compared)
+    choices = [Choices() for _ in compared]
     weights = Weights(graph, case.threads)
-    rows = run_prompts([Passes(weights, choices=choices)], heard)[0]
-    spoken_rows = [*answer.rows]
+    rows = run_prompts([Passes(weights, choices=choices)], compared)[0]
+    reference_rows = [*answer.rows]
     if _kind(graph) in ("scores", "answers"):
-        spoken_rows = [_answers(graph, each) for each in answer.rows]
+        reference_rows = [_answers(graph, each) for each in answer.rows]
         rows = [embedding(graph, states, weights)[None] for states in rows]
-        heard = [replace(text, places=Places(rows=(0,))) for text in heard]
-    rows, spoken = _unmasked(rows, [spoken_rows[number] for number in said])
-    kept, ours, theirs, close = decided(heard, rows, spoken, choices)
+        compared = [replace(text, places=Places(rows=(0,))) for text in compared]
+    rows, reached = _unmasked(rows, [reference_rows[number] for number in answered])
+    kept, ours, theirs, close = decided(compared, rows, reached, choices)
     check = replace(check, missed=(*missed, *close))
     if not kept:
         return replace(check, why=close[0]), None
@@ -124,11 +124,11 @@ def _answers(graph: ModelGraph, rows: Any) -> Any:
 def _unmasked(ours: list[Any], theirs: list[Any]) -> tuple[list[Any], list[Any]]:
     """Return both without the tokens that a class never says, whose logits are the least float32 (Chameleon)."""
     least = np.finfo(np.float32).min
-    spoken = [~(np.asarray(rows) == least).all(0) for rows in theirs]
-    if all(each.all() for each in spoken):
+    reachable = [~(np.asarray(rows) == least).all(0) for rows in theirs]
+    if all(each.all() for each in reachable):
         return ours, theirs
-    said = [[np.asarray(rows)[:, each] for rows, each in zip(side, spoken, strict=True)] for side in (ours, theirs)]
-    return said[0], said[1]
+    sides = [[np.asarray(rows)[:, each] for rows, each in zip(side, reachable, strict=True)] for side in (ours, theirs)]
+    return sides[0], sides[1]
 
 
 def _check_context(graph: ModelGraph, answer: Answer) -> None:
@@ -206,8 +206,8 @@ def _may_have_window(graph: ModelGraph) -> bool:
     """Return whether config.json states a window that we do not use: transformers must then show that it uses none."""
     config, context = graph.checkpoint.metadata, graph.sizes.get("n_ctx") or 0
     nested = config.get(graph.dialect.config_section or "")
-    stated = (nested if isinstance(nested, dict) else config).get("sliding_window")
-    return isinstance(stated, int) and 0 < stated < context and _kind(graph) == "logits"
+    declared = (nested if isinstance(nested, dict) else config).get("sliding_window")
+    return isinstance(declared, int) and 0 < declared < context and _kind(graph) == "logits"
 
 
 def _narrowed(graph: ModelGraph, window: int, answer: Answer) -> ModelGraph:

@@ -142,8 +142,8 @@ def _known_activation(file: File) -> str:
 
 def _without_original(file: File) -> str:
     """A scale that grows with the position, by the context before it was stretched."""
-    told = file.number("attention.temperature_scale") and not file.number("rope.scaling.original_context_length")
-    return "scores grow with the position by an original context that no key states" if told else ""
+    scaled = file.number("attention.temperature_scale") and not file.number("rope.scaling.original_context_length")
+    return "scores grow with the position by an original context that no key states" if scaled else ""
 
 
 def _unbiased(file: File) -> str:
@@ -163,9 +163,9 @@ def _sections(file: File) -> str:
 
 def _head_width(file: File) -> int:
     """Return how wide a head is; 0 where the keys leave it to each block."""
-    stated, heads = file.value("attention.key_length"), file.value("attention.head_count")
-    if isinstance(stated, int):
-        return stated
+    declared, heads = file.value("attention.key_length"), file.value("attention.head_count")
+    if isinstance(declared, int):
+        return declared
     return int(file.number("embedding_length")) // heads if isinstance(heads, int) and heads else 0
 
 

@@ -34,9 +34,9 @@ def _stretched(file: File) -> str:
         file.number("rope.scaling.factor") or file.number("rope.scale_linear"),
     )
     factor = 1.0 if kind == "none" or factor <= 0 else factor
-    stated, multiplier = file.number("rope.scaling.attn_factor", 1.0), file.number(MULTIPLIER)
-    ours = _model_factors(file.architecture, kind, factor, stated, multiplier)
-    theirs = _graph_factors(file.architecture, kind, factor, stated, multiplier)
+    declared, multiplier = file.number("rope.scaling.attn_factor", 1.0), file.number(MULTIPLIER)
+    ours = _model_factors(file.architecture, kind, factor, declared, multiplier)
+    theirs = _graph_factors(file.architecture, kind, factor, declared, multiplier)
     wrong = [
         f"{what} by {_short(b)} instead of {_short(a)}"
         for what, a, b in zip(("rotated columns", "scores"), ours, theirs, strict=True)
@@ -47,24 +47,24 @@ def _stretched(file: File) -> str:
 
 
 def _model_factors(
-    architecture: str, kind: str, factor: float, stated: float, multiplier: float
+    architecture: str, kind: str, factor: float, declared: float, multiplier: float
 ) -> tuple[float, float]:
     """Return the factors of rotated columns, in queries and keys each, and of scores, that the file's keys mean."""
     implied = _mscale(factor, 1.0) if kind == "yarn" and not multiplier else 1.0
     scored = multiplier and architecture in SCALED_SCORES
-    return stated * implied, _mscale(factor, 10 * multiplier) ** 2 if scored else 1.0
+    return declared * implied, _mscale(factor, 10 * multiplier) ** 2 if scored else 1.0
 
 
 def _graph_factors(
-    architecture: str, kind: str, factor: float, stated: float, multiplier: float
+    architecture: str, kind: str, factor: float, declared: float, multiplier: float
 ) -> tuple[float, float]:
     """Return the same as llama.cpp computes them: llama-context.cpp, `ggml_rope_ext`, the graphs of `SCALED_SCORES`."""
     read = 10 * multiplier if architecture in READ_SCALED else multiplier if architecture in READ_PLAIN else 0.0
     log = math.log(factor)
-    whole = stated
+    whole = declared
     if kind == "yarn":
         own = read if architecture == "deepseek2" else 1.0
-        whole = stated * (_mscale(factor, own) / _mscale(factor, read) if read else _mscale(factor, 1.0))
+        whole = declared * (_mscale(factor, own) / _mscale(factor, read) if read else _mscale(factor, 1.0))
     if architecture not in SCALED_SCORES:
         return whole, 1.0
     again = whole if kind == "yarn" else whole * (1 + 0.1 * log)  # it cancels what only yarn has divided by

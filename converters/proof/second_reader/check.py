@@ -70,7 +70,7 @@ class SecondReading:
     none: str = ""
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether a second reading was wanted."""
         return self != SecondReading()
 
@@ -103,7 +103,7 @@ class Reading:
         self.pieces: list[list[tuple[Piece, list[Sample]]]] = [[] for _ in checkpoint.files]
         self.matrices: list[tuple[TensorRef, tuple[int, int], tuple[int, int]]] = []
         self.why = ""
-        self.asked = None if idle else self._ask()
+        self.pending = None if idle else self._ask()
 
     def _ask(self) -> Pending | None:
         files = [file for file in self.checkpoint.files if isinstance(file, LocalFile)]
@@ -161,13 +161,13 @@ class Reading:
             return SecondReading()
         check_order(self.graph)
         settings = check_settings(self.graph)
-        if self.asked is None:
+        if self.pending is None:
             return SecondReading(settings=settings, none=self.why)
-        said, self.asked = self.asked.answer(), None
-        if isinstance(said, str):
-            return SecondReading(settings=settings, unread=(printable(said),))
+        answers, self.pending = self.pending.answer(), None
+        if isinstance(answers, str):
+            return SecondReading(settings=settings, unread=(printable(answers),))
         libraries, unread, count = [], [], 0
-        for number, (answer, own) in enumerate(zip(said["files"], self.pieces, strict=True)):
+        for number, (answer, own) in enumerate(zip(answers["files"], self.pieces, strict=True)):
             if "error" in answer:
                 name = os.path.basename(self.checkpoint.files[number].path)
                 unread.append(f"{printable(name)}: {printable(answer['error'])}")
@@ -177,8 +177,8 @@ class Reading:
             count += len(own) - len(odd)
             unread += odd[:SHOWN] + ([f"and {len(odd) - SHOWN} more tensors"] if odd[SHOWN:] else [])
             self._all_seen(number, answer)
-        matrices = self._matrices(said.get("matrices", ()), unread) if not unread else 0
-        names = self._named_alike(said["names"]) if "names" in said else 0
+        matrices = self._matrices(answers.get("matrices", ()), unread) if not unread else 0
+        names = self._named_alike(answers["names"]) if "names" in answers else 0
         return SecondReading(tuple(dict.fromkeys(libraries)), count, matrices, names, settings, tuple(unread))
 
     def _named_alike(self, answer: Mapping[str, Any]) -> int:
@@ -257,5 +257,5 @@ class Reading:
 
     def close(self) -> None:
         """Give up waiting."""
-        if self.asked is not None:
-            self.asked.close()
+        if self.pending is not None:
+            self.pending.close()

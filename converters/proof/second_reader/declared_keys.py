@@ -61,7 +61,7 @@ def check_declared(
     options: VocabOptions,
     overrides: Mapping[str, Any] | None = None,
     apart: Collection[str] = (),
-    asked: str = "",
+    template: str = "",
 ) -> dict[str, int]:
     """Count the keys that the source's files state, having checked that the output has them so, and no others.
 
@@ -71,7 +71,7 @@ def check_declared(
         options: What the user said about the vocabulary.
         overrides: Keys that the user gave (`--metadata`).
         apart: Keys that may differ.
-        asked: The text that a reranker is asked with, which no file states.
+        template: The text that a reranker is asked with, which no file states.
 
     Raises VerificationError naming the first key that is not what the source's files state.
     """
@@ -79,7 +79,7 @@ def check_declared(
     counts = {"sampling": held.sampling(source)}
     files = None if options.none else vocabulary_files(source, options)
     if files is not None and "tokenizer.ggml.tokens" in again.metadata:
-        counts |= {"templates": held.templates(files, asked), "special": held.special(files) + held.flags(files)}
+        counts |= {"templates": held.templates(files, template), "special": held.special(files) + held.flags(files)}
     return counts
 
 
@@ -94,23 +94,23 @@ class _Held:
         if source.container == "gguf":
             expected = {key: value.data for key, value in source.metadata.items() if key.startswith(SAMPLED)}
         else:
-            stated = _object(source.sidecars.get("generation_config"))
+            declared = _object(source.sidecars.get("generation_config"))
             named = {
-                f"{SAMPLED}{name}": next((stated[field] for field in fields if stated.get(field) is not None), None)
+                f"{SAMPLED}{name}": next((declared[field] for field in fields if declared.get(field) is not None), None)
                 for name, fields in SAMPLING.items()
             }
             expected = {key: value for key, value in named.items() if _sayable(key.removeprefix(SAMPLED), value)}
         found = {key: value.data for key, value in self.keys.items() if key.startswith(SAMPLED)}
         return self._compare(found, expected)
 
-    def templates(self, files: Mapping[str, str], asked: str) -> int:
+    def templates(self, files: Mapping[str, str], template: str) -> int:
         """Check every chat template, and which of them became the default."""
         expected = {}
         for name, text in declared_templates(files).items():
             safe = "".join(sign if sign.isascii() and (sign.isalnum() or sign in "_-") else "_" for sign in name)
             expected[TEMPLATE if name == "default" else f"{TEMPLATE}.{safe}"] = text
-        if asked and not {"{query}", "{document}"} <= set(_PLACES.findall(expected.get(RERANK, ""))):
-            expected[RERANK] = asked
+        if template and not {"{query}", "{document}"} <= set(_PLACES.findall(expected.get(RERANK, ""))):
+            expected[RERANK] = template
         found = {key: value.data for key, value in self.keys.items() if key.split(".", 2)[:2] == TEMPLATE.split(".")}
         return self._compare(found, expected) if len(expected) < MOST else 0
 
@@ -127,7 +127,9 @@ class _Held:
                     self._fail(f"tokenizer.ggml.{key}", None if token is None else tokens[token], text)
                 count += 1
             elif role in ("bos", "eos", "pad") and set(files).isdisjoint(OTHERS) and "tokenizer.json" in files:
-                numbers = [number for stated in (config, generation) for number in _ids(stated, f"{role}_token_id")[:1]]
+                numbers = [
+                    number for declared in (config, generation) for number in _ids(declared, f"{role}_token_id")[:1]
+                ]
                 number = next((number for number in numbers if 0 <= number < len(tokens)), None)
                 if number is not None and self._type(number) != NORMAL and not self._framing(role, token):
                     self._same(f"tokenizer.ggml.{key}", token, number)
@@ -156,10 +158,10 @@ class _Held:
         """Check add_bos and add_eos by tokenizer_config.json where no tokenizer.json frames a text."""
         config, count = _object(files.get("tokenizer_config.json")), 0
         for role in ("bos", "eos"):
-            said, key = config.get(f"add_{role}_token"), f"tokenizer.ggml.add_{role}_token"
+            declared, key = config.get(f"add_{role}_token"), f"tokenizer.ggml.add_{role}_token"
             known = self._data(f"tokenizer.ggml.{role}_token_id") is not None
-            if isinstance(said, bool) and known and "tokenizer.json" not in files and key not in self.free:
-                self._same(key, self._data(key), said)
+            if isinstance(declared, bool) and known and "tokenizer.json" not in files and key not in self.free:
+                self._same(key, self._data(key), declared)
                 count += 1
         return count
 
@@ -208,11 +210,11 @@ def declared_templates(files: Mapping[str, str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name in ("tokenizer_config.json", "chat_template.json"):
-        stated = _object(files.get(name)).get("chat_template")
-        if isinstance(stated, str):
-            found["default"] = stated
-        elif isinstance(stated, list):
-            found |= {entry["name"]: entry["template"] for entry in stated if isinstance(entry.get("template"), str)}
+        declared = _object(files.get(name)).get("chat_template")
+        if isinstance(declared, str):
+            found["default"] = declared
+        elif isinstance(declared, list):
+            found |= {entry["name"]: entry["template"] for entry in declared if isinstance(entry.get("template"), str)}
     for name, path in files.items():
         if name.startswith(FOLDER):
             root = os.path.dirname(os.path.dirname(path))
@@ -237,14 +239,14 @@ def _sayable(name: str, value: Any) -> bool:
 
 def _texts(naming: Iterable[Mapping[str, Any]], key: str) -> Iterator[str]:
     """Yield the texts by which tokenizer_config.json, then special_tokens_map.json, name a token."""
-    for stated in naming:
-        entry = stated.get(key)
+    for declared in naming:
+        entry = declared.get(key)
         text = entry.get("content") if isinstance(entry, dict) else entry
         if isinstance(text, str):
             yield text
 
 
-def _ids(stated: Mapping[str, Any], key: str) -> list[int]:
+def _ids(declared: Mapping[str, Any], key: str) -> list[int]:
     """Return the ids under a key, which is one or a list."""
-    found = stated.get(key)
+    found = declared.get(key)
     return [one for one in (found if isinstance(found, list) else [found]) if type(one) is int]

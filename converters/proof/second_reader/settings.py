@@ -89,20 +89,20 @@ def check_settings(source: ModelGraph) -> int:
     if kind_of(checkpoint.container) is not Kind.TRAINING or source.architecture.projector:
         return 0
     within = next((key for key in PARTS if isinstance(checkpoint.metadata.get(key), dict)), "")
-    stated = checkpoint.metadata[within] if within else checkpoint.metadata
+    declared = checkpoint.metadata[within] if within else checkpoint.metadata
     known = class_defaults(checkpoint.metadata, within)
     silent: Mapping[str, Any] = known.values if known else {}
-    kinds = (stated.get("model_type"), checkpoint.metadata.get("model_type"))
+    kinds = (declared.get("model_type"), checkpoint.metadata.get("model_type"))
     names = {source.architecture.name, *(kind for kind in kinds if isinstance(kind, str))}
     agreed = 0
     for each in source.architecture.hparams:
         param = source.hparams.get(each.name)
-        if each.key is None or param is None or param.known is Known.ASKED:
+        if each.key is None or param is None or param.known is Known.OVERRIDDEN:
             continue
         value = _single(param.value)
         if value is None or names & OTHERWISE.get(each.key, frozenset()):
             continue
-        read = {k: v for k, v in stated.items() if source.architecture.name not in UNREAD.get(k, frozenset())}
+        read = {k: v for k, v in declared.items() if source.architecture.name not in UNREAD.get(k, frozenset())}
         for place, expected in _claims(read, silent, each.key):
             if abs(value - expected) > NEAR * abs(expected):
                 raise VerificationError(
@@ -115,44 +115,44 @@ def check_settings(source: ModelGraph) -> int:
     return agreed
 
 
-def _claims(stated: Mapping[str, Any], silent: Mapping[str, Any], key: str) -> Iterator[tuple[str, float]]:
+def _claims(declared: Mapping[str, Any], silent: Mapping[str, Any], key: str) -> Iterator[tuple[str, float]]:
     """Yield where a key is stated, and as what; nothing where fields contradict each other.
 
     Args:
-        stated: The configuration of the text model.
+        declared: The configuration of the text model.
         silent: What its class takes where that is silent.
         key: The GGUF key, without the architecture's name.
     """
-    if key == "rope.freq_base" and _several_rotations(stated, silent):
+    if key == "rope.freq_base" and _several_rotations(declared, silent):
         return
     fields = FIELDS.get(key, ())
-    found = {field: set(_occurrences(stated, field)) for field in fields}
-    if key in SILENT and not any(field in stated or values for field, values in found.items()):
+    found = {field: set(_occurrences(declared, field)) for field in fields}
+    if key in SILENT and not any(field in declared or values for field, values in found.items()):
         found = {field: set(_occurrences(silent, field)) for field in fields}
     values = set().union(*found.values())
     if len(values) == 1:
         yield next(field for field, each in found.items() if each), values.pop()
     if key in FORMULAS:
         field, formula = FORMULAS[key]
-        values = set(_occurrences(stated if field in stated else silent, field))
+        values = set(_occurrences(declared if field in declared else silent, field))
         if len(values) == 1 and (value := values.pop()) > 0:
             yield field, formula(value)
 
 
-def _several_rotations(stated: Mapping[str, Any], silent: Mapping[str, Any]) -> bool:
+def _several_rotations(declared: Mapping[str, Any], silent: Mapping[str, Any]) -> bool:
     """Return whether it is not one number that says how positions turn.
 
     Of several places the class chooses one; Hunyuan multiplies the base (`alpha`).
     """
-    places = [key for key in ("rope_parameters", "rope_scaling") if stated.get(key)]
-    if any(isinstance(stated[key], Mapping) and stated[key].get("alpha") for key in places):
+    places = [key for key in ("rope_parameters", "rope_scaling") if declared.get(key)]
+    if any(isinstance(declared[key], Mapping) and declared[key].get("alpha") for key in places):
         return True
     return len(places) > 1 or (isinstance(silent.get("rope_parameters"), Mapping) and "rope_parameters" not in places)
 
 
-def _occurrences(stated: Mapping[str, Any], field: str) -> Iterator[float]:
+def _occurrences(declared: Mapping[str, Any], field: str) -> Iterator[float]:
     """Yield the numbers that a field has at the top and in the dictionaries of its rotary embeddings."""
-    places = [stated, *(v for k in ("rope_parameters", "rope_scaling") if isinstance(v := stated.get(k), dict))]
+    places = [declared, *(v for k in ("rope_parameters", "rope_scaling") if isinstance(v := declared.get(k), dict))]
     places += [inner for place in places[1:] for inner in place.values() if isinstance(inner, dict)]
     for place in places:
         value = place.get(field)

@@ -128,10 +128,10 @@ class _Wire:
             raise OutOfRangeError("a byte piece names no byte", path=self.path, offset=start, found=text)
         return Piece(text, score, piece_type)
 
-    def spec(self, wanted: dict[int, tuple[str, str]], start: int, end: int) -> dict[str, object]:
+    def spec(self, fields: dict[int, tuple[str, str]], start: int, end: int) -> dict[str, object]:
         found: dict[str, object] = {}
         for number, kind, value, at in self.fields(start, end):
-            name, form = wanted.get(number, ("", ""))
+            name, form = fields.get(number, ("", ""))
             if form in ("bool", "int", "model") and kind == VARINT:
                 signed = value - (1 << 64) if value >> 63 else value
                 found[name] = {"bool": bool(value), "int": signed, "model": MODEL_TYPES.get(value, str(value))}[form]

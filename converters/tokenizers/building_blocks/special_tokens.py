@@ -13,11 +13,11 @@ class SpecialSplitter:
     """Cuts text at the texts of special tokens: at each place the longest that fits, from left to right."""
 
     def __init__(self, tokenizer: Tokenizer, kinds: Iterable[int]) -> None:
-        wanted = set(kinds)
+        selected = set(kinds)
         self._by_first: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for token, kind in enumerate(tokenizer.types or ()):
             text = tokenizer.tokens[token]
-            if kind in wanted and text:
+            if kind in selected and text:
                 self._by_first[text[0]].append((text, token))
         for candidates in self._by_first.values():
             candidates.sort(key=lambda item: -len(item[0]))

@@ -39,7 +39,7 @@ POSSESSIVE = re.compile(r"(?<=[\])}])([?*+])\+")
 # Chains that a tokenizer.json states differently from the entry of the same name. Falcon's Digits step comes
 # after the bytes have become letters, some of which are numerals to Unicode (², ¼ …); DeepSeek-LLM cuts single digits
 # where llama.cpp cuts runs. The vocabularies merge across neither, which the proof confirms.
-STATED: dict[tuple[str, ...], str] = {
+KNOWN_CHAINS: dict[tuple[str, ...], str] = {
     (f"{PUNCTUATION}+", GPT2, BYTES, r"\p{N}+", "[0-9][0-9][0-9]"): "falcon",
     (*find_pre("deepseek-llm").chain[:-1], r"\p{N}"): "deepseek-llm",
 }
@@ -115,8 +115,8 @@ def _candidates(chain: tuple[str, ...] | None, ignore_merges: bool) -> list[str]
     """Return the names with this chain; those that also agree on ignore_merges come first."""
     if chain is None:
         return []
-    if chain in STATED:
-        return [STATED[chain]]
+    if chain in KNOWN_CHAINS:
+        return [KNOWN_CHAINS[chain]]
     found = [pre for pre in PRES if pre.byte_level and _chain(pre) == chain]
     found.sort(key=lambda pre: pre.ignore_merges != ignore_merges)
     return [pre.names[0] for pre in found]

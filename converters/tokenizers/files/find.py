@@ -107,8 +107,10 @@ def _by_class(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     if name in APPENDS_EOS:
         flags["add_eos"], origins["add_eos"] = True, name
     family = sidecars.text("config.json", "model_type")
-    told = tokenizer.origins.get("add_space_prefix") == "tokenizer.json"  # whose normalizer is what transformers runs
-    if tokenizer.model == "llama" and _puts_no_space(sidecars) and not told:
+    normalized = (
+        tokenizer.origins.get("add_space_prefix") == "tokenizer.json"
+    )  # whose normalizer is what transformers runs
+    if tokenizer.model == "llama" and _puts_no_space(sidecars) and not normalized:
         flags["add_space_prefix"], origins["add_space_prefix"] = False, f"model_type {family}"
     kinds = json_kinds.whole(sidecars.object("config.json"), "type_vocab_size", sidecars.path("config.json"))
     if family in WITHOUT_TYPES:

@@ -74,5 +74,5 @@ SOURCE = Source(
     60,
     WORLD,
     lambda sidecars: sidecars.path(WORLD) is not None,
-    lambda wanted: with_added(load_world(wanted.sidecars.files[WORLD]), wanted.added),
+    lambda inputs: with_added(load_world(inputs.sidecars.files[WORLD]), inputs.added),
 )

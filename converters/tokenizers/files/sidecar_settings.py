@@ -214,10 +214,10 @@ def special_text(of: json_kinds.Object, key: str, path: str | None) -> str | Non
 
 def token_ids(of: json_kinds.Object, key: str, path: str | None) -> list[int]:
     """Return the ids under `key`, which is one id or a list. Many files state -1 for none."""
-    stated = of.get(key)
-    listed = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    declared = of.get(key)
+    listed = declared if isinstance(declared, list) else [] if declared is None else [declared]
     if not all(type(token) is int for token in listed):
-        raise json_kinds.wrong_kind(key, stated, path, "a token's id, or a list of them")
+        raise json_kinds.wrong_kind(key, declared, path, "a token's id, or a list of them")
     return listed
 
 
@@ -256,7 +256,7 @@ def with_flags(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     before, after, between = framing(processor, sidecars.path("tokenizer.json"))
     config, place = sidecars.object("tokenizer_config.json"), sidecars.path("tokenizer_config.json")
     for flag, role, around in (("add_bos", "bos", before), ("add_eos", "eos", after)):
-        said = json_kinds.flag(config, f"{flag}_token", place)
+        declared = json_kinds.flag(config, f"{flag}_token", place)
         if around is not None:
             flags[flag], origins[flag] = bool(around), "tokenizer.json's post_processor"
             found = _id(around[0], tokenizer) if around else None
@@ -267,8 +267,8 @@ def with_flags(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
                 done = f"{flag} sets the first of them alone" if flags[flag] else f"{flag} is not set"
                 put = f"{' '.join(around)} {_WHERE[flag]} a text"
                 notes.append(f"the tokenizer puts {put}, which GGUF cannot say: {done}")
-        elif said is not None:
-            flags[flag], origins[flag] = said, "tokenizer_config.json"
+        elif declared is not None:
+            flags[flag], origins[flag] = declared, "tokenizer_config.json"
         else:
             flags.setdefault(flag, False)
         if flags[flag] and role not in ids:
@@ -341,15 +341,15 @@ def with_templates(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
             origins[place] = origin
 
     for file in ("tokenizer_config.json", "chat_template.json"):
-        stated, path = sidecars.object(file), sidecars.path(file)
-        if isinstance(stated.get("chat_template"), list):
-            for entry in json_kinds.objects(stated, "chat_template", path):
+        declared, path = sidecars.object(file), sidecars.path(file)
+        if isinstance(declared.get("chat_template"), list):
+            for entry in json_kinds.objects(declared, "chat_template", path):
                 name = json_kinds.text(entry, "name", path)
                 if name is None:
                     raise json_kinds.wrong_kind("chat_template", entry, path, "templates with a name each")
                 add(name, json_kinds.text(entry, "template", path), file)
         else:
-            add("default", json_kinds.text(stated, "chat_template", path), file)
+            add("default", json_kinds.text(declared, "chat_template", path), file)
     for name in sorted(sidecars.files):
         if name == "chat_template.jinja":
             add("default", read_text(sidecars.files[name]), name)

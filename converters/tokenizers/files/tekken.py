@@ -98,15 +98,15 @@ def _specials(document: Mapping[str, Any], config: Mapping[str, Any], path: str 
     count = json_kinds.whole(config, "default_num_special_tokens", path)
     if count is None or not 0 < count <= MAX_VOCAB:
         raise OutOfRangeError("default_num_special_tokens", path=path, found=count, expected="1 or more")
-    stated = document.get("special_tokens")
-    entries = [{"rank": n, "token_str": name} for n, name in enumerate(NAMES_2024)] if stated is None else stated
+    declared = document.get("special_tokens")
+    entries = [{"rank": n, "token_str": name} for n, name in enumerate(NAMES_2024)] if declared is None else declared
     found: dict[int, tuple[str, bool]] = {}
     for entry in entries if isinstance(entries, list) else [None]:
-        stated_as = entry if isinstance(entry, dict) else {}
-        rank, text = stated_as.get("rank"), stated_as.get("token_str")
+        entry_fields = entry if isinstance(entry, dict) else {}
+        rank, text = entry_fields.get("rank"), entry_fields.get("token_str")
         if not isinstance(rank, int) or not isinstance(text, str) or not text or not 0 <= rank < count or rank in found:
             raise CorruptError("special token has no rank or text of its own", path=path, found=entry)
-        found[rank] = text, stated_as.get("is_control") is not False
+        found[rank] = text, entry_fields.get("is_control") is not False
     texts = [found.get(rank, (FILLER.format(rank), True)) for rank in range(count)]
     if len({text for text, _ in texts}) != count:
         raise CorruptError("duplicate special token", path=path)

@@ -377,8 +377,8 @@ def word_piece(vocabulary: dict[str, int], sidecars: Sidecars, added: Sequence[A
     prefix = json_kinds.text(model, "continuing_subword_prefix", path, "##")
     bert = json_kinds.members(document, "normalizer", path)
     _check_bert(document, config, path, beside)
-    said = json_kinds.flag(config, "do_lower_case", beside, True)
-    lowercase = json_kinds.flag(bert, "lowercase", path, said)
+    declared = json_kinds.flag(config, "do_lower_case", beside, True)
+    lowercase = json_kinds.flag(bert, "lowercase", path, declared)
     stripped = json_kinds.flag(config, "strip_accents", beside)
     accents = json_kinds.flag(bert, "strip_accents", path) if "strip_accents" in bert else stripped
     flags = {"add_bos": True, "add_eos": True, "add_sep": False, "lowercase": lowercase}

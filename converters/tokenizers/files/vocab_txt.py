@@ -42,8 +42,8 @@ def reference(inputs: TokenizerInputs) -> ReferenceTokenizer:
     config, path = sidecars.object("tokenizer_config.json"), sidecars.path("tokenizer_config.json")
     words = _words(sidecars.files["vocab.txt"])
     ids = {word: token for token, word in enumerate(words)}
-    stated = [special_text(config, f"{role}_token", path) for role in ("unk", "cls", "sep", "pad", "mask")]
-    named = {*filter(None, stated), "[UNK]", *(one.content for one in inputs.added)} & set(words)
+    declared = [special_text(config, f"{role}_token", path) for role in ("unk", "cls", "sep", "pad", "mask")]
+    named = {*filter(None, declared), "[UNK]", *(one.content for one in inputs.added)} & set(words)
     normalizer = {
         "type": "BertNormalizer",
         "clean_text": True,

@@ -32,7 +32,7 @@ SPECIAL = re.compile(
 class MergeSource(StrEnum):
     """Where the merges of a byte-level vocabulary come from, in the words of receipts."""
 
-    STATED = "the file"
+    DECLARED = "the file"
     REBUILT = "rebuilt from the ranks"
 
 
@@ -134,7 +134,10 @@ def from_raw_bpe(
         ids=ids,
         flags={"add_bos": False, "add_eos": False, "add_space_prefix": False},
         notes=tuple(notes),
-        origins={"tokens": "the file's vocabulary", "merges": MergeSource.STATED if raw.merges else MergeSource.REBUILT}
+        origins={
+            "tokens": "the file's vocabulary",
+            "merges": MergeSource.DECLARED if raw.merges else MergeSource.REBUILT,
+        }
         | dict.fromkeys(ids, "the token's name"),
     )
 

@@ -108,20 +108,20 @@ def ask(
 
 def _read(data: bytes, texts: Sequence[str]) -> Answer:
     line, _, numbers = data.partition(b"\n")
-    said, values = json.loads(line), array("I")
+    answer, values = json.loads(line), array("I")
     values.frombytes(numbers)
     ends = tuple(accumulate(values[: len(texts)]))
-    return Answer(said.pop("library"), values[len(texts) :], ends, tuple(said.pop("normalized", texts)), said)
+    return Answer(answer.pop("library"), values[len(texts) :], ends, tuple(answer.pop("normalized", texts)), answer)
 
 
 def _too_much(library: str, path: str | None, limit: str) -> UnsupportedError:
     return UnsupportedError(f"{library} takes for ever with this tokenizer", path=path, expected=limit)
 
 
-def _failed(library: str, path: str | None, code: int, told: bytes, seconds: int) -> UnsupportedError:
+def _failed(library: str, path: str | None, code: int, stderr: bytes, seconds: int) -> UnsupportedError:
     if -code in here.OVER_TIME:
         return _too_much(library, path, f"≤ {seconds} seconds of CPU")
-    words = told.decode("utf-8", "replace").strip()
+    words = stderr.decode("utf-8", "replace").strip()
     if "MemoryError" in words or "memory allocation" in words or "bad_alloc" in words:
         limit = f"≤ {MEMORY >> 20} MiB"
         return UnsupportedError(f"{library} takes all memory with this tokenizer", path=path, expected=limit)

@@ -46,10 +46,10 @@ def limit_to(memory: int, seconds: int) -> None:
 
 def main() -> None:
     """Answer one question."""
-    asked = json.loads(sys.stdin.buffer.readline())
-    limit_to(asked["memory"], asked["seconds"])
-    sys.path[:] = asked["path"]
-    answer, ids = LIBRARIES[asked["library"]](sys.stdin.buffer.read(asked["size"]), asked)
+    request = json.loads(sys.stdin.buffer.readline())
+    limit_to(request["memory"], request["seconds"])
+    sys.path[:] = request["path"]
+    answer, ids = LIBRARIES[request["library"]](sys.stdin.buffer.read(request["size"]), request)
     counts, flat = array("I"), array("I")
     for one in ids:
         counts.append(len(one))
@@ -74,7 +74,7 @@ def grown(text: str, made: str) -> str:
     return made
 
 
-def with_tokenizers(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+def with_tokenizers(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
     """Encode by a tokenizer.json with Hugging Face's tokenizers.
 
     No special tokens are added; those in a text are recognized.
@@ -86,31 +86,31 @@ def with_tokenizers(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any],
     made.no_padding()
     answer: dict[str, Any] = {"library": f"tokenizers {tokenizers.__version__}"}
     step = made.normalizer
-    if asked["normalize"] and step is not None:
-        answer["normalized"] = [grown(text, step.normalize_str(text)) for text in asked["texts"]]
-    if asked["vocabulary"]:
+    if request["normalize"] and step is not None:
+        answer["normalized"] = [grown(text, step.normalize_str(text)) for text in request["texts"]]
+    if request["vocabulary"]:
         answer["vocabulary"] = made.get_vocab(with_added_tokens=False)
         added = made.get_added_tokens_decoder()
         answer["added"] = {token: [one.content, one.special] for token, one in added.items()}
         answer["framed"] = [made.encode("a", add_special_tokens=special).ids for special in (True, False)]
 
     def ids() -> Ids:
-        for texts in batches(asked["texts"]):
+        for texts in batches(request["texts"]):
             for one in made.encode_batch_fast(texts, add_special_tokens=False):
                 yield one.ids
 
     return answer, ids()
 
 
-def with_sentencepiece(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+def with_sentencepiece(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
     """Encode by a tokenizer.model with SentencePiece."""
     import sentencepiece
 
     made = sentencepiece.SentencePieceProcessor(model_proto=data)
     answer: dict[str, Any] = {"library": f"sentencepiece {sentencepiece.__version__}"}
-    if asked["normalize"]:
-        answer["normalized"] = [grown(text, made.normalize(text)) for text in asked["texts"]]
-    if asked["vocabulary"]:
+    if request["normalize"]:
+        answer["normalized"] = [grown(text, made.normalize(text)) for text in request["texts"]]
+    if request["vocabulary"]:
         every = range(made.get_piece_size())
         kinds = ((2, made.is_unknown), (3, made.is_control), (5, made.is_unused), (6, made.is_byte))
         answer["vocabulary"] = [made.id_to_piece(token) for token in every]
@@ -120,7 +120,7 @@ def with_sentencepiece(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, An
             answer["types"][token] = 4
 
     def ids() -> Ids:
-        for texts in batches(asked["texts"]):
+        for texts in batches(request["texts"]):
             yield from made.encode(texts)
 
     return answer, ids()
@@ -160,13 +160,13 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
         at += size
 
 
-def with_fairseq(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+def with_fairseq(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
     """Encode by a tokenizer.model with SentencePiece, and number the pieces as fairseq does.
 
     <s>, <pad>, </s> and <unk> are the first; every other piece stands one place further on than in the file.
     """
-    answer, ids = with_sentencepiece(data, asked)
-    if asked["vocabulary"]:
+    answer, ids = with_sentencepiece(data, request)
+    if request["vocabulary"]:
         first: dict[str, list[Any]] = {
             "vocabulary": ["<s>", "<pad>", "</s>", "<unk>"],
             "scores": [0.0] * 4,
@@ -176,7 +176,7 @@ def with_fairseq(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Id
     return answer, ([token + 1 if token else 3 for token in one] for one in ids)
 
 
-def with_tiktoken(data: bytes, asked: dict[str, Any], pattern: str = LLAMA_3) -> tuple[dict[str, Any], Ids]:
+def with_tiktoken(data: bytes, request: dict[str, Any], pattern: str = LLAMA_3) -> tuple[dict[str, Any], Ids]:
     """Encode by a file of tokens and ranks, as Meta's tokenizer.py of LLaMA 3 reads it.
 
     It uses tiktoken where that is installed, else its algorithm (tiktoken/_educational.py, bpe_encode). Special tokens,
@@ -185,7 +185,7 @@ def with_tiktoken(data: bytes, asked: dict[str, Any], pattern: str = LLAMA_3) ->
     lines = (line.split() for line in data.splitlines() if line.strip())
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     answer: dict[str, Any] = {"library": "tiktoken's algorithm"}
-    if asked["vocabulary"]:
+    if request["vocabulary"]:
         answer["vocabulary"] = {base64.b64encode(token).decode(): rank for token, rank in ranks.items()}
     encode = by_rank(ranks, pattern)
     with suppress(ImportError):
@@ -193,23 +193,23 @@ def with_tiktoken(data: bytes, asked: dict[str, Any], pattern: str = LLAMA_3) ->
 
         answer["library"] = f"tiktoken {tiktoken.__version__}"
         encode = tiktoken.Encoding("given", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
-    return answer, (encode(text) for texts in batches(asked["texts"]) for text in texts)
+    return answer, (encode(text) for texts in batches(request["texts"]) for text in texts)
 
 
-def with_qwen(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+def with_qwen(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
     """Encode by a qwen.tiktoken, as tokenization_qwen.py does: NFC, digits alone. Special tokens are plain text."""
-    texts = [unicodedata.normalize("NFC", text) for text in asked["texts"]]
-    answer, ids = with_tiktoken(data, {**asked, "texts": texts}, LLAMA_3.replace("{1,3}", ""))
-    if asked["vocabulary"]:
+    texts = [unicodedata.normalize("NFC", text) for text in request["texts"]]
+    answer, ids = with_tiktoken(data, {**request, "texts": texts}, LLAMA_3.replace("{1,3}", ""))
+    if request["vocabulary"]:
         first = len(answer["vocabulary"])
         names = ("endoftext", "im_start", "im_end", *(f"extra_{n}" for n in range(205)))
         answer["special"] = {first + n: f"<|{name}|>" for n, name in enumerate(names)}
-    if asked["normalize"]:
+    if request["normalize"]:
         answer["normalized"] = texts
     return answer, ids
 
 
-def with_tekken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+def with_tekken(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
     """Encode by a tekken.json, as mistral_common's Tekkenizer does: ordinary ids come behind the special tokens.
 
     Special tokens are plain text.
@@ -221,7 +221,7 @@ def with_tekken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids
     first = (entry for entry in document["vocab"] if entry["rank"] < count)
     ranks = {base64.b64decode(entry["token_bytes"]): entry["rank"] for entry in first}
     answer: dict[str, Any] = {"library": "tiktoken's algorithm"}
-    if asked["vocabulary"]:
+    if request["vocabulary"]:
         answer["vocabulary"] = {base64.b64encode(token).decode(): rank + ahead for token, rank in ranks.items()}
         answer["special"] = {entry["rank"]: entry["token_str"] for entry in document.get("special_tokens") or ()}
     encode = by_rank(ranks, config["pattern"])
@@ -231,7 +231,7 @@ def with_tekken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids
         answer["library"] = f"tiktoken {tiktoken.__version__}"
         made = tiktoken.Encoding("given", pat_str=config["pattern"], mergeable_ranks=ranks, special_tokens={})
         encode = made.encode_ordinary
-    one_by_one = (encode(text) for texts in batches(asked["texts"]) for text in texts)
+    one_by_one = (encode(text) for texts in batches(request["texts"]) for text in texts)
     return answer, ([token + ahead for token in ids] for ids in one_by_one)
 
 

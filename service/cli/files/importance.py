@@ -17,7 +17,7 @@ def compute(request: ImatrixCommand) -> None:
     from ggferry.service.cli.progress_bar import progress
 
     def stage(title: Phase, total: int) -> AbstractContextManager[Progress]:
-        return progress("tokens", total, wanted=not request.as_json, counts=True)
+        return progress("tokens", total, enabled=not request.as_json, counts=True)
 
     done = run(replace(request, progress=stage))
     for note in done.notes:

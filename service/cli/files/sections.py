@@ -34,13 +34,13 @@ def parts(checkpoint: Checkpoint, span: str | None, template: bool, hexadecimal:
     return found
 
 
-def lines(facts: Mapping[str, Any], asked: Sequence[str], full: bool) -> Iterator[str]:
+def lines(facts: Mapping[str, Any], sections: Sequence[str], full: bool) -> Iterator[str]:
     """Yield the lines for a person: everything, or the parts that were asked for."""
-    if not asked:
+    if not sections:
         yield from describe.lines(facts, full)
         yield from size_lines(facts["sizes"])
         yield from memory_lines(facts["memory"])
-    for part in asked:
+    for part in sections:
         yield from _PARTS[part](facts, full)
 
 
@@ -78,9 +78,9 @@ def span_of(text: str, count: int) -> range:
 
 def tokens(checkpoint: Checkpoint, span: str) -> Iterator[dict[str, Any]]:
     """Yield id, text, type and score of the tokens that `span` means. Raises RefusedError without a vocabulary."""
-    stated = checkpoint.metadata.get("tokenizer.ggml.tokens")
-    if isinstance(stated, Value):
-        yield from _of_gguf(checkpoint, stated, span)
+    declared = checkpoint.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(declared, Value):
+        yield from _of_gguf(checkpoint, declared, span)
         return
     if checkpoint.vocab is not None:
         for number in span_of(span, len(checkpoint.vocab.tokens)):
@@ -91,9 +91,9 @@ def tokens(checkpoint: Checkpoint, span: str) -> Iterator[dict[str, Any]]:
     yield from _of_checkpoint(checkpoint, span)
 
 
-def _of_gguf(checkpoint: Checkpoint, stated: Value, span: str) -> Iterator[dict[str, Any]]:
-    ids = span_of(span, len(stated))
-    texts = stated.first(ids.stop)
+def _of_gguf(checkpoint: Checkpoint, declared: Value, span: str) -> Iterator[dict[str, Any]]:
+    ids = span_of(span, len(declared))
+    texts = declared.first(ids.stop)
     kinds = _listed(checkpoint, "tokenizer.ggml.token_type", ids.stop)
     scores = _listed(checkpoint, "tokenizer.ggml.scores", ids.stop)
     for number in ids:
@@ -169,14 +169,14 @@ def memory(checkpoint: Checkpoint, contexts: Sequence[int], types: Sequence[str]
     return {"weights": weights, "caches": [{**asdict(each), "bytes": each.nbytes} for each in found]}
 
 
-def cache_types(asked: Sequence[str] | None) -> tuple[str, ...]:
+def cache_types(types: Sequence[str] | None) -> tuple[str, ...]:
     """Return the types of --cache-type. Raises UsageError."""
     from ggferry.converters.analysis.kv_cache import ALL_TYPES, CACHE_TYPES
 
-    for each in asked or ():
+    for each in types or ():
         if each.lower() not in ALL_TYPES:
             raise UsageError("--cache-type", found=each, expected=", ".join(ALL_TYPES))
-    return tuple(each.lower() for each in asked) if asked else CACHE_TYPES
+    return tuple(each.lower() for each in types) if types else CACHE_TYPES
 
 
 def size_lines(found: Mapping[str, Any]) -> Iterator[str]:

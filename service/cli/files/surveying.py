@@ -69,11 +69,11 @@ def _show_check(result: ManifestResult, as_json: bool) -> None:
             f"{len(found.wrong)} of {len(found.wrong) + found.right} digests differ, {len(found.absent)} tensors absent"
         )
         raise VerificationError("not what the manifest says", path=name, found=wrong)
-    if found.unstated:  # llama-gguf-hash fails here too
+    if found.undeclared:  # llama-gguf-hash fails here too
         raise VerificationError(
             f"{found.right} digests are as the manifest says, but it does not list every tensor",
             path=name,
-            found=f"{len(found.unstated)} tensors that are not in the manifest: {_first_names(found.unstated)}",
+            found=f"{len(found.undeclared)} tensors that are not in the manifest: {_first_names(found.undeclared)}",
         )
     if not as_json:
         tell(f"{name}: {found.right} digests ({found.algorithm}) as the manifest says")

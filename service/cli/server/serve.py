@@ -262,12 +262,12 @@ def list_tokens(context: typer.Context, as_json: Json = False) -> None:
 
 
 @token.command()
-def revoke(context: typer.Context, wanted: Annotated[str, typer.Argument(metavar="TOKEN", help="Id or name.")]) -> None:
+def revoke(context: typer.Context, name: Annotated[str, typer.Argument(metavar="TOKEN", help="Id or name.")]) -> None:
     """End a token, and the browser sessions that were begun with it."""
     from ggferry.service.server.store import audit, tokens
 
     store = _store(context)
-    audit.note(store, _user(), "serve token revoke", subject=f"token {tokens.revoke(store, wanted)}")
+    audit.note(store, _user(), "serve token revoke", subject=f"token {tokens.revoke(store, name)}")
     say("revoked")
 
 
@@ -353,24 +353,24 @@ def list_webhooks(context: typer.Context, as_json: Json = False) -> None:
 
 
 @webhook.command(name="test")
-def test_webhook(context: typer.Context, wanted: Hook) -> None:
+def test_webhook(context: typer.Context, name: Hook) -> None:
     """Send a notice of no job to a receiver, once."""
     from ggferry.service.server.work import notices
     from ggferry.service.storage.urls import Access, configure_access
 
     settings: Settings = context.obj
     configure_access(Access(private=settings.private, retry_timeout=0))
-    notices.test(_store(context), wanted)
+    notices.test(_store(context), name)
     say("taken")
 
 
 @webhook.command(name="remove")
-def remove_webhook(context: typer.Context, wanted: Hook) -> None:
+def remove_webhook(context: typer.Context, name: Hook) -> None:
     """Remove a receiver, and what waits for it."""
     from ggferry.service.server.store import audit
     from ggferry.service.server.work import notices
 
     store = _store(context)
-    notices.remove(store, wanted)
-    audit.note(store, _user(), "serve webhook remove", subject=f"webhook {wanted}")
+    notices.remove(store, name)
+    audit.note(store, _user(), "serve webhook remove", subject=f"webhook {name}")
     say("removed")

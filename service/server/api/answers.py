@@ -22,7 +22,7 @@ GOING = 120.0  # seconds after which a request without an answer is taken to hav
 
 
 def once(
-    service: Service, caller: Caller, request: Request, key: str | None, asked: BaseModel, work: Callable[[], Response]
+    service: Service, caller: Caller, request: Request, key: str | None, body: BaseModel, work: Callable[[], Response]
 ) -> Response:
     """Return what `work` answers, or what it answered when the same caller sent the same key.
 
@@ -32,23 +32,23 @@ def once(
     if key is None:
         return work()
     table, now = service.store.t.answers, time.time()
-    text = f"{request.method} {request.url.path} {asked.model_dump_json()}"
+    text = f"{request.method} {request.url.path} {body.model_dump_json()}"
     mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    mine = (table.c.token == caller.token.owner) & (table.c.key == key)
+    condition = (table.c.token == caller.token.owner) & (table.c.key == key)
     old = (table.c.created < now - KEPT) | (table.c.status.is_(None) & (table.c.created < now - GOING))
-    service.store.run(sa.delete(table).where(mine & old))
+    service.store.run(sa.delete(table).where(condition & old))
     insert = service.store._insert(table).values(token=caller.token.owner, key=key, request=mark, created=now)
     if not service.store.run(insert.on_conflict_do_nothing()):
-        found = service.store.first(sa.select(table).where(mine))
+        found = service.store.first(sa.select(table).where(condition))
         return _kept(found, mark)
     try:
         answer = work()
     except BaseException:
-        service.store.run(sa.delete(table).where(mine))
+        service.store.run(sa.delete(table).where(condition))
         raise
     headers = {name: value for name, value in answer.headers.items() if name in ("location", "content-type")}
     values = {"status": answer.status_code, "headers": headers, "body": bytes(answer.body).decode()}
-    service.store.run(sa.update(table).where(mine).values(**values))
+    service.store.run(sa.update(table).where(condition).values(**values))
     return answer
 
 

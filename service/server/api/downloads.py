@@ -47,14 +47,16 @@ def download(request: Request, service: ServiceDep, caller: Reader, job: JobId, 
         if {etag, "*"} & {each.removeprefix("W/") for each in _tags(request, "if-none-match")}:
             os.close(fd)
             return Response(status_code=304, headers={"ETag": etag})
-        wanted = request.headers.get("range")
-        if wanted is not None and request.headers.get("if-range", etag) != etag:
-            wanted = None
-        start, end = _wanted(wanted, file.bytes)
+        range_header = request.headers.get("range")
+        if range_header is not None and request.headers.get("if-range", etag) != etag:
+            range_header = None
+        start, end = _parse_range(range_header, file.bytes)
     except BaseException:
         os.close(fd)
         raise
-    status = 200 if wanted is None or ((start, end) == (0, file.bytes) and not _RANGE.fullmatch(wanted)) else 206
+    status = (
+        200 if range_header is None or ((start, end) == (0, file.bytes) and not _RANGE.fullmatch(range_header)) else 206
+    )
     if status == 206:
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{file.bytes}"
     headers["Content-Length"] = str(end - start)
@@ -78,9 +80,9 @@ def _tags(request: Request, header: str) -> list[str]:
     return [each.strip() for each in request.headers.get(header, "").split(",") if each.strip()]
 
 
-def _wanted(wanted: str | None, size: int) -> tuple[int, int]:
+def _parse_range(range_header: str | None, size: int) -> tuple[int, int]:
     """Return the first byte of a range and the one behind its last; several ranges are answered by the whole file."""
-    match = _RANGE.fullmatch(wanted.strip()) if wanted is not None else None
+    match = _RANGE.fullmatch(range_header.strip()) if range_header is not None else None
     if match is None or not (match["start"] or match["last"]):
         return 0, size
     if not match["start"]:
@@ -88,7 +90,9 @@ def _wanted(wanted: str | None, size: int) -> tuple[int, int]:
     else:
         start, end = int(match["start"]), min(size, int(match["last"]) + 1) if match["last"] else size
     if start >= end:
-        raise HttpError(416, "bad_range", "no such range", found=wanted, headers={"Content-Range": f"bytes */{size}"})
+        raise HttpError(
+            416, "bad_range", "no such range", found=range_header, headers={"Content-Range": f"bytes */{size}"}
+        )
     return start, end
 
 

@@ -62,9 +62,9 @@ class OpenId:
         self.settings = settings
         self._secret = _secret(settings.secret)
         self._lock = threading.Lock()
-        self._said: JSONObject = {}
+        self._document: JSONObject = {}
         self._keys: Any = None
-        self._asked = -KEPT
+        self._fetched = -KEPT
 
     def begin(self, callback: str) -> tuple[str, str]:
         """Return the provider's address that signs in, and what the browser keeps until it comes back."""
@@ -84,8 +84,8 @@ class OpenId:
         if query.get("iss", self.settings.issuer) != self.settings.issuer:  # RFC 9207
             raise _refused("the answer is another provider's")
         if "error" in query or "code" not in query:
-            said = query.get("error_description") or query.get("error") or "no code"
-            raise _refused(f"the provider did not sign you in: {printable(said, 200)}")
+            problem = query.get("error_description") or query.get("error") or "no code"
+            raise _refused(f"the provider did not sign you in: {printable(problem, 200)}")
         return self._person(self._claims(self._fetch_token(callback, query["code"], verifier), nonce))
 
     def sign_out_address(self, page: str) -> str | None:
@@ -99,8 +99,8 @@ class OpenId:
     def _client(self, callback: str) -> Any:
         from authlib.integrations.httpx_client import OAuth2Client
 
-        said = self._metadata().get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
-        method = "client_secret_basic" if "client_secret_basic" in said else "client_secret_post"
+        methods = self._metadata().get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
+        method = "client_secret_basic" if "client_secret_basic" in methods else "client_secret_post"
         return OAuth2Client(
             self.settings.client,
             self._secret,
@@ -182,12 +182,12 @@ class OpenId:
 
     def _metadata(self) -> Mapping[str, Any]:
         with self._lock:
-            if time.monotonic() - self._asked > KEPT or not self._said:
-                said = _get(f"{self.settings.issuer.rstrip('/')}/.well-known/openid-configuration")
-                if said.get("issuer") != self.settings.issuer:  # OpenID Connect Discovery, 4.3
+            if time.monotonic() - self._fetched > KEPT or not self._document:
+                document = _get(f"{self.settings.issuer.rstrip('/')}/.well-known/openid-configuration")
+                if document.get("issuer") != self.settings.issuer:  # OpenID Connect Discovery, 4.3
                     raise _away(ValueError("it states another issuer"))
-                self._said, self._keys, self._asked = said, None, time.monotonic()
-            return self._said
+                self._document, self._keys, self._fetched = document, None, time.monotonic()
+            return self._document
 
     def _endpoint(self, name: str) -> str:
         address = self._metadata().get(name)

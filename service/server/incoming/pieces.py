@@ -107,14 +107,14 @@ class Piece:
             os.close(self._fd)
 
     def _check(self) -> None:
-        for stated, found, words in (
+        for declared, found, words in (
             (self.own, self._piece, "the piece did not arrive as it was sent"),
             (self.whole, self._digest, "the piece does not go on with the bytes that were received before it"),
         ):
-            if stated is not None and found.hexdigest() != stated:
+            if declared is not None and found.hexdigest() != declared:
                 os.ftruncate(self._fd, self._start)
                 hint = "compare the sha256 of the upload's file with yours; begin a new upload where they differ"
-                raise ChecksumError(words, found=found.hexdigest(), expected=stated, hint=hint)
+                raise ChecksumError(words, found=found.hexdigest(), expected=declared, hint=hint)
 
 
 def sha256_of(header: str | None, name: str) -> str | None:

@@ -146,13 +146,13 @@ def container_of(found: Mapping[str, Any]) -> str:
 
 def progress_of(found: Mapping[str, Any] | None) -> Progress:
     """Return a progress of the service as the page shows it."""
-    told = found or {}
+    values = found or {}
     return Progress(
-        str(told.get("phase") or ""),
-        int(told.get("done") or 0),
-        int(told.get("total") or 0),
-        float(told.get("rate") or 0.0),
-        told.get("eta"),
+        str(values.get("phase") or ""),
+        int(values.get("done") or 0),
+        int(values.get("total") or 0),
+        float(values.get("rate") or 0.0),
+        values.get("eta"),
     )
 
 

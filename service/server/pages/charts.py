@@ -169,16 +169,16 @@ def agreement(found: Agreement) -> Markup:
         return Markup("")
     track = "track" if found.limit is not None else "track free"
     parts = [f'<rect class="{track}" x="0" y="13" width="100%" height="6" rx="3"/>']
-    said = f"{found.who}, {found.what}: relative RMS {wording.small(found.worst)}"
+    text = f"{found.who}, {found.what}: relative RMS {wording.small(found.worst)}"
     if found.limit is not None:
         at = 100 * _log(found.limit)
         parts.append(f'<rect class="beyond" x="{at:.2f}%" y="13" width="{100 - at:.2f}%" height="6" rx="3"/>')
         parts.append(f'<rect class="limit" x="{at:.2f}%" y="6" width="2" height="20"/>')
-        said += f", limit {wording.small(found.limit)}"
+        text += f", limit {wording.small(found.limit)}"
     place = min(99.0, max(1.0, 100 * _log(found.worst)))
     kind = "over" if found.limit is not None and not found.worst <= found.limit else "mark"
     parts.append(f'<circle class="{kind}" cx="{place:.2f}%" cy="16" r="6"/>')
-    label = _text(said)
+    label = _text(text)
     return Markup('<svg class="chart strip" width="100%" height="32" role="img" aria-label="{}">{}</svg>').format(
         label, Markup("".join(parts))
     )

@@ -111,10 +111,10 @@ def with_receipt(page: ModelPage, found: KeptReceipt, files: str) -> ModelPage:
     source = receipt["source"]
     container = label_of(source["container"]) + ("" if source["version"] is None else f" v{source['version']}")
     weights = sum(math.prod(tensor.shape) for tensor in tensors)
-    told = (receipt["architecture"], container, source["era"] or "", source["types"], weights, page.row.bytes_in)
+    facts = (receipt["architecture"], container, source["era"] or "", source["types"], weights, page.row.bytes_in)
     return replace(
         page,
-        sentence=wording.sentence(*told),
+        sentence=wording.sentence(*facts),
         header=_facts(source["header"]),
         hparams=tuple(_hparam(name, each["value"], each["origin"]) for name, each in receipt["hparams"].items()),
         keys=tuple(Fact(key, "", origin) for key, origin in receipt["metadata"].items()),
@@ -175,11 +175,11 @@ def _proof(receipt: Receipt, tensors: Sequence[TensorRow]) -> Proof:
     logits: LogitsRecord = receipt["logits"] or {}
     found = _own(logits) if logits else []
     if deltas := receipt.get("deltas"):
-        who, said = (
+        who, text = (
             f"ggferry: what {wording.count(deltas['pairs'], 'pair')} add",
             f"furthest apart in {deltas['worst']}",
         )
-        found.append(Agreement(who, "products", deltas["relative_rms"], deltas["limit"], said))
+        found.append(Agreement(who, "products", deltas["relative_rms"], deltas["limit"], text))
     found += [_reference(each) for each in receipt["testimonies"]]
     return Proof(
         receipt["verified"],
@@ -198,28 +198,28 @@ def _proof(receipt: Receipt, tensors: Sequence[TensorRow]) -> Proof:
 def _own(logits: LogitsRecord) -> list[Agreement]:
     """Return our own comparisons. The limit holds where no value was rounded; rounding has a cost, and no limit."""
     rows = sum(len(prompt.get("rows") or prompt["tokens"]) for prompt in logits.get("prompts") or ())
-    said = f"{wording.count(rows, 'position')} of {wording.count(len(logits['prompts']), 'prompt')}" if rows else ""
+    text = f"{wording.count(rows, 'position')} of {wording.count(len(logits['prompts']), 'prompt')}" if rows else ""
     what, apart, structure = str(logits.get("what") or "logits"), logits["relative_rms"], logits.get("structure")
     if structure is None:
-        return [Agreement("ggferry: source and output", what, apart, logits["limit"], said)]
+        return [Agreement("ggferry: source and output", what, apart, logits["limit"], text)]
     return [
         Agreement(
             "ggferry: structure",
             what,
             structure,
             logits["limit"],
-            f"the output's model over the source's values; {said}",
+            f"the output's model over the source's values; {text}",
         ),
-        Agreement("ggferry: cost of rounding", what, apart, None, f"source and output; {said}"),
+        Agreement("ggferry: cost of rounding", what, apart, None, f"source and output; {text}"),
     ]
 
 
 def _reference(each: CrossCheckRecord) -> Agreement:
     who = f"{each['witness']} {each['version']}".strip()
-    said = f"{each['count']:,} {each['what']}, against the {each['side']}"
+    text = f"{each['count']:,} {each['what']}, against the {each['side']}"
     if each.get("place"):
-        said += f"; furthest apart at {each['place']}"
-    return Agreement(who, each["what"], each["worst"], each["limit"], said, each.get("why") or "")
+        text += f"; furthest apart at {each['place']}"
+    return Agreement(who, each["what"], each["worst"], each["limit"], text, each.get("why") or "")
 
 
 # --- of what workers read ------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def with_inspection(page: ModelPage, facts: Mapping[str, Any]) -> ModelPage:
     )
     weights = sum(math.prod(tensor.shape) for tensor in tensors)
     row = page.row
-    told = (
+    described = (
         facts["architecture"] or row.architecture,
         row.container,
         facts["era"] or "",
@@ -243,7 +243,7 @@ def with_inspection(page: ModelPage, facts: Mapping[str, Any]) -> ModelPage:
     )
     return replace(
         page,
-        sentence=wording.sentence(*told),
+        sentence=wording.sentence(*described),
         header=_facts(facts["header"] or facts["metadata"]),
         tensors=tensors,
         dropped=_drops(facts["dropped"]),

@@ -62,11 +62,11 @@ def planned(line: Mapping[str, Any], outtype: str, plan: str = "", uploads: str 
     """
     converts = line["verdict"] == CONVERT
     before = [container_of(line), line.get("architecture"), line.get("types"), line.get("era")]
-    wanted = str((line.get("options") or {}).get("outtype", outtype))
+    outtype_ = str((line.get("options") or {}).get("outtype", outtype))
     sizes = [max(0, size) for size in sizes_of({**line, "bytes_out": line.get("bytes_out") or 0})]
     planned_outputs = [
         PlannedOutput(_inside(output, plan), _after(line, kind), size)
-        for output, kind, size in zip(outputs_of(line), wanted.split(","), sizes, strict=False)
+        for output, kind, size in zip(outputs_of(line), outtype_.split(","), sizes, strict=False)
     ]
     lost = [
         DroppedTensor(str(each.get("name") or each.get("tensors") or ""), str(each.get("reason") or ""), True)
@@ -76,7 +76,7 @@ def planned(line: Mapping[str, Any], outtype: str, plan: str = "", uploads: str 
         source=place_of(line["source"], uploads) or line["source"],
         verdict=line["verdict"],
         before=", ".join(filter(None, before)),
-        after=_after(line, wanted.split(",")[0]) if converts else "",
+        after=_after(line, outtype_.split(",")[0]) if converts else "",
         bytes_in=int(line.get("bytes_in") or 0),
         bytes_out=sizes[0],
         output=_inside(line.get("output") or "", plan),

@@ -354,7 +354,7 @@ class Agreement:
         what: What was compared.
         worst: Relative RMS; None where it is equal or not.
         limit: The most that is allowed.
-        said: What else there is to say.
+        detail: What else there is to say.
         absent: Why nothing was compared.
     """
 
@@ -362,7 +362,7 @@ class Agreement:
     what: str
     worst: float | None = None
     limit: float | None = None
-    said: str = ""
+    detail: str = ""
     absent: str = ""
 
 

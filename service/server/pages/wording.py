@@ -183,13 +183,13 @@ def sentence(architecture: str, container: str, era: str, types: str, weights: i
     what = a(f"{family(architecture)} model") if architecture else ""
     of = f" of {parameters(weights)} weights" if weights else ""
     place = a(f"{container} file") if container else "a file"
-    told = f"{what}{of} in {place} of {size(bytes_in)}" if what else f"{place} of {size(bytes_in)}"
-    told = told[0].upper() + told[1:]
+    text = f"{what}{of} in {place} of {size(bytes_in)}" if what else f"{place} of {size(bytes_in)}"
+    text = text[0].upper() + text[1:]
     if types:
-        told += f", stored as {types.replace(', ', ' and ') if types.count(', ') == 1 else types}"
+        text += f", stored as {types.replace(', ', ' and ') if types.count(', ') == 1 else types}"
     if era:
-        told += f"; such files were written {era}"
-    return told + "."
+        text += f"; such files were written {era}"
+    return text + "."
 
 
 def listed(counts: Mapping[str, int]) -> str:

@@ -50,8 +50,10 @@ def bytes_of(store: Store, owner: str) -> int:
     jobs, table, plans = store.jobs, store.t.asked, store.t.plans
     going = jobs.c.state.in_((QUEUED, *HELD, DONE))
     known = sa.exists().where(table.c.job == jobs.c.id)
-    mine = sa.exists().where(table.c.job == jobs.c.id, table.c.token == owner)
+    condition = sa.exists().where(table.c.job == jobs.c.id, table.c.token == owner)
     # of an earlier version, which kept the owner of a plan alone
     runs = sa.select(plans.c.run).where(plans.c.token == owner, plans.c.submitted.is_not(None))
-    query = sa.select(sa.func.sum(jobs.c.bytes_out).label("n")).where(going & (mine | (~known & jobs.c.plan.in_(runs))))
+    query = sa.select(sa.func.sum(jobs.c.bytes_out).label("n")).where(
+        going & (condition | (~known & jobs.c.plan.in_(runs)))
+    )
     return int((store.first(query) or {}).get("n") or 0)

@@ -102,19 +102,19 @@ def note(
 def find(store: Store, query: AuditQuery) -> list[AuditRecord]:
     """Return entries, the newest first."""
     table = store.t.audit
-    wanted = sa.select(table).order_by(table.c.id.desc()).limit(min(query.limit, MOST))
+    statement = sa.select(table).order_by(table.c.id.desc()).limit(min(query.limit, MOST))
     if query.text:
         places = (table.c.actor, table.c.action, table.c.subject, table.c.detail)
-        wanted = wanted.where(sa.or_(*(column.icontains(query.text, autoescape=True) for column in places)))
+        statement = statement.where(sa.or_(*(column.icontains(query.text, autoescape=True) for column in places)))
     if query.token is not None:
-        wanted = wanted.where(table.c.token == query.token)
+        statement = statement.where(table.c.token == query.token)
     if query.since is not None:
-        wanted = wanted.where(table.c.at >= query.since)
+        statement = statement.where(table.c.at >= query.since)
     if query.until is not None:
-        wanted = wanted.where(table.c.at < query.until)
+        statement = statement.where(table.c.at < query.until)
     if query.before is not None:
-        wanted = wanted.where(table.c.id < query.before)
-    rows = store.all(wanted)
+        statement = statement.where(table.c.id < query.before)
+    rows = store.all(statement)
     for row in rows:
         if (row["request"] or "").startswith("no request "):
             row["request"] = None

@@ -186,14 +186,14 @@ def _matching(store: Store, query: Query) -> list[Any]:
     found: list[Any] = []
     if query.text:
         found += [models.c.source.icontains(word, autoescape=True) for word in query.text.split()[:16]]
-    for name, wanted in (
+    for name, value in (
         ("state", query.states),
         ("container", query.containers),
         ("architecture", query.architectures),
         ("era", query.eras),
     ):
-        if wanted:
-            found.append(columns[name].in_(wanted))
+        if value:
+            found.append(columns[name].in_(value))
     if query.plan is not None:
         found.append(models.c.plan == query.plan)
     if query.folder is not None:

@@ -76,7 +76,7 @@ def forget(store: Store, jobs: Sequence[str]) -> None:
     store.do(work)
 
 
-def requeue_asked(store: Store, jobs: Sequence[str]) -> list[str]:
+def requeue_requested(store: Store, jobs: Sequence[str]) -> list[str]:
     """Queue those of the jobs again that were cancelled or whose outputs are gone, and return them."""
     table = store.jobs
     query = sa.select(table.c.id).where(table.c.id.in_(jobs), shown_state_of(table).in_(SHOWN.values()))

@@ -148,13 +148,13 @@ def note_use(store: Store, token: Token) -> None:
     store.run(sa.update(table).where(used).values(used=time.time()))
 
 
-def revoke(store: Store, wanted: str) -> str:
+def revoke(store: Store, name: str) -> str:
     """End a token, by id or name, and the sessions that were begun with it; return its id. Raises NotFoundError."""
     table = store.t.tokens
-    named = (table.c.name == wanted) & table.c.kind.in_((TOKEN, PERSON))
-    ids = [row["id"] for row in store.all(sa.select(table.c.id).where((table.c.id == wanted) | named))]
+    named = (table.c.name == name) & table.c.kind.in_((TOKEN, PERSON))
+    ids = [row["id"] for row in store.all(sa.select(table.c.id).where((table.c.id == name) | named))]
     if len(ids) != 1:
-        raise NotFoundError(f"{len(ids)} tokens go by this name", found=wanted)
+        raise NotFoundError(f"{len(ids)} tokens go by this name", found=name)
     store.run(sa.delete(table).where((table.c.id == ids[0]) | (table.c.parent == ids[0])))
     return str(ids[0])
 

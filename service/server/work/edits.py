@@ -40,8 +40,8 @@ def edit(
         raise RefusedError(
             "only the file of a done job on this server can be edited", found=row["state"], expected=DONE
         )
-    row, stated = _of_file(row, file), changed_options(changes)
-    key = digest_of([job, row["receipt"]["output"]["files"], stated])[:32]
+    row, declared = _of_file(row, file), changed_options(changes)
+    key = digest_of([job, row["receipt"]["output"]["files"], declared])[:32]
     if store.first(sa.select(store.jobs.c.id).where(store.jobs.c.id == key)) is not None:
         return key
     place = os.path.join(folder, FOLDER, key)
@@ -53,7 +53,7 @@ def edit(
         "question": "edit",
         "source": row["output"],
         "trees": [folder],
-        "options": {**stated, "out": out, "force": True},
+        "options": {**declared, "out": out, "force": True},
     }
     try:
         done = inspectors.ask(command, seconds=60 + size / SLOWEST)
@@ -62,7 +62,7 @@ def edit(
         raise
     if done["receipt_path"] is None:
         raise ChangedError("its receipt is not of this file any more", path=row["output"])
-    _enter(store, key, row, out, load_object(out + RECEIPT, MAX_RECEIPT), stated, place)
+    _enter(store, key, row, out, load_object(out + RECEIPT, MAX_RECEIPT), declared, place)
     return key
 
 

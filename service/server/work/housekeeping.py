@@ -89,8 +89,8 @@ class Housekeeper:
             return 0
         jobs, gone = self.store.jobs, []
         past = sa.func.coalesce(jobs.c.finished, jobs.c.updated) < now - self.settings.keep_outputs
-        mine = (jobs.c.state == DONE) & jobs.c.plan.in_(self.store.submitted())
-        for row in self.store.all(sa.select(jobs.c.id, jobs.c.output).where(mine, past).limit(MOST)):
+        condition = (jobs.c.state == DONE) & jobs.c.plan.in_(self.store.submitted())
+        for row in self.store.all(sa.select(jobs.c.id, jobs.c.output).where(condition, past).limit(MOST)):
             try:
                 self.outputs.remove(row["id"])
                 gone.append(row["id"])
@@ -107,7 +107,7 @@ class Housekeeper:
         past = jobs.c.state.in_(ENDED) & (
             sa.func.coalesce(jobs.c.finished, jobs.c.updated) < now - self.settings.keep_records
         )
-        mine = jobs.c.plan.in_(self.store.submitted())
-        ids = [row["id"] for row in self.store.all(sa.select(jobs.c.id).where(past, mine).limit(MOST))]
+        condition = jobs.c.plan.in_(self.store.submitted())
+        ids = [row["id"] for row in self.store.all(sa.select(jobs.c.id).where(past, condition).limit(MOST))]
         removal.forget(self.store, ids)
         return len(ids)

@@ -148,12 +148,12 @@ class Notifier:
         found = [{**each, "state": shown_state(each["state"], each["error"])} for each in self.store.all(query)]
         if not found:
             return
-        told = [each for each in found if each["state"] in EVENTS]
+        reportable = [each for each in found if each["state"] in EVENTS]
         further = jobs.c.entry["further"].label("further")
         names = (jobs.c.id, jobs.c.source, jobs.c.output, jobs.c.bytes_in, jobs.c.bytes_out, further)
-        rows = self.store.all(sa.select(*names).where(jobs.c.id.in_([each["job"] for each in told])))
+        rows = self.store.all(sa.select(*names).where(jobs.c.id.in_([each["job"] for each in reportable])))
         known = {row["id"]: row for row in rows}
-        notices = [self._notice(hook, each, known.get(each["job"], {})) for each in told]
+        notices = [self._notice(hook, each, known.get(each["job"], {})) for each in reportable]
         insert = self.store._insert(self.store.t.notices).on_conflict_do_nothing()
         seen = sa.update(hooks).where(hooks.c.id == hook["id"]).values(seen=found[-1]["id"])
 
@@ -167,8 +167,8 @@ class Notifier:
     def _notice(self, hook: Mapping[str, Any], event: Mapping[str, Any], job: Mapping[str, Any]) -> NoticeRow:
         data = {"job": event["job"], "state": event["state"], "error": event["error"], "attempt": event["attempt"]}
         more = {name: value for name, value in job.items() if name not in ("id", "further")}
-        told = {**data, **more, **({"outputs": outputs_of(job)} if job else {})}
-        body = _body(EVENTS[event["state"]], told, event["at"])
+        payload = {**data, **more, **({"outputs": outputs_of(job)} if job else {})}
+        body = _body(EVENTS[event["state"]], payload, event["at"])
         key = f"msg_{hook['id']}{event['id']:012}"
         return {"id": key, "hook": hook["id"], "body": body, "tries": 0, "next": 0.0}
 
@@ -196,7 +196,7 @@ class Notifier:
         """Take a notice, so that of several servers one sends it; the time of its next attempt is set with that."""
         table, tries = self.store.t.notices, notice["tries"] + 1
         after = DELAYS[tries] if tries < len(DELAYS) else DELAYS[-1]
-        mine = (table.c.id == notice["id"]) & (table.c.tries == notice["tries"]) & table.c.done.is_(None)
+        condition = (table.c.id == notice["id"]) & (table.c.tries == notice["tries"]) & table.c.done.is_(None)
         return bool(
-            self.store.run(sa.update(table).where(mine).values(tries=tries, next=time.time() + max(after, 1.0)))
+            self.store.run(sa.update(table).where(condition).values(tries=tries, next=time.time() + max(after, 1.0)))
         )

@@ -98,8 +98,8 @@ class ProgressBoard:
 
     def _note(self, job: str, note: ProgressRecord) -> None:
         jobs = self.store.jobs
-        mine = (jobs.c.id == job) & jobs.c.state.in_(HELD)
-        self.store.run(sa.update(jobs).where(mine).values(stage=json.dumps(note)))
+        condition = (jobs.c.id == job) & jobs.c.state.in_(HELD)
+        self.store.run(sa.update(jobs).where(condition).values(stage=json.dumps(note)))
 
     def of(self, job: str, row: Mapping[str, Any]) -> ProgressRecord | None:
         """Return the progress of a job, whose row the caller has; None for one that is not at work."""

@@ -30,33 +30,33 @@ class Place:
     trees: tuple[str, ...]
 
 
-def resolve(wanted: str, roots: Sequence[str], upload: Callable[[str], tuple[str, str]]) -> Place:
-    """Return the place that `wanted` names; `upload` gives what an upload names, and its folder, by its id.
+def resolve(source: str, roots: Sequence[str], upload: Callable[[str], tuple[str, str]]) -> Place:
+    """Return the place that `source` names; `upload` gives what an upload names, and its folder, by its id.
 
     Raises UsageError, NotFoundError, and AccessError for what is below no root.
     """
-    if not wanted or len(wanted) > LONGEST or any(c < " " or c == "\x7f" for c in wanted):
-        raise UsageError("a source", found=wanted[:200], expected="a path below a root, a URL, or upload:ID")
-    if wanted.startswith(UPLOAD):
-        path, folder = upload(wanted.removeprefix(UPLOAD))
+    if not source or len(source) > LONGEST or any(c < " " or c == "\x7f" for c in source):
+        raise UsageError("a source", found=source[:200], expected="a path below a root, a URL, or upload:ID")
+    if source.startswith(UPLOAD):
+        path, folder = upload(source.removeprefix(UPLOAD))
         return Place(path, (folder,))
-    if is_remote(wanted):
-        return Place(_url(wanted, roots), _local(roots))
-    if "://" in wanted or not os.path.isabs(wanted):
-        raise UsageError("a source", found=wanted, expected="an absolute path below a root, a URL, or upload:ID")
-    return Place(real_path(local_path(wanted), _local(roots)), _local(roots))
+    if is_remote(source):
+        return Place(_url(source, roots), _local(roots))
+    if "://" in source or not os.path.isabs(source):
+        raise UsageError("a source", found=source, expected="an absolute path below a root, a URL, or upload:ID")
+    return Place(real_path(local_path(source), _local(roots)), _local(roots))
 
 
 def _local(roots: Sequence[str]) -> tuple[str, ...]:
     return tuple(root for root in roots if not is_remote(root))
 
 
-def _url(wanted: str, roots: Sequence[str]) -> str:
+def _url(source: str, roots: Sequence[str]) -> str:
     """Return a URL that may be read: of the web, or below a root that is a URL."""
-    inside = any(wanted.rstrip("/") == root or wanted.startswith(root + "/") for root in roots)
-    if wanted.partition("://")[0] in WEB or (inside and not {".", ".."} & set(wanted.split("/"))):
-        return wanted
-    raise AccessError("below no root of this server", path=wanted, hint="--root URL, where the server is started")
+    inside = any(source.rstrip("/") == root or source.startswith(root + "/") for root in roots)
+    if source.partition("://")[0] in WEB or (inside and not {".", ".."} & set(source.split("/"))):
+        return source
+    raise AccessError("below no root of this server", path=source, hint="--root URL, where the server is started")
 
 
 def real_path(path: str, roots: Sequence[str]) -> str:

@@ -130,8 +130,10 @@ class Uploads:
         uploads, received = self.store.t.uploads, self.store.t.received
         is_open = uploads.c.state == RECEIVING
         due = self.store.first(sa.select(sa.func.sum(uploads.c.bytes).label("n")).where(is_open))
-        mine = sa.select(uploads.c.id).where(is_open)
-        came = self.store.first(sa.select(sa.func.sum(received.c.offset).label("n")).where(received.c.upload.in_(mine)))
+        condition = sa.select(uploads.c.id).where(is_open)
+        came = self.store.first(
+            sa.select(sa.func.sum(received.c.offset).label("n")).where(received.c.upload.in_(condition))
+        )
         return int((due or {}).get("n") or 0) - int((came or {}).get("n") or 0)
 
     # --- reading ---------------------------------------------------------------------------------------------------
@@ -215,10 +217,10 @@ class Uploads:
     def acknowledge(self, key: str, number: int, start: int, offset: int, sha256: str) -> bool:
         """Record that a file is on the disk up to `offset`, and its digest; return whether the upload is complete."""
         received, uploads = self.store.t.received, self.store.t.uploads
-        mine = (received.c.upload == key) & (received.c.file == number) & (received.c.offset <= offset)
+        condition = (received.c.upload == key) & (received.c.file == number) & (received.c.offset <= offset)
 
         def work(connection: Any) -> bool:
-            connection.execute(sa.update(received).where(mine).values(offset=offset, sha256=sha256))
+            connection.execute(sa.update(received).where(condition).values(offset=offset, sha256=sha256))
             connection.execute(sa.update(uploads).where(uploads.c.id == key).values(updated=time.time()))
             came = connection.execute(
                 sa.select(sa.func.sum(received.c.offset)).where(received.c.upload == key)
@@ -273,8 +275,8 @@ class Uploads:
 
     def _finish(self, key: str) -> None:
         table = self.store.t.uploads
-        mine = (table.c.id == key) & (table.c.state == RECEIVING)
-        if self.store.run(sa.update(table).where(mine).values(state=INSPECTING, updated=time.time())):
+        condition = (table.c.id == key) & (table.c.state == RECEIVING)
+        if self.store.run(sa.update(table).where(condition).values(state=INSPECTING, updated=time.time())):
             with suppress(RuntimeError):  # the server is ending; the next start inspects it
                 self._pool.submit(self._inspect, key)
 

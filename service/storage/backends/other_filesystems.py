@@ -121,7 +121,7 @@ def remove(url: str, version: str = "") -> None:
     _ask(url, lambda: system.rm_file(name))
 
 
-def stated(found: Found) -> DeclaredChecksum | None:
+def declared_checksum(found: Found) -> DeclaredChecksum | None:
     """Return the SHA-256 of the Hub's large files, the MD5 of Google's."""
     system, name = reach(found.path)
     info = _ask(found.path, lambda: system.info(name))

@@ -42,7 +42,7 @@ PART, PARTS = 16 << 20, 4000  # bytes of a part, and how many: S3 allows 10 000,
 MAX_KEY = 1024  # bytes of a key
 _MULTIPART = re.compile(r'"?[0-9a-f]{32}-(?P<count>[1-9]\d*)"?')
 _conditional: dict[str, bool] = {}
-_STATED = (
+_CHECKSUM_HEADERS = (
     ("ChecksumSHA256", "SHA-256"),
     ("ChecksumSHA1", "SHA-1"),
     ("ChecksumCRC64NVME", "CRC-64/NVME"),
@@ -216,7 +216,7 @@ def remove(url: str, version: str = "") -> None:
         retry(lambda: _call("delete_object", url, Bucket=bucket, Key=key))
 
 
-def stated(found: Found) -> DeclaredChecksum | None:
+def declared_checksum(found: Found) -> DeclaredChecksum | None:
     """Return a checksum of the whole object.
 
     It is the one stored with it, or an ETag that is an MD5: of the object, or of its parts' MD5s, where all parts but
@@ -230,7 +230,7 @@ def stated(found: Found) -> DeclaredChecksum | None:
         raise _changed(found, f"version {head.get('ETag')}")
     known = []
     if head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
-        texts = ((algorithm, str(head.get(name, ""))) for name, algorithm in _STATED)
+        texts = ((algorithm, str(head.get(name, ""))) for name, algorithm in _CHECKSUM_HEADERS)
         known = [checksums.from_base64("S3", algorithm, text) for algorithm, text in texts if text]
     if "kms" not in str(head.get("ServerSideEncryption", "")) and not head.get("SSECustomerAlgorithm"):
         known.append(_of_etag(found, str(head.get("ETag", ""))))

@@ -25,7 +25,7 @@ from ggferry.service.storage.places import Found, by_status
 from ggferry.service.storage.retry import retry
 
 NO_RANGES = "the server does not serve ranges"
-_STATED: tuple[tuple[str, str, Callable[[str, str, str], DeclaredChecksum | None]], ...] = (
+_CHECKSUM_HEADERS: tuple[tuple[str, str, Callable[[str, str, str], DeclaredChecksum | None]], ...] = (
     ("x-amz-checksum-sha256", "SHA-256", checksums.from_base64),
     ("x-checksum-sha256", "SHA-256", checksums.from_hex),
     ("x-amz-checksum-sha1", "SHA-1", checksums.from_base64),
@@ -85,7 +85,7 @@ def remove(url: str, version: str = "") -> None:
     raise AccessError("a web server's file cannot be deleted from here", path=url)
 
 
-def stated(found: Found) -> DeclaredChecksum | None:
+def declared_checksum(found: Found) -> DeclaredChecksum | None:
     """Return the checksum of the whole file, where the headers state one.
 
     It takes a HEAD request; a presigned address refuses that, and then no checksum is known.
@@ -155,7 +155,7 @@ def _other(found: Found, now: Found) -> GgferryError:
 def _checksum(headers: http.client.HTTPMessage) -> DeclaredChecksum | None:
     """Return the strongest checksum that is stated for the whole file."""
     found = []
-    for name, algorithm, parse in _STATED:
+    for name, algorithm, parse in _CHECKSUM_HEADERS:
         if name in headers:
             found.append(parse(f"the server's {name}", algorithm, headers[name]))
     for name in ("Repr-Digest", "Digest", "x-goog-hash"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ggferry.converters.adapters.merge_parts import path_and_scale, stated_as
+from ggferry.converters.adapters.merge_parts import path_and_scale, receipt_form
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import Result, convert
 from ggferry.converters.conversion.verify import reverify
@@ -268,7 +268,7 @@ def test_a_colon_counts_before_a_number_only(tmp_path: Path) -> None:
     assert path_and_scale("mine:1e-1") == ("mine", 0.1)
     (tmp_path / "v:2").mkdir()
     assert path_and_scale(str(tmp_path / "v:2")) == (str(tmp_path / "v:2"), 1.0)
-    assert stated_as(f"{tmp_path}/mine/:2") == "mine:2"
+    assert receipt_form(f"{tmp_path}/mine/:2") == "mine:2"
 
 
 def test_a_scale_of_nothing_is_refused(models: Any, tmp_path: Path) -> None:

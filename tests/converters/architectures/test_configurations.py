@@ -181,12 +181,12 @@ def test_what_is_not_sound_is_refused_by_name(case: str, tmp_path: Path) -> None
         understand(open_checkpoint(str(tmp_path)))
 
 
-SAID = ("llama biases", "granite", "gptneox", "stablelm")
+CONTRADICTIONS = ("llama biases", "granite", "gptneox", "stablelm")
 """Models with biases, of which a configuration says in some key that there are some."""
 BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "use_qkv_bias"), False)
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_biases_that_the_configuration_denies_are_left_out_by_name(name: str, tmp_path: Path) -> None:
     expected = changed(name, tmp_path / "hf", **BIASES)
     graph = understand(open_checkpoint(str(tmp_path / "hf")))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ggferry.converters.forward import device, weights
-from ggferry.converters.forward.batched_passes import in_lockstep
+from ggferry.converters.forward.batched_passes import batched
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -63,7 +63,7 @@ def test_all_of_a_pass_is_on_the_device(model: Path, elsewhere: list[torch.Size]
     """torch refuses to add tensors of two places, so that one left behind ends the pass."""
     graph = graph_of(str(model))
     passes = [partial(_run, graph)] * together
-    in_lockstep([(Weights(graph, 1, "meta"), passes)])
+    batched([(Weights(graph, 1, "meta"), passes)])
     assert elsewhere == [(len(TOKENS), graph.sizes["n_vocab"])] * together
 
 

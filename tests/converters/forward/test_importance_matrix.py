@@ -19,7 +19,7 @@ from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward import importance_matrix as importance
-from ggferry.converters.forward.batched_passes import in_lockstep
+from ggferry.converters.forward.batched_passes import batched
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.importance_matrix import chunks_of, group_size, measure, write_imatrix
 from ggferry.converters.forward.weights import Factor, Product, Weights
@@ -128,7 +128,7 @@ def test_passes_in_lockstep_are_passes_alone(name: str, fixtures: Path) -> None:
     def run(number: int, shared: Weights) -> None:
         together[number] = forward(graph, texts[number], weights=shared)
 
-    in_lockstep([(weights, [partial(run, number) for number in range(len(texts))])])
+    batched([(weights, [partial(run, number) for number in range(len(texts))])])
     for number, expected in enumerate(alone):
         assert np.allclose(together[number], expected, rtol=1e-4, atol=1e-5)
     plain = [count for (tensor, _), count in weights.asked.items() if "exps" not in tensor]

@@ -96,7 +96,7 @@ def test_a_head_that_turns_in_part_ends_it_where_it_asserts_that_all_do(name: st
     graph = understand(open_checkpoint(str(tmp_path / "hf")))
     width = graph.hparams["n_rot"]
     for rotated, wanted in ((width.value, "alike"), (width.value - 2, "dies")):
-        param = dataclasses.replace(width, value=rotated, known=Known.STATED)
+        param = dataclasses.replace(width, value=rotated, known=Known.DECLARED)
         part = dataclasses.replace(graph, hparams={**graph.hparams, "n_rot": param})
         path = write(part, tmp_path / f"{rotated}.gguf")
         assert (said(path), alike(path, list(TOKENS))) == (wanted, wanted)

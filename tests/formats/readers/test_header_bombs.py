@@ -489,7 +489,7 @@ def test_a_header_that_wants_more_memory_than_the_cap_ends_in_an_error(tmp_path:
 
 def test_the_command_line_reads_headers_under_a_cap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(memory_cap, "_asked", 0)
+    monkeypatch.setattr(memory_cap, "_limit", 0)
     finder = "ggferry.converters.model_graph.open_checkpoint.find_reader"
     monkeypatch.setattr(finder, lambda path: seen.append(_soft()) or 1 / 0)
     before = _soft()
@@ -509,7 +509,7 @@ def test_running_out_of_memory_is_an_error_of_ours(monkeypatch: Any, capsys: Any
 
     monkeypatch.setattr("ggferry.converters.model_graph.open_checkpoint.find_reader", fail)
     monkeypatch.setattr(cli, "ration", lambda nbytes: None)
-    monkeypatch.setattr(memory_cap, "_asked", 0)
+    monkeypatch.setattr(memory_cap, "_limit", 0)
     assert cli._run(["inspect", os.fspath(tmp_path), "--json"]) == 1
     said = capsys.readouterr()
     assert said.err.startswith("error: out of memory")

@@ -141,7 +141,7 @@ def _start(
     return subprocess.Popen(command, env=environment, cwd=folder, stderr=subprocess.PIPE, text=True)
 
 
-def _said(running: subprocess.Popen[str]) -> list[str]:
+def _message(running: subprocess.Popen[str]) -> list[str]:
     """Return what the run said about compiling."""
     _, text = running.communicate()
     assert running.returncode == 0, text
@@ -153,13 +153,13 @@ def test_two_first_runs_at_once_and_a_damaged_cache(fixtures: Path, tmp_path: Pa
     """All make the same bytes, and only what the outputs need is compiled."""
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     both = [_start(fixtures, tmp_path / f"{n}.gguf", cache) for n in (1, 2)]
-    assert [len(_said(one)) for one in both] == [1, 1]
+    assert [len(_message(one)) for one in both] == [1, 1]
     (entry,) = (tmp_path / "cache").rglob("*.nb*")
     assert entry.name.startswith("simple.q8_0-") and entry.suffix == ".nbc"
-    assert not _said(_start(fixtures, tmp_path / "3.gguf", cache))
+    assert not _message(_start(fixtures, tmp_path / "3.gguf", cache))
     entry.write_bytes(entry.read_bytes()[:-100])
-    assert len(_said(_start(fixtures, tmp_path / "4.gguf", cache))) == 1
-    assert not _said(_start(fixtures, tmp_path / "5.gguf", cache))
+    assert len(_message(_start(fixtures, tmp_path / "4.gguf", cache))) == 1
+    assert not _message(_start(fixtures, tmp_path / "5.gguf", cache))
     assert len({(tmp_path / f"{n}.gguf").read_bytes() for n in range(1, 6)}) == 1
 
 
@@ -189,7 +189,9 @@ def test_where_neither_home_nor_the_program_s_folder_can_be_written_to(fixtures:
     }
 
     def run() -> list[str]:
-        return _said(_start(fixtures, tmp_path / "out.gguf", variables, tmp_path))  # no other copy is found from there
+        return _message(
+            _start(fixtures, tmp_path / "out.gguf", variables, tmp_path)
+        )  # no other copy is found from there
 
     (said,) = run()
     assert "once a machine" in said and list((tmp_path / "temporary").rglob("*.nbc")) and not run()

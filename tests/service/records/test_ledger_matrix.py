@@ -26,7 +26,7 @@ from helpers.hf_llama import hf_llama
 
 STAGES = {"claim": "claim", "bind": "bind", "confirm": "confirm", "finish": "finish", "renewal": "beat"}
 FAULTS = ("cut", "slow", "403", "404", "429", "500", "wrong", "vanished", "changed", "killed")
-SAID = {
+MESSAGES = {
     "403": "attempt to write a readonly database",
     "404": "no such table: ggferry_jobs",
     "429": "database is locked",
@@ -104,7 +104,7 @@ class Trouble:
             with self.whole(ledger) as connection:
                 yield connection
             if befalls and self.fault == "cut":
-                raise sa.exc.OperationalError("COMMIT", {}, Exception(SAID["cut"]))
+                raise sa.exc.OperationalError("COMMIT", {}, Exception(MESSAGES["cut"]))
         finally:
             if befalls:
                 self.struck.set()
@@ -114,7 +114,7 @@ class Trouble:
             case "slow":
                 time.sleep(0.2)
             case "403" | "404" | "429" | "500":
-                raise sa.exc.OperationalError("", {}, Exception(SAID[self.fault]))
+                raise sa.exc.OperationalError("", {}, Exception(MESSAGES[self.fault]))
             case "wrong":
                 raise sa.exc.DatabaseError("", {}, Exception(DAMAGED))
             case "vanished" | "changed":

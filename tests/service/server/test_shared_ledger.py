@@ -92,7 +92,7 @@ def test_columns_and_states_of_the_server_in_postgresql(postgres: str) -> None:
         assert found.keys() == {"cancelled", "expired", "queued"} and found["cancelled"] == "bob"
         assert models.find(store, models.Query(plan="1" * 16, states=("expired",))).total == 1
         assert removal.counts(store)["cancelled"] == 1
-        assert sorted(removal.requeue_asked(store, jobs)) == sorted([jobs[0], done.id])
+        assert sorted(removal.requeue_requested(store, jobs)) == sorted([jobs[0], done.id])
         removal.forget(store, jobs)
         assert models.find(store, models.Query(plan="1" * 16)).total == 3, "what waits is not forgotten"
     finally:

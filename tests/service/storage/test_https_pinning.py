@@ -301,7 +301,7 @@ def test_a_models_size_is_not_asked_with_head(site: Web) -> None:
     found = stores.stat(name)
     assert found.bytes == len(OLD) and found.path == f"{site.url}/m.bin"
     assert web.fetch(found, 5, 10) == OLD[5:10]
-    assert web.stated(found) is None
+    assert web.declared_checksum(found) is None
 
 
 # --- whole runs ---

@@ -121,7 +121,7 @@ def test_ranges_that_come_out_of_order_are_summed_in_order(store: S3Store, tmp_p
 def test_an_upload_in_parts_is_checked_by_its_parts(store: S3Store, tmp_path: Path) -> None:
     multipart(store, [5 << 20, 5 << 20, 1 << 20])
     found = stores.stat("s3://old/m.bin")
-    assert found.version.endswith('-3"') and s3.stated(found) == DeclaredChecksum(
+    assert found.version.endswith('-3"') and s3.declared_checksum(found) == DeclaredChecksum(
         "S3 (ETag)", "MD5", bytes.fromhex(found.version[1:33]), 5 << 20
     )
     with source("s3://old/m.bin", tmp_path) as file:
@@ -134,7 +134,7 @@ def test_an_upload_in_parts_is_checked_by_its_parts(store: S3Store, tmp_path: Pa
 
 def test_parts_of_uneven_size_are_not_guessed(store: S3Store, tmp_path: Path) -> None:
     multipart(store, [5 << 20, 6 << 20])
-    assert s3.stated(stores.stat("s3://old/m.bin")) is None
+    assert s3.declared_checksum(stores.stat("s3://old/m.bin")) is None
     with source("s3://old/m.bin", tmp_path) as file:
         assert file.transport() == UNCHECKED
 
@@ -152,7 +152,7 @@ def test_an_etag_that_is_no_md5_is_not_taken_for_one(store: S3Store, monkeypatch
         ({"ServerSideEncryption": "AES256"}, "MD5"),
     ):
         monkeypatch.setattr(s3, "_head", lambda url, more=more, **rest: {**real(url, **rest), **more})
-        stated = s3.stated(found)
+        stated = s3.declared_checksum(found)
         assert (stated and stated.algorithm) == algorithm, more
 
 
@@ -206,7 +206,7 @@ def test_headers_that_state_a_checksum_of_the_whole_file(site: Web, tmp_path: Pa
     with source(f"{site.url}/m.bin", tmp_path) as file, pytest.raises(TransportError):
         file.transport()
     site.checksum = {"/m.bin": {header: "nonsense"}}
-    assert web.stated(stores.stat(f"{site.url}/m.bin")) is None
+    assert web.declared_checksum(stores.stat(f"{site.url}/m.bin")) is None
 
 
 # --- whole runs ---

@@ -60,13 +60,13 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
         template = made.from_string(job["template"])
     except jinja2.TemplateSyntaxError as error:
         raise CannotRun(f"line {error.lineno} is no Jinja: {error.message}") from None
-    given, stated = job["given"], {}
+    given, declared = job["given"], {}
     for variable, value in job.get("stated", {}).items():
         more = {variable: datetime.now().strftime("%d %b %Y") if value == "today" else value}
         with_it = {name: {**one, "more": {**more, **one.get("more", {})}} for name, one in given.items()}
-        stated[variable] = {name: text_of(template, job, one) for name, one in with_it.items()}
+        declared[variable] = {name: text_of(template, job, one) for name, one in with_it.items()}
     plain = {name: text_of(template, job, one) for name, one in given.items()}
-    return jinja2.__version__, [], {"rendered": plain, "stated": stated}
+    return jinja2.__version__, [], {"rendered": plain, "stated": declared}
 
 
 def cap(name: str, limit: int) -> None:

@@ -29,13 +29,13 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
         if why := template_error():
             raise CannotRun(f"its server does not start with this chat template: {why}") from None
         raise Refused(f"it does not load the file{reason()}") from None
-    said = {name: one(server.listening_address, key, given, job) for name, given in job["given"].items()}
+    answers = {name: one(server.listening_address, key, given, job) for name, given in job["given"].items()}
     texts = {"content": "", "add_special": False, "parse_special": False}
     ids = {
         name: posted(server.listening_address, "tokenize", key, {**texts, "content": text})["tokens"]
         for name, text in job.get("texts", {}).items()
     }
-    return "b" + metadata.version("xllamacpp").rpartition(".")[2], [], {"rendered": said, "ids": ids}
+    return "b" + metadata.version("xllamacpp").rpartition(".")[2], [], {"rendered": answers, "ids": ids}
 
 
 def template_error() -> str:

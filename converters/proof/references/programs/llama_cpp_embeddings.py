@@ -29,10 +29,10 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
         raise Refused(f"it does not load the file{reason()}") from None
     rows = []
     for prompt in job["prompts"]:
-        said = server.handle_embeddings({"input": prompt["tokens"], "embd_normalize": -1})
-        if "data" not in said:
-            raise CannotRun(f"it makes no vector of a text: {str(said)[:200]}")
-        found = said["data"][0]["embedding"][: job["count"]]  # behind a classifier's scores lies what was there
+        answer = server.handle_embeddings({"input": prompt["tokens"], "embd_normalize": -1})
+        if "data" not in answer:
+            raise CannotRun(f"it makes no vector of a text: {str(answer)[:200]}")
+        found = answer["data"][0]["embedding"][: job["count"]]  # behind a classifier's scores lies what was there
         rows.append(np.array(found, np.float32)[None])
     return "b" + metadata.version("xllamacpp").rpartition(".")[2], rows, {}
 

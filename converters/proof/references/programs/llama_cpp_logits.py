@@ -48,7 +48,7 @@ def server(job: dict[str, Any], context: int) -> Any:
 
 def probabilities(model: Any, job: dict[str, Any], tokens: list[int]) -> list[float]:
     """Return the log-probabilities of all tokens after `tokens`, by id."""
-    said = model.handle_completions(
+    answer = model.handle_completions(
         {
             "prompt": tokens,
             "max_tokens": 1,
@@ -57,9 +57,9 @@ def probabilities(model: Any, job: dict[str, Any], tokens: list[int]) -> list[fl
             "logit_bias": [[job["letter"], 1e3]],
         }
     )
-    if "choices" not in said:
-        raise CannotRun(f"it does not continue a text: {str(said)[:200]}")
-    content = (said["choices"][0].get("logprobs") or {}).get("content") or [{}]
+    if "choices" not in answer:
+        raise CannotRun(f"it does not continue a text: {str(answer)[:200]}")
+    content = (answer["choices"][0].get("logprobs") or {}).get("content") or [{}]
     found = {item["id"]: item["logprob"] for item in content[0].get("top_logprobs", ())}
     if len(found) != job["n_vocab"]:
         raise CannotRun(f"it gave the probabilities of {len(found)} of {job['n_vocab']} tokens")

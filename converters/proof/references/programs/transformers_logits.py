@@ -57,9 +57,9 @@ def loaded(config: Any, job: dict[str, Any]) -> Any:
     """Load the model, every weight from its files. Raises Silent where transformers would invent some."""
     kind, dtype = class_of(config, job["kind"]), getattr(torch, job["dtype"])
     options = {"config": config, "trust_remote_code": False, "local_files_only": True, "output_loading_info": True}
-    model, told = kind.from_pretrained("model", dtype=dtype, attn_implementation=job["attention"], **options)
-    missing = [name for name in told["missing_keys"] if not any(part in name for part in UNUSED)]
-    for names, what in ((missing, "finds no"), ([item[0] for item in told["mismatched_keys"]], "expects another")):
+    model, info = kind.from_pretrained("model", dtype=dtype, attn_implementation=job["attention"], **options)
+    missing = [name for name in info["missing_keys"] if not any(part in name for part in UNUSED)]
+    for names, what in ((missing, "finds no"), ([item[0] for item in info["mismatched_keys"]], "expects another")):
         if names:
             raise CannotRun(f"it {what} {sorted(names)[0]}")
     restore_padding(model.eval())
@@ -160,11 +160,11 @@ def wide_buffers(model: Any, kind: Any, config: Any, attention: str) -> None:
     """
     with parameters_without_values():
         twin = kind._from_config(config, dtype=torch.float32, attn_implementation=attention)
-    mine = dict(model.named_modules())
+    modules = dict(model.named_modules())
     for name, module in twin.named_modules():
         for buffer in module._non_persistent_buffers_set:
-            if module._buffers.get(buffer) is not None and name in mine:
-                mine[name]._buffers[buffer] = module._buffers[buffer]
+            if module._buffers.get(buffer) is not None and name in modules:
+                modules[name]._buffers[buffer] = module._buffers[buffer]
 
 
 @contextmanager

@@ -37,20 +37,20 @@ def answer(main: Callable[[dict[str, Any]], tuple[str, list[Any], dict[str, Any]
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         most = job["memory"] if hard == resource.RLIM_INFINITY else min(hard, job["memory"])
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
-    said: dict[str, Any]
+    answer: dict[str, Any]
     try:
         version, rows, facts = main(job)
         for number, found in enumerate(rows):
             import numpy  # a tenth of a second, which a program without rows need not wait
 
             numpy.save(f"rows-{number}.npy", found)
-        said = {"version": version, "facts": facts}
+        answer = {"version": version, "facts": facts}
     except Exception as error:
         words = str(error).strip().splitlines()
         kind = "" if isinstance(error, CannotRun) else f"{type(error).__name__}: "
-        said = {"why": f"{kind}{words[0] if words else ''}", "refused": isinstance(error, Refused)}
+        answer = {"why": f"{kind}{words[0] if words else ''}", "refused": isinstance(error, Refused)}
     with open("answer.json", "w", encoding="utf-8") as file:
-        json.dump(said, file)
+        json.dump(answer, file)
     sys.stdout.flush()
     os._exit(0)  # native libraries that crash while they are taken down have nothing to add
 

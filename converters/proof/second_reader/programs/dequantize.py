@@ -267,15 +267,15 @@ def bitsandbytes(read: Named, settings: Settings, name: str, r: Array, c: Array)
     if state is None:
         largest = _floats(read, f"{name.removesuffix('weight')}SCB").reshape(-1)[r][:, None]
         return _block(read, name, r, c).astype(np.float32) * largest * np.float32(7.874015718698502e-3)
-    said = json.loads(np.asarray(read(state)).tobytes())
-    at = r[:, None] * said["shape"][1] + c[None, :]
+    fields = json.loads(np.asarray(read(state)).tobytes())
+    at = r[:, None] * fields["shape"][1] + c[None, :]
     codes = _flat(read, name, at // 2)
     codes = np.where(at % 2, codes & 15, codes >> 4)
-    scales = at // said["blocksize"]
+    scales = at // fields["blocksize"]
     if f"{name}.nested_absmax" in read:
         inner = _flat(read, f"{name}.absmax", scales)
-        outer = _flat(read, f"{name}.nested_absmax", scales // said["nested_blocksize"])
-        factors = _floats(read, f"{name}.nested_quant_map")[inner] * outer + np.float32(said["nested_offset"])
+        outer = _flat(read, f"{name}.nested_absmax", scales // fields["nested_blocksize"])
+        factors = _floats(read, f"{name}.nested_quant_map")[inner] * outer + np.float32(fields["nested_offset"])
     else:
         factors = _flat(read, f"{name}.absmax", scales)
     return _floats(read, f"{name}.quant_map")[codes] * factors

@@ -207,15 +207,15 @@ def package_gguf() -> tuple[Any, str]:
     return gguf, version("gguf")
 
 
-def renamed(asked: dict[str, Any]) -> dict[str, Any]:
+def renamed(request: dict[str, Any]) -> dict[str, Any]:
     """Return what the package gguf calls tensors that we call otherwise, and how many it calls as we do."""
     gguf, version = package_gguf()
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    if asked["architecture"] not in kinds:
+    if request["architecture"] not in kinds:
         return {"library": f"gguf {version}", "alike": 0, "otherwise": []}
-    names = gguf.get_tensor_name_map(kinds[asked["architecture"]], asked["blocks"])
+    names = gguf.get_tensor_name_map(kinds[request["architecture"]], request["blocks"])
     alike, otherwise = 0, []
-    for theirs, ours in asked["names"]:
+    for theirs, ours in request["names"]:
         plain = EXPERT.sub(".experts.", theirs)
         found = None
         text = plain.partition("language_model.")[2]
@@ -240,12 +240,12 @@ def opened(path: str) -> File:
     raise ValueError("no library for such a file")
 
 
-def sampled(file: File, wanted: list[list[Any]]) -> Iterator[list[Any]]:
+def sampled(file: File, pieces: list[list[Any]]) -> Iterator[list[Any]]:
     """Yield type, shape and digest of each tensor: the bytes of its samples, one after another.
 
-    `wanted`: name, and the samples, each the index of a row and the range of its elements.
+    `pieces`: name, and the samples, each the index of a row and the range of its elements.
     """
-    for name, samples in wanted:
+    for name, samples in pieces:
         try:
             kind, shape = file.facts(name)
             digest = hashlib.blake2b(digest_size=16)
@@ -277,41 +277,41 @@ class Named:
         return self.files[name].values(name, *places)  # type: ignore[attr-defined]
 
 
-def dequantized(files: list[File], asked: dict[str, Any]) -> Iterator[list[Any]]:
+def dequantized(files: list[File], request: dict[str, Any]) -> Iterator[list[Any]]:
     """Yield the values of parts of matrices, as lists of numbers, or what was wrong."""
     from dequantize import rows  # type: ignore[import-not-found]
 
     named = Named(files)
-    for name, first, last, left, right in asked["matrices"]:
+    for name, first, last, left, right in request["matrices"]:
         try:
-            found = rows(named, asked["scheme"], asked["settings"], name, first, last, left, right)
+            found = rows(named, request["scheme"], request["settings"], name, first, last, left, right)
             flat = found.astype("<f4").reshape(-1)
             yield [array.array("f", flat.tobytes()).tolist() if math.prod(found.shape) else []]
         except Exception as error:
             yield [f"{type(error).__name__}: {error}"[:200]]
 
 
-def answered(asked: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+def answered(request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
     """Return the answer to one question."""
-    said: dict[str, Any] = {"files": []}
+    answer: dict[str, Any] = {"files": []}
     files: list[File] = []
-    for fd, wanted in zip(fds, asked["files"], strict=True):
+    for fd, pieces in zip(fds, request["files"], strict=True):
         try:
             file = opened(f"/dev/fd/{fd}")
         except Exception as error:
-            said["files"].append({"error": f"{type(error).__name__}: {error}"[:200]})
+            answer["files"].append({"error": f"{type(error).__name__}: {error}"[:200]})
             continue
         files.append(file)
-        own = {name for name, _ in wanted}
+        own = {name for name, _ in pieces}
         more = [name for name in file.names() if name not in own]
-        said["files"].append(
-            {"library": file.library, "tensors": list(sampled(file, wanted)), "more": more[:8], "others": len(more)}
+        answer["files"].append(
+            {"library": file.library, "tensors": list(sampled(file, pieces)), "more": more[:8], "others": len(more)}
         )
-    if asked["names"]:
-        said["names"] = renamed(asked)
-    if asked["matrices"]:
-        said["matrices"] = list(dequantized(files, asked))
-    return said
+    if request["names"]:
+        answer["names"] = renamed(request)
+    if request["matrices"]:
+        answer["matrices"] = list(dequantized(files, request))
+    return answer
 
 
 def limit(sizes: int) -> None:
@@ -352,13 +352,13 @@ def main() -> None:
         data, fds = received(connection)
         if not data:
             return
-        asked = json.loads(data)
-        sys.path[:] = [os.path.dirname(os.path.abspath(__file__)), *asked["path"]]
-        limit(asked["bytes"])
-        said = json.dumps(answered(asked, fds)).encode()
+        request = json.loads(data)
+        sys.path[:] = [os.path.dirname(os.path.abspath(__file__)), *request["path"]]
+        limit(request["bytes"])
+        answer = json.dumps(answered(request, fds)).encode()
         for fd in fds:
             os.close(fd)
-        connection.sendall(struct.pack("<Q", len(said)) + said)
+        connection.sendall(struct.pack("<Q", len(answer)) + answer)
 
 
 if __name__ == "__main__":

@@ -168,11 +168,11 @@ async def edit(request: Request, job: str) -> Response:
     }
     if not any(lines.values()):
         raise UsageError("nothing is to be changed", hint="fill in one of the fields")
-    wanted = EditChanges(set=lines["set"], remove=lines["remove"], special_tokens=lines["special_tokens"] or None)
+    changes = EditChanges(set=lines["set"], remove=lines["remove"], special_tokens=lines["special_tokens"] or None)
     service, caller = service_of(request), known(request)
 
     def work() -> Response:
-        made = functions.edit(service, caller, job, wanted, fields.get("file") or None)
+        made = functions.edit(service, caller, job, changes, fields.get("file") or None)
         return RedirectResponse(render.url("models", made["id"]), FOUND)
 
     return await service.lookups.run(caller.token, work)

@@ -14,7 +14,7 @@ from ggferry.converters.proof.receipt import how_it_was_proved
 from ggferry.converters.proof.references import cross_check
 from helpers.builders import Llama
 
-SAID = (
+CROSS_CHECKS = (
     cross_check.CrossCheck("tokenizers", "0.22", what="texts", count=812),
     cross_check.CrossCheck("llama.cpp", "b11549", side="output", count=3, worst=0.0031, limit=0.1),
     cross_check.CrossCheck("transformers", why="would need 28.1 GiB of memory, 4.0 GiB are free"),
@@ -22,7 +22,7 @@ SAID = (
 
 
 def test_the_third_line_names_who_testified() -> None:
-    proof = Proof("fast", (), {}, testimonies=SAID)
+    proof = Proof("fast", (), {}, testimonies=CROSS_CHECKS)
     words = "self-consistent; tokenizers 0.22 on 812 texts; llama.cpp b11549: logits 3e-3; no tensors"
     assert how_it_was_proved(proof) == words
     assert proof.notes == ("transformers was not compared: would need 28.1 GiB of memory, 4.0 GiB are free",)
@@ -30,7 +30,7 @@ def test_the_third_line_names_who_testified() -> None:
 
 def test_nobody_testified() -> None:
     assert how_it_was_proved(Proof("fast", (), {})) == "verified (no independent reference); no tensors"
-    assert how_it_was_proved(Proof("fast", (), {}, testimonies=SAID[2:])).startswith(
+    assert how_it_was_proved(Proof("fast", (), {}, testimonies=CROSS_CHECKS[2:])).startswith(
         "verified (no independent reference); "
     )
 

@@ -35,7 +35,7 @@ def receipt_beside(path: str) -> JSONObject | None:
     return receipt
 
 
-def check_stated(checkpoint: Checkpoint, stage: Stage) -> tuple[list[str], list[str]]:
+def check_declared_digests(checkpoint: Checkpoint, stage: Stage) -> tuple[list[str], list[str]]:
     """Return what contradicts the digests that are stated of a model's files, and what agrees with them, in words.
 
     The receipt beside the file states those of whole files. Where there is none, shards that ggferry wrote hold the
@@ -47,12 +47,12 @@ def check_stated(checkpoint: Checkpoint, stage: Stage) -> tuple[list[str], list[
     if receipt is not None:
         wrong = list(_against_receipt(receipt, checkpoint, stage))
         return wrong, [] if wrong else ["the bytes are those that the receipt beside the file was written for"]
-    stated = checkpoint.metadata.get(SET_DIGEST)
-    if len(checkpoint.files) < 2 or not isinstance(stated, Value):
+    declared = checkpoint.metadata.get(SET_DIGEST)
+    if len(checkpoint.files) < 2 or not isinstance(declared, Value):
         return [], []
     found = digest_of_shards(checkpoint, stage)
-    if found != stated.data:
-        return [f"the tensors are not those of the set: BLAKE3 {found}, and {SET_DIGEST} states {stated.data}"], []
+    if found != declared.data:
+        return [f"the tensors are not those of the set: BLAKE3 {found}, and {SET_DIGEST} states {declared.data}"], []
     return [], [f"the tensors of all {len(checkpoint.files)} shards are those that {SET_DIGEST} states"]
 
 
@@ -73,9 +73,9 @@ def _against_receipt(receipt: Mapping[str, Any], checkpoint: Checkpoint, stage: 
         yield f"the receipt beside the file states {found} output files, and there are {len(checkpoint.files)}"
         return
     with stage(Phase.CHECKING, checkpoint.nbytes) as progress:
-        for file, found, stated in changed_files(records, checkpoint.files, progress):
+        for file, found, declared in changed_files(records, checkpoint.files, progress):
             name = os.path.basename(file.path)
-            yield f"{name} is not the file its receipt was written for: BLAKE3 {found}, the receipt states {stated}"
+            yield f"{name} is not the file its receipt was written for: BLAKE3 {found}, the receipt states {declared}"
 
 
 def changed_files(
@@ -83,6 +83,6 @@ def changed_files(
 ) -> Iterator[tuple[Source, str, Any]]:
     """Yield each file that is not the one of its record in a receipt, with its BLAKE3 digest and the one stated."""
     for record, file in zip(records, files, strict=False):
-        stated = record.get("blake3") if isinstance(record, Mapping) else None
-        if (found := digest(file, progress=progress)) != stated:
-            yield file, found, stated
+        declared = record.get("blake3") if isinstance(record, Mapping) else None
+        if (found := digest(file, progress=progress)) != declared:
+            yield file, found, declared
