@@ -123,15 +123,15 @@ def out_types() -> list[OutType]:
     return found
 
 
-def coverage(listed: Iterable[str], second_files: bool = False) -> Coverage:
-    """Return which of the class names are read; with `second_files`, of whose models the encoder is.
+def coverage(listed: Iterable[str], mmproj: bool = False) -> Coverage:
+    """Return which of the class names are read; with `mmproj`, of whose models the encoder is.
 
     A name that comes twice counts once.
     """
     names = tuple(dict.fromkeys(listed))
-    tables = projectors() if second_files else architectures()
+    tables = projectors() if mmproj else architectures()
     known = {name for spec in tables.values() for name in _classes(spec)}
-    reasons = UNREAD if second_files else REASONS
+    reasons = UNREAD if mmproj else REASONS
     return Coverage(
         names,
         tuple(name for name in names if name in known),
@@ -141,8 +141,8 @@ def coverage(listed: Iterable[str], second_files: bool = False) -> Coverage:
     )
 
 
-def is_of_second_files(value: Any) -> bool:
-    """Return whether a JSON document lists classes of which the mmproj file, mmproj, is asked."""
+def lists_mmproj_classes(value: Any) -> bool:
+    """Return whether a JSON document lists classes of whose models the mmproj file is meant."""
     return isinstance(value, Mapping) and value.get("second_files") is True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, SECOND, TEXT, second_name
+from ggferry.converters.metadata.beside import MAX_RECEIPT, MMPROJ, RECEIPT, TEXT, mmproj_name
 from ggferry.converters.model_graph.gguf_edits import architecture_name, projector_types
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import CLIP, understand_projector
@@ -35,7 +35,7 @@ def _within(checkpoint: Checkpoint) -> dict[str, Any] | None:
         return None
     refs = {ref.name: ref.nbytes for node in graph.nodes for ref in node.inputs}
     return {
-        "kind": SECOND,
+        "kind": MMPROJ,
         "architecture": graph.architecture.projector,
         "tensors": len(refs),
         "bytes": sum(refs.values()),
@@ -44,17 +44,17 @@ def _within(checkpoint: Checkpoint) -> dict[str, Any] | None:
 
 
 def _beside(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    second = architecture_name(checkpoint) == CLIP
+    is_mmproj = architecture_name(checkpoint) == CLIP
     folder, name = os.path.split(checkpoint.path)
-    for other in _names(checkpoint.path, name, second):
+    for other in _names(checkpoint.path, name, is_mmproj):
         path = os.path.join(folder, other)
         if other == name or not os.path.isfile(path):
             continue
         found = open_checkpoint(path)
         try:
-            if found.container == "gguf" and (architecture_name(found) == CLIP) is not second:
-                kind = TEXT if second else SECOND
-                what = architecture_name(found) if second else projector_types(found)
+            if found.container == "gguf" and (architecture_name(found) == CLIP) is not is_mmproj:
+                kind = TEXT if is_mmproj else MMPROJ
+                what = architecture_name(found) if is_mmproj else projector_types(found)
                 return {
                     "kind": kind,
                     "architecture": what,
@@ -67,11 +67,11 @@ def _beside(checkpoint: Checkpoint) -> dict[str, Any] | None:
     return None
 
 
-def _names(path: str, name: str, second: bool) -> list[str]:
+def _names(path: str, name: str, is_mmproj: bool) -> list[str]:
     """Return the names under which the other half may stand beside a file."""
-    plain = name.removeprefix(f"{SECOND}-") if second else second_name(name)
+    plain = name.removeprefix(f"{MMPROJ}-") if is_mmproj else mmproj_name(name)
     if not os.path.isfile(path + RECEIPT):
         return [plain]
-    files = load_object(path + RECEIPT, MAX_RECEIPT).get(TEXT if second else SECOND)
+    files = load_object(path + RECEIPT, MAX_RECEIPT).get(TEXT if is_mmproj else MMPROJ)
     declared = [file.get("name") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     return [*(os.path.basename(one) for one in declared if isinstance(one, str)), plain]

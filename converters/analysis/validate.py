@@ -9,7 +9,7 @@ from typing import Any
 
 from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.analysis.weight_scan import odd_tensors
-from ggferry.converters.metadata.beside import SECOND
+from ggferry.converters.metadata.beside import MMPROJ
 from ggferry.converters.model_graph.gguf_edits import projector_types
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
@@ -122,7 +122,7 @@ def examine(path: str, *, data: bool = True, stage: Stage = silent) -> Report:
         other = _other_than_model(checkpoint)
         if other:
             found.append(Finding(Grade.NOTE, "model", f"no model: {other}"))
-            found += _of_second(checkpoint) if other == SECOND else ()
+            found += _of_mmproj(checkpoint) if other == MMPROJ else ()
         else:
             graph, tokenizer, notes = _meaning(checkpoint)
             found += notes
@@ -155,7 +155,7 @@ def _other_than_model(checkpoint: Checkpoint) -> str | None:
     return None if kind in ("model", "vocab") else kind
 
 
-def _of_second(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _of_mmproj(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield what is to be said of a file of a vision or audio encoder (mmproj): whether its table is met, and its
     notes."""
     try:

@@ -2,8 +2,8 @@
 experts scored by sigmoid, chosen with a bias, in groups.
 
 Sources: llama.cpp `src/models/bailingmoe3.cpp`, `conversion/bailingmoe3.py`; transformers `modeling_bailing_hybrid.py`,
-which has no bounds of experts and no low rank of queries. Of a multimodal model the text half is taken: its rows turn by
-halves, which llama.cpp does where a file has sections, and llama.cpp is its only witness.
+which has no bounds of experts and no low rank of queries. Of a multimodal model the text half is taken: its rows turn
+by halves, which llama.cpp does where a file has sections, and llama.cpp is its only witness.
 """
 
 from dataclasses import replace

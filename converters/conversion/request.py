@@ -17,7 +17,7 @@ from ggferry.converters.conversion.draft_target import with_target
 from ggferry.converters.conversion.like import recipe_like
 from ggferry.converters.conversion.options import AUTO, Kind, Option, option, types_of
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.metadata.beside import second_name
+from ggferry.converters.metadata.beside import mmproj_name
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.checkpoint import Checkpoint
@@ -188,7 +188,7 @@ def mmproj_out(out: str | None, outtype: str, own: str) -> str | None:
         ending = re.compile(rf"(?<=[-._]){re.escape(outtype)}(?=\.gguf$)", re.IGNORECASE)
         as_written = own.upper() if (found := ending.search(name)) and found[0].isupper() else own
         name = ending.sub(as_written, name)
-    return os.path.join(folder, second_name(name.replace(PLACE, own)))
+    return os.path.join(folder, mmproj_name(name.replace(PLACE, own)))
 
 
 Naming = Callable[[Option], str]

@@ -12,7 +12,7 @@ from ggferry.converters.conversion.plan import ConversionPlan, by_kind, check_re
 from ggferry.converters.conversion.request import MMPROJ, Naming, Request, open_source_of, request_of
 from ggferry.converters.conversion.target_size import with_target_size
 from ggferry.converters.forward.device import computing_on
-from ggferry.converters.metadata.beside import SECOND, TEXT
+from ggferry.converters.metadata.beside import TEXT
 from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.hparams import Known, Param
@@ -226,7 +226,7 @@ def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, 
         if others and is_mmproj:
             receipt = cast("OutputReceipt", {**receipt, TEXT: others})
         elif others:
-            receipt = cast("OutputReceipt", {**receipt, SECOND: others})
+            receipt = cast("OutputReceipt", {**receipt, MMPROJ: others})
         found.append(receipt)
     return found
 

@@ -126,7 +126,7 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
             if (
                 request.vocab == VocabOptions()
                 and "tokenizer.ggml.tokens" not in after.metadata
-                and not _is_second(after)
+                and not _is_mmproj(after)
             ):
                 request = replace(request, vocab=VocabOptions(none=True))
                 notes.append("the output has no vocabulary; the source's was not compared")
@@ -137,7 +137,7 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
         after.close()
 
 
-def _is_second(checkpoint: Checkpoint) -> bool:
+def _is_mmproj(checkpoint: Checkpoint) -> bool:
     """Return whether a GGUF file holds a vision or audio encoder."""
     kind = checkpoint.metadata.get("general.architecture")
     return isinstance(kind, Value) and kind.data == CLIP

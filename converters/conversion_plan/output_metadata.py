@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ggferry.converters.conversion_plan.steps import Options, Step, type_table
-from ggferry.converters.metadata.beside import SECOND, second_name
+from ggferry.converters.metadata.beside import MMPROJ, mmproj_name
 from ggferry.converters.metadata.file_names import file_name, guess
 from ggferry.converters.metadata.general_keys import Entry, describe_origin, general_metadata, name_parts
 from ggferry.converters.metadata.model_card import read_card
@@ -84,8 +84,8 @@ def assemble(
     }
     beside = checkpoint.sidecars
     card, card_notes = read_card(beside["README.md"]) if "README.md" in beside else ({}, ())
-    second = bool(graph.architecture.projector)
-    sampled = "generation_config" in beside and not second
+    is_mmproj = bool(graph.architecture.projector)
+    sampled = "generation_config" in beside and not is_mmproj
     generation = load_object(beside["generation_config"]) if sampled else {}
     experts = graph.sizes.get("n_expert", 0)
     # Where the user gives a name, the path is not consulted, so it cannot contradict the name.
@@ -100,7 +100,7 @@ def assemble(
         expert_parameters=found.expert_parameters,
         file_type=found.file_type,
         quantized=found.quantized,
-        kind=SECOND if second else "model",
+        kind=MMPROJ if is_mmproj else "model",
         model_name=model_name,
         overrides=overrides,
         inherited=inherited,
@@ -162,4 +162,4 @@ def output_name(metadata: Mapping[str, Entry], options: Options, shard: str | No
     """Return the file name by the GGUF naming convention. `shard`: for example '00001-of-00003'."""
     parts = name_parts(metadata, vocab_only=options.vocab_only, shard=shard)
     name = file_name(parts)
-    return second_name(name) if parts.type == SECOND else name
+    return mmproj_name(name) if parts.type == MMPROJ else name

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 RECEIPT = ".receipt.json"
 """What a receipt's name adds to the name of its file."""
 MAX_RECEIPT = 1 << 28
-SECOND: Final = "mmproj"
+MMPROJ: Final = "mmproj"
 """The type (`general.type`) of the mmproj file, llama.cpp's prefix of its name, and the receipt's
 member that lists it beside a text model."""
 TEXT: Final = "text"
 """The member of that file's receipt that lists the text models beside it."""
 
 
-def second_name(name: str) -> str:
+def mmproj_name(name: str) -> str:
     """Return the file name of an mmproj file (mmproj): with llama.cpp's prefix, unless the name says so already."""
-    return name if SECOND in name else f"{SECOND}-{name}"
+    return name if MMPROJ in name else f"{MMPROJ}-{name}"
 
 
 def files_written(*receipts: Mapping[str, Any]) -> list[FileRecord]:
@@ -31,5 +31,5 @@ def files_written(*receipts: Mapping[str, Any]) -> list[FileRecord]:
 
     Several outputs share the latter; each is listed once.
     """
-    beside = {record["name"]: record for receipt in receipts for record in receipt.get(SECOND, ())}
+    beside = {record["name"]: record for receipt in receipts for record in receipt.get(MMPROJ, ())}
     return [*(record for receipt in receipts for record in receipt["output"]["files"]), *beside.values()]

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ggferry import __version__
-from ggferry.converters.metadata.beside import SECOND
+from ggferry.converters.metadata.beside import MMPROJ
 from ggferry.converters.metadata.file_names import (
     Guess,
     NameOrigin,
@@ -155,9 +155,9 @@ def name_parts(entries: Mapping[str, Entry], *, vocab_only: bool = False, shard:
         base, fine, version = named.base_name, fine or named.fine_tune, version or named.version
     file_type = entries.get("general.file_type")
     encoding = None if file_type is None or vocab_only else file_type_name(file_type.value.data)
-    kinds = {"adapter": "LoRA", SECOND: SECOND}
+    kinds = {"adapter": "LoRA", MMPROJ: MMPROJ}
     kind = "vocab" if vocab_only else kinds.get(text("type") or "")
-    label = None if kind == SECOND else text("size_label")
+    label = None if kind == MMPROJ else text("size_label")
     return NameParts(base, label, fine, version, encoding, kind, shard)
 
 

@@ -51,7 +51,7 @@ ROLES = roles(
     a.embd_to_logits.weight optional         : a_codes a_projection | hf audio_embedding.to_logits.weight
     """,
 )
-"""The last three are of the audio decoder: llama.cpp keeps the embeddings of codes here, and the first tells it a width."""
+"""The last three are of the audio decoder: llama.cpp keeps the embeddings of codes here; the first gives it a width."""
 _TALKER = "of the audio decoder, for which this file has no place"
 _POSITIONS = "llama.cpp makes positions of 512 columns only, and this audio encoder is {a_n_embd} wide"
 

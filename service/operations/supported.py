@@ -36,11 +36,11 @@ class TypesCommand:
 
 def coverage_of(path: StrPath) -> Coverage:
     """Return which of the class names that a text or a JSON file lists are read. Raises as reading it does."""
-    from ggferry.converters.supported import class_names, coverage, is_of_second_files
+    from ggferry.converters.supported import class_names, coverage, lists_mmproj_classes
     from ggferry.formats.files.named_texts import text_of
     from ggferry.formats.json_files.text import parse_json
 
     name = os.fspath(path)
     text = text_of(name)
     document = parse_json(text.encode(), name) if text.lstrip()[:1] in ("{", "[") else text.split()
-    return coverage(class_names(document, name), is_of_second_files(document))
+    return coverage(class_names(document, name), lists_mmproj_classes(document))

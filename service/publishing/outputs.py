@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, SECOND
+from ggferry.converters.metadata.beside import MAX_RECEIPT, MMPROJ, RECEIPT
 from ggferry.converters.rewrite.lineage import fits, load
 from ggferry.formats.errors import (
     ChangedError,
@@ -275,7 +275,7 @@ def _receipt_upload(path: str, name: str, receipt: Mapping[str, Any], notes: lis
 
 def _beside(path: str, receipt: Mapping[str, Any]) -> Iterator[str]:
     """Yield the paths of the mmproj files that a receipt lists."""
-    listed = receipt.get(SECOND, [])
+    listed = receipt.get(MMPROJ, [])
     for record in listed if isinstance(listed, list) else []:
         name = record.get("name") if isinstance(record, Mapping) else None
         if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", ".."):

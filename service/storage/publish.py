@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, SECOND, files_written
+from ggferry.converters.metadata.beside import MAX_RECEIPT, MMPROJ, RECEIPT, files_written
 from ggferry.converters.proof.receipt import to_json
 from ggferry.formats.errors import (
     ChangedError,
@@ -128,7 +128,7 @@ def publish_all(
         local, name = os.path.join(folder, record["name"]), f"{there}/{record['name']}"
         confirm()
         sent |= publish(local, name, record["blake3"], scratch, progress, writer)
-    seconds = dict.fromkeys(record["name"] for each in receipts.values() for record in each.get(SECOND, ())[:1])
+    seconds = dict.fromkeys(record["name"] for each in receipts.values() for record in each.get(MMPROJ, ())[:1])
     for name in (f"{each}{RECEIPT}" for each in seconds):
         put_receipt(read_bytes(os.path.join(folder, name), MAX_RECEIPT), f"{there}/{name}")
     for url, receipt in reversed([*receipts.items()]):

@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from ggferry.converters.proof.runtime_keys import architectures as read_by_llama_cpp
-from ggferry.converters.supported import block_types, class_names, coverage, families, is_of_second_files, out_types
+from ggferry.converters.supported import block_types, class_names, coverage, families, lists_mmproj_classes, out_types
 from ggferry.formats.errors import InconsistentError
 from helpers.third_party_fixtures import ROOT
 
@@ -100,7 +100,7 @@ def test_a_list_may_be_plain(tmp_path: Path) -> None:
 def test_the_list_of_second_files() -> None:
     path = ROOT / "benchmarks" / "convert_hf_to_gguf_mmproj_classes.json"
     document = json.loads(path.read_text())
-    assert is_of_second_files(document) and not is_of_second_files(json.loads(MAP.read_text()))
-    found = coverage(class_names(document, str(path)), second_files=True)
+    assert lists_mmproj_classes(document) and not lists_mmproj_classes(json.loads(MAP.read_text()))
+    found = coverage(class_names(document, str(path)), mmproj=True)
     assert len(found.listed) == 72 and len(found.read) >= 40
     assert set(found.missing) == set(found.reasons), "a name that is neither read nor refused with a reason"
