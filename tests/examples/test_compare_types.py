@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from helpers.third_party_fixtures import ROOT
 
 TYPES = ("q8_0", "q4_0")
 
 
+@pytest.mark.slow
 def test_it_draws_what_it_measured(tmp_path: Path) -> None:
     picture = tmp_path / "types.svg"
     command = [

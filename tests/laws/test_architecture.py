@@ -9,6 +9,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from helpers.parsed import parsed
 from helpers.third_party_fixtures import ROOT
 
 ROOMS = ("support", "quant", "formats", "converters", "service")
@@ -20,11 +21,6 @@ MODULES = {
 FOLDERS = sorted({path.parent for path in FILES})
 HEAVY = {"numpy", "torch", "numba", "sentencepiece", "regex", "rich", "safetensors", "blake3"}
 HEAVY |= {"fsspec", "sqlalchemy", "ray"}
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def shown(path: Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import ggferry
+from helpers.parsed import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
@@ -150,7 +151,7 @@ def documented(module: str, *, public: bool = False) -> list[tuple[str, str | No
             if not (public and child.name.startswith("_")):
                 walk(child, f"{name}:{child.name}" if name == module else f"{name}.{child.name}")
 
-    walk(ast.parse((ROOT / module).read_text()), module)
+    walk(parsed(ROOT / module), module)
     return found
 
 
@@ -183,7 +184,7 @@ def test_names_are_those_of_the_field() -> None:
         for path in (ROOT / room).rglob("*.py"):
             place = str(path.relative_to(ROOT))
             defined = [path.stem]
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                     defined.append(node.name)
                 elif isinstance(node, ast.arg):

@@ -41,6 +41,7 @@ SKIPPED = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_that_skips_a_test_fails(tmp_path: Path) -> None:
     (tmp_path / "test_good.py").write_text("def test_it():\n    pass\n")
     options = ("-p", "conftest", "-n", "1", tmp_path)
@@ -51,6 +52,7 @@ def test_a_run_that_skips_a_test_fails(tmp_path: Path) -> None:
     assert done.returncode == 1 and "FAILED: 3 skipped, and no test may be" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_in_time_says_how_many_tests_it_did_not_reach(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / f"test_{name}.py").write_text("def test_it():\n    pass\n\n\ndef test_again():\n    pass\n")
@@ -99,6 +101,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_corpus_s_cases_exist_only_where_it_is_named(corpus: Path) -> None:
     file, case = TESTS / "formats" / "readers" / "test_ggml.py", "[ggjt3-20230821/another.bin]"
     alone = run_pytest("--collect-only", file)

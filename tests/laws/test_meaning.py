@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.parsed import parsed
 from helpers.third_party_fixtures import ROOT
 
 WORDS = {"message", "why", "reason", "origin", "hint", "words", "line", "lines", "notes"}
@@ -45,7 +46,7 @@ def is_sentence(node: ast.expr) -> bool:
 def readings(path: Path) -> list[str]:
     """What in a module looks into a sentence, or compares one."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         match node:
             case ast.Compare(left=left, ops=ops, comparators=others):
                 looks = any(isinstance(op, ast.In | ast.NotIn) for op in ops) and any(map(is_sentence, others))

@@ -26,6 +26,7 @@ from ggferry.service.cli.options import HeadedCommand, takes
 from ggferry.service.operation import StrPath, argument, declare, library_function, options_declared
 from ggferry.service.server.api import archive, jobs, request_models
 from ggferry.support.records import dataclass
+from helpers.parsed import parsed
 from helpers.third_party_fixtures import ROOT
 
 ROOMS = ("operations", "archive_operations")
@@ -208,7 +209,7 @@ def test_a_record_of_the_service_is_declared_once() -> None:
     """No two classes below service/ have the same fields: the second user imports the first's."""
     found: dict[frozenset[str], set[str]] = {}
     for path in sorted((ROOT / "service").rglob("*.py")):
-        for each in ast.walk(ast.parse(path.read_text())):
+        for each in ast.walk(parsed(path)):
             if isinstance(each, ast.ClassDef) and each.name not in JSON_OF:
                 names = [part.target.id for part in each.body if isinstance(part, ast.AnnAssign)]  # type: ignore[union-attr]
                 own = frozenset(names) - {"_"}

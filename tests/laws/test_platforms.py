@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from helpers.parsed import parsed
 from helpers.third_party_fixtures import ROOT
 
 ROOM = ROOT / "support" / "platform"
@@ -39,7 +40,7 @@ NAMES = {
 
 def faults(path: Path) -> list[str]:
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name in MODULES]
         elif isinstance(node, ast.ImportFrom):
@@ -65,7 +66,7 @@ def test_nobody_else_knows_the_system() -> None:
 
 def test_programs_that_stand_alone_guard_what_they_import() -> None:
     for path in ALONE:
-        top = ast.parse(path.read_text()).body
+        top = parsed(path).body
         bare = [alias.name for node in top if isinstance(node, ast.Import) for alias in node.names]
         assert not MODULES & {*bare}, path
 

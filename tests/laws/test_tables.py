@@ -34,6 +34,7 @@ from ggferry.formats.reader import HeaderLayout, VocabLayout, readers
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockError, table
 from helpers.held_weights import held_model
+from helpers.parsed import parsed
 from helpers.third_party_fixtures import ROOT
 
 NORM = "output_norm.weight f32 : n_embd | hf model.norm.weight"
@@ -286,7 +287,7 @@ def words_that_are_asked_for() -> set[str]:
     """Texts that the forward pass compares with, has a case for, or looks up."""
     found: set[str] = set()
     for path in (ROOT / "converters" / "forward").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             asked = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
             asked += [key for key in node.keys if key] if isinstance(node, ast.Dict) else []
             asked += [node.value] if isinstance(node, ast.MatchValue) else []

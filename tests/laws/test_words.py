@@ -7,6 +7,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from helpers.parsed import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("support", "quant", "formats", "converters", "service")
 HOUSE_PHRASES = {
@@ -75,7 +77,7 @@ KEPT_TITLES: dict[str, str] = {}
 def texts(path: Path, kinds: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the words of a module's docstrings, its comments, or its other texts."""
     source = path.read_text()
-    tree = ast.parse(source)
+    tree = parsed(path)
     notes = {
         id(node.value)
         for node in ast.walk(tree)
@@ -128,7 +130,7 @@ def test_titles_of_errors_are_plain_statements() -> None:
     wrong = []
     for room in PRODUCT:
         for path in sorted((ROOT / room).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 if not isinstance(node, ast.Call) or not node.args:
                     continue
                 name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
@@ -165,7 +167,7 @@ def test_identifiers() -> None:
     for room in PRODUCT:
         for path in sorted((ROOT / room).rglob("*.py")):
             place = str(path.relative_to(ROOT))
-            for line, name in [(0, path.stem), *identifiers(ast.parse(path.read_text()))]:
+            for line, name in [(0, path.stem), *identifiers(parsed(path))]:
                 words = () if name in KEPT_IDENTIFIERS else words_of(name)
                 wrong += [
                     (f"{place}:{line}", name, f"say {HOUSE_IDENTIFIERS[w]}") for w in words if w in HOUSE_IDENTIFIERS
@@ -174,12 +176,7 @@ def test_identifiers() -> None:
 
 
 def test_what_is_kept_is_there() -> None:
-    named = {
-        name
-        for room in PRODUCT
-        for path in (ROOT / room).rglob("*.py")
-        for _, name in identifiers(ast.parse(path.read_text()))
-    }
+    named = {name for room in PRODUCT for path in (ROOT / room).rglob("*.py") for _, name in identifiers(parsed(path))}
     assert set(KEPT_IDENTIFIERS) <= named
 
 

@@ -152,6 +152,7 @@ def test_ggla_as_the_runtime_of_2023_applied_it(ggla: Path, base: Path, tmp_path
     assert relative(logits(base), expected) > 0.05, "the adapter is no small thing"
 
 
+@pytest.mark.slow
 def test_ggla_permuted_is_the_adapter_as_it_was_trained(ggla: Path, base: Path, tmp_path: Path) -> None:
     """The ggla file laid out as training meant it = its PEFT source, converted for the same base."""
     rotated = carried(ggla / "f32-ggml-adapter-model.bin", tmp_path / "t.gguf", base=str(base), ggla_permute=True)

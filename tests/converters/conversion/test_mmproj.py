@@ -219,6 +219,7 @@ def test_the_plan_shows_both(folder: Path, tmp_path: Path) -> None:
     assert request_of(str(folder), {"mmproj": "only"}).mmproj == "only"
 
 
+@pytest.mark.slow
 def test_an_archive_has_one_line_and_two_outputs(folder: Path, tmp_path: Path) -> None:
     from helpers.archive_tools import command, plan
 

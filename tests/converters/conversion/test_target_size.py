@@ -117,6 +117,7 @@ def test_the_choice_is_the_best_of_all_that_fit(source: Path, tmp_path: Path) ->
     assert tuple(found[name] for name in names) == best
 
 
+@pytest.mark.slow
 def test_an_importance_matrix_brings_more_types(source: Path, fixtures: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.gguf"
     matrix = fixtures / "quantize/k256.imatrix.gguf"

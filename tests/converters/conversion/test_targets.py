@@ -141,6 +141,7 @@ def test_plan_replaces_no_model_and_no_file_unasked(place: Path, capsys: pytest.
     assert json.loads((place / "plan.jsonl").read_text().splitlines()[0])["ggferry_plan"]
 
 
+@pytest.mark.slow
 def test_a_report_replaces_an_earlier_report_and_nothing_else(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["plan", "a.bin", "-o", "p", "--dest", "out", "--verify", "none"]) == 0
     for suffix in (".json", ".html"):

@@ -193,6 +193,7 @@ def run_imatrix(model: Path, out: Path, *told: str | Path) -> int:
     return _run(["imatrix", str(model), "-o", str(out), "--chunk-size", "32", *map(str, told)])
 
 
+@pytest.mark.slow
 def test_an_interrupted_measurement_is_continued_to_the_same_bytes(
     fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -235,6 +235,7 @@ def test_recordings_that_are_none_are_refused(tmp_path: Path) -> None:
 # --- the command ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_rows(picture: Path, tmp_path: Path) -> None:
     eye = VISION_ENCODERS["internvl"]
     second = written(eye.saved(tmp_path / "t", eye.tiny()), tmp_path / "a.gguf", mmproj="only")

@@ -44,6 +44,7 @@ def check(files: list[str], count: int, folder: Path) -> None:
             assert abs(scores[position][token] - logprob) < 0.15, file
 
 
+@pytest.mark.slow
 def test_llama_cpp_runs_one_of_each_kind(tmp_path: Path) -> None:
     check(RUN, 5, tmp_path)
 

@@ -311,6 +311,7 @@ def legacy_imatrix(path: Path, sums: dict[str, np.ndarray]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_file_made_with_an_importance_matrix_that_is_not_at_hand(tmp_path: Path) -> None:
     matrix = with_importances(tmp_path, np.random.default_rng(5), 2.0)
     out = str(tmp_path / "a.gguf")

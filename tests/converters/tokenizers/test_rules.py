@@ -76,6 +76,7 @@ def heard(folder: Path, made: Tokenizer | None = None) -> tuple[Tokenizer, Agree
         pytest.param(V7, False, id="v7", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_mistrals_model_files_with_user_defined_pieces_convert(path: Path, beside: bool, tmp_path: Path) -> None:
     """The default proof, no option; whatever differs is cut by the rule."""
     library = sentencepiece.SentencePieceProcessor(str(path))

@@ -49,6 +49,7 @@ def test_sigkill_leaves_no_finished_file(tmp_path: Path, rounds: int) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.slow
 def test_interrupt_cleans_up(tmp_path: Path) -> None:
     model = Llama(n_vocab=20000, n_embd=512, n_head=8, n_head_kv=4, n_layer=8, n_ff=1536, kind="F16", version=1)
     source = model.write(tmp_path / "model.bin")

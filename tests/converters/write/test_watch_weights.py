@@ -259,6 +259,7 @@ def test_a_missing_shard_is_named_with_exit_code_3(tmp_path: Path) -> None:
             (folder / "model.safetensors.index.json").unlink()
 
 
+@pytest.mark.slow
 def test_meta_parts_and_params_that_disagree(tmp_path: Path) -> None:
     """P24: width of params.json against the shapes; a part of the model that is not there."""
     kv = WIDTH // HEADS * KV_HEADS

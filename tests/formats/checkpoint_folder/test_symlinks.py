@@ -262,6 +262,7 @@ def test_plan_and_apply_publish_nothing_from_outside_the_tree(model: Path, secre
     assert not files_with(SECRET, tmp_path / "o") and [p.name for p in (tmp_path / "o").glob("*.gguf")] == ["good.gguf"]
 
 
+@pytest.mark.slow
 def test_links_from_model_to_model_and_from_root_to_root_are_followed(tmp_path: Path, fixtures: Path) -> None:
     first = write_checkpoint(tmp_path / "in" / "first", fixtures)
     second = write_checkpoint(tmp_path / "in" / "second", fixtures, seed=1)
@@ -318,6 +319,7 @@ def test_a_tree_named_by_a_url_of_this_machine_is_a_local_tree(model: Path, secr
         assert {line["verdict"] for line in lines} == {"unsupported", "other"}
 
 
+@pytest.mark.slow
 def test_a_destination_below_the_root_may_be_a_link(tmp_path: Path) -> None:
     root = tmp_path / "in"
     root.mkdir()

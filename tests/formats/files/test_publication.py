@@ -216,6 +216,7 @@ def test_a_writer_that_lives_is_left_alone(tmp_path: Path) -> None:
     assert resolve(str(folder / SHARDS[0])) == "finished"
 
 
+@pytest.mark.slow
 def test_the_files_a_record_names_are_not_swept(tmp_path: Path) -> None:
     number = after_first_name(tmp_path)
     folder = tmp_path / "here"

@@ -130,6 +130,7 @@ def test_a_manifest_that_is_wrong_is_refused_with_the_place(case: str, store: Pa
     assert caught.value.path and str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_archive_may_be_a_store(store: Path, fixtures: Path, tmp_path: Path) -> None:
     plain = tmp_path / "f16.gguf"
     ggferry.convert(fixtures / "hf/ckpt/llama", plain, outtype="f16", verify="fast")

@@ -86,11 +86,13 @@ def test_a_proof_of_a_lower_level_is_not_enough(source: Path, output: Path, tmp_
     assert state == "failed" and "proved 'fast', not 'full'" in why and there
 
 
+@pytest.mark.slow
 def test_a_level_that_the_receipt_only_claims_is_not_enough(source: Path, output: Path, tmp_path: Path) -> None:
     plant(output, output.read_bytes(), lambda receipt: receipt.update(verified="full"))
     assert run(source, tmp_path, "full")[::2] == ("failed", True)
 
 
+@pytest.mark.slow
 def test_the_ledger_has_the_numbers_of_the_fresh_proof(source: Path, output: Path, tmp_path: Path) -> None:
     convert(Request(str(source), str(output), force=True))
     plant(output, output.read_bytes(), lambda receipt: receipt["logits"].update(top1_agreement=0.5))

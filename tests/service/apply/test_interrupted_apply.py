@@ -82,6 +82,7 @@ def test_a_stopped_run_leaves_nothing_and_says_so(signals: list[int], planned: P
     assert {row["state"] for row in rows(f"{planned}.ledger").values()} <= {"queued", "done"}
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_is_removed_by_the_next(planned: Path, tmp_path: Path) -> None:
     with writing(planned, tmp_path) as run:
         run.kill()
@@ -99,6 +100,7 @@ def left_behind(target: Path, token: str) -> list[Path]:
     return made
 
 
+@pytest.mark.slow
 def test_leftovers_of_finished_jobs_and_of_no_one_else_are_removed(planned: Path, tmp_path: Path) -> None:
     command("apply", planned, "-j", "2", "--threads", "1")
     ours = left_behind(tmp_path / "out" / "0.gguf", "0" * 16)
@@ -135,6 +137,7 @@ def test_what_a_killed_worker_left_is_removed_by_its_coordinator(planned: Path, 
     assert seen and not partials(tmp_path)
 
 
+@pytest.mark.slow
 def test_temporary_folders_of_the_dead_are_removed_wherever_they_are(planned: Path, tmp_path: Path) -> None:
     """Below --scratch, and below the system's folder, which workers use too."""
     scratch, system = tmp_path / "scratch", tmp_path / "system"

@@ -145,6 +145,7 @@ def test_a_destination_that_is_away_fails_the_jobs_and_a_rerun_converts_them(sto
     assert len([key for key in store.keys("new") if key.endswith(".gguf")]) == 2
 
 
+@pytest.mark.slow
 def test_a_hiccup_while_one_is_asked_for_leaves_the_others_alone(store: S3Store, path: Path) -> None:
     store.rules.add("HEAD", r"x/a\.gguf$", 500)
     store.rules.add("GET", r"x/a\.gguf$", 500)

@@ -69,6 +69,7 @@ def there(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_an_archive_as_a_user_runs_it(tmp_path: Path) -> None:
     shutil.copytree(K256, tmp_path / "in" / "k256")
     write(tmp_path / "in" / "a.bin", Llama(kind="F16", version=1))
@@ -187,6 +188,7 @@ def test_a_run_killed_while_it_uploads_is_taken_up(upload: int, source: Path, tm
         assert found == expected
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_made_again_and_what_is_there_adopted(source: Path, tmp_path: Path) -> None:
     path = ladder(tmp_path)
     applied(path)

@@ -68,6 +68,7 @@ def test_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
     assert plan["bytes_written"] == target.stat().st_size
 
 
+@pytest.mark.slow
 def test_inspect_and_verify_and_forward(model: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.gguf"
     assert run("convert", model, "-o", target).returncode == 0
@@ -100,6 +101,7 @@ def test_verify_sees_a_changed_output_with_and_without_its_receipt(model: Path, 
     assert done.returncode == 6 and "row" in done.stderr
 
 
+@pytest.mark.slow
 def test_verify_remembers_what_the_user_stated(model: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.gguf"
     run("convert", model, "-o", target, "--hparam", "attention.layer_norm_rms_epsilon=3e-6")
@@ -195,6 +197,7 @@ def test_version() -> None:
     assert run("--version", name="convert").stdout == run("--version").stdout
 
 
+@pytest.mark.slow
 def test_compiling_is_said_where_it_happens(tmp_path: Path) -> None:
     """Not on a second run, whose kernels are in numba's cache: then nothing of numba's compiler is even set up."""
     model = Llama(n_embd=256, n_head=8, n_head_kv=4, n_ff=512, kind="F16", version=1).write(tmp_path / "m.bin")

@@ -100,6 +100,7 @@ def test_auto_is_the_half_precision_that_the_first_matrix_is_nearest_to(
     ggferry.verify(source, done.output, level="fast")
 
 
+@pytest.mark.slow
 def test_a_plan_takes_auto_and_names_outputs_without_it(fixtures: Path, tmp_path: Path) -> None:
     shutil.copytree(fixtures / "hf/ckpt/llama", tmp_path / "models/llama")
     plan = tmp_path / "plan.jsonl"

@@ -30,6 +30,7 @@ from helpers.archive_tools import GGFERRY
 from helpers.attack_tools import Typed, typed
 from helpers.builders import Llama
 from helpers.checkpoints import write_checkpoint
+from helpers.parsed import parsed
 from helpers.third_party_fixtures import ROOT
 
 pytestmark = pytest.mark.attack
@@ -291,7 +292,7 @@ def test_nothing_prints_past_the_one_place() -> None:
     found = set()
     for room in ("quant", "formats", "converters", "service"):
         for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 text = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
                 if text == "print" or text.endswith((".print", ".echo", ".secho", "stdout.write", "stderr.write")):
                     found.add(str(path.relative_to(ROOT)))

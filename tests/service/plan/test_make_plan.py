@@ -34,6 +34,7 @@ def _archive(root: Path) -> None:
             shutil.copytree(FIXTURES / "hf" / "ckpt" / name, root / f"{name}-{number}")
 
 
+@pytest.mark.slow
 def test_workers_that_read_all_say_what_fresh_ones_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _archive(tmp_path / "in")
     wanted = PlanRequest((str(tmp_path / "in"),))

@@ -250,6 +250,7 @@ def test_entries_go_with_time(tmp_path: Path) -> None:
     service.drain()
 
 
+@pytest.mark.slow
 def test_the_command_line_is_in_the_log_too(tmp_path: Path) -> None:
     data = ("serve", "--data", tmp_path / "data")
     made = json.loads(command(*data, "token", "add", "ci", "--scope", "submit", "--json").stdout)

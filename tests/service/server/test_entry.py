@@ -81,6 +81,7 @@ def test_a_form_without_its_secret_changes_nothing(server: Server, method: str, 
     assert httpx.get(server.url, headers=headers).status_code == 200, "the session goes on"
 
 
+@pytest.mark.slow
 def test_what_watches_the_server_is_not_refused_for_others(tmp_path: Path) -> None:
     """Behind a proxy everybody has its address."""
     with serving(tmp_path / "data", "--rate", "1") as server, httpx.Client(base_url=server.url) as client:
@@ -123,6 +124,7 @@ def test_a_body_of_two_lengths_ends_the_connection(server: Server) -> None:
     assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
 
 
+@pytest.mark.slow
 def test_behind_a_proxy_with_tls_the_session_is_for_tls_alone(server: Server, tmp_path: Path) -> None:
     """A proxy that is not trusted may say what it likes."""
     said = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}

@@ -61,6 +61,7 @@ def slow(tmp_path: Path) -> Iterator[Slow]:
             released.touch()
 
 
+@pytest.mark.slow
 def test_names_that_do_not_resolve_hold_up_nobody_else(slow: Slow) -> None:
     client = slow.server.client(made_token(slow.server.data, "asker", "submit"))
     other = slow.server.client(made_token(slow.server.data, "other", "read"))

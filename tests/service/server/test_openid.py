@@ -200,6 +200,7 @@ def test_a_provider_that_describes_itself_wrongly(
         assert done.status_code == 502 and words in done.text, done.text
 
 
+@pytest.mark.slow
 def test_a_provider_that_is_away_leaves_tokens_alone(tmp_path: Path) -> None:
     with openid_provider() as gone:
         wanted = options(gone)
@@ -209,6 +210,7 @@ def test_a_provider_that_is_away_leaves_tokens_alone(tmp_path: Path) -> None:
         assert httpx.get(f"{server.url}/login", params={"out": "1"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_wrong_secret_is_told_to_whoever_signs_in(provider: Provider, tmp_path: Path) -> None:
     with serving(tmp_path / "data", *options(provider), GGFERRY_OIDC="wrong") as server:
         with httpx.Client(base_url=server.url, follow_redirects=True) as browser:

@@ -45,6 +45,7 @@ def test_a_cookie_over_tls_is_of_this_host_and_tls_alone(behind: Server) -> None
     assert "Secure" not in plain.headers["set-cookie"] and "strict-transport-security" not in plain.headers
 
 
+@pytest.mark.slow
 def test_without_a_path_the_cookie_has_the_strictest_prefix(tmp_path: Path) -> None:
     with serving(tmp_path / "data", "--trusted-proxy", "127.0.0.0/8") as server:
         cookie = httpx.get(server.url, params={"token": server.token}, headers=forwarded()).headers["set-cookie"]

@@ -100,6 +100,7 @@ def test_the_link_that_signs_in_is_not_in_the_log(server: Server) -> None:
     assert stat.S_IMODE((server.data / "sign-in-link").stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_every_line_of_the_log_is_json(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as server:
         for text in (b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x00\x1b[31m\r\n\r\n"):
@@ -123,6 +124,7 @@ def test_a_root_does_not_hold_the_uploads(tmp_path: Path, root: str) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.slow
 def test_a_ledger_that_vanished_takes_nothing_more(tmp_path: Path, replaced: bool) -> None:
     with serving(tmp_path / "data") as server:
         client = server.client()

@@ -74,6 +74,7 @@ def test_names_that_can_be_are_kept() -> None:
 # --- a plan ---
 
 
+@pytest.mark.slow
 def test_odd_keys_end_no_plan(store: S3Store, tmp_path: Path) -> None:
     for i, name in enumerate(ODD):
         store.put(f"old/{name}", model(tmp_path, seed=i))

@@ -81,6 +81,7 @@ def test_converting_and_looking_import_nothing_from_there_either(folder: Path, r
     assert not ran.exists(), ran.read_text()
 
 
+@pytest.mark.slow
 def test_python_m_imports_nothing_from_there_once_it_is_ours(folder: Path, ran: Path, tmp_path: Path) -> None:
     for name in (*started_with(tmp_path), "ggferry"):
         (folder / f"{name}.py").unlink(missing_ok=True)
@@ -128,6 +129,7 @@ def test_a_worker_stands_in_a_folder_of_its_own_without_import_paths(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_with_relative_paths_means_the_folder_of_the_command(tmp_path: Path) -> None:
     Llama().write(tmp_path / "a.bin")
     run(SCRIPT, "plan", ".", "-o", "p", "--verify", "fast", "-j", "1", folder=tmp_path)

@@ -92,6 +92,7 @@ def test_a_silent_worker_is_ended(supervisor: Supervisor, model: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_memory_is_capped(tmp_path: Path, model: Path) -> None:
     """600 MB of vocabulary claims in one JSON object do not fit into a worker of 200 MB."""
     folder = tmp_path / "hf"

@@ -41,6 +41,7 @@ print(json.dumps(done))
 
 
 @pytest.mark.parametrize(("system", "name"), [("windows", "Windows"), ("macos", "macOS")])
+@pytest.mark.slow
 def test_the_command_line_works_as(system: str, name: str, fixtures: Path, tmp_path: Path) -> None:
     (tmp_path / "archive").mkdir()
     sources = [fixtures / "legacy-llama/ggjt1-20230428/q4_0.bin", fixtures / "hf/ckpt/llama"]

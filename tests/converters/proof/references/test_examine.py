@@ -371,6 +371,7 @@ def test_a_conversion_asks_and_says_who_testified(fixtures: Path, tmp_path: Path
     )
 
 
+@pytest.mark.slow
 def test_a_plan_asks_for_witnesses(tmp_path: Path) -> None:
     path = tmp_path / "in" / "old.bin"
     path.parent.mkdir()

@@ -72,6 +72,7 @@ def test_full_cuts_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+@pytest.mark.slow
 def test_the_command_answers(folder: Path, as_json: bool) -> None:
     command = [Path(sys.executable).parent / "ggferry", "inspect", folder, *(["--json"] if as_json else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
