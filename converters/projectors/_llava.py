@@ -18,7 +18,7 @@ def numbered(values: Values) -> tuple[int, ...]:
     if any(not 0 <= number <= count for number in found) or not max(found, default=0):
         raise ValueError(f"feature layer {listed} of {count} blocks")
     if sorted(set(found)) != [*found]:
-        raise ValueError(f"feature layers {listed} of {count} blocks: llama.cpp lays states side by side in order")
+        raise ValueError(f"feature layers {listed} of {count} blocks: llama.cpp lays them side by side in their order")
     return found
 
 
