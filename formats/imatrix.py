@@ -61,6 +61,7 @@ class Entry:
         offset: Byte at which the sums begin.
         file: Number of the file, an index into `Imatrix.files`.
         plain: Byte at which as many sums of the activations themselves begin, in the same file; None without them.
+        selected: Numbers of the matrices that a model still has of those whose sums are there; None for all.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Entry:
     offset: int
     file: int = 0
     plain: int | None = None
+    selected: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,9 @@ class Imatrix:
         if entry is None:
             return None
         matrices, columns = (shape[-3] if len(shape) > 2 else 1), (shape[-1] if shape else 1)
-        if entry.values != matrices * columns:
+        total = matrices if entry.selected is None else entry.values // max(1, columns)
+        fits = entry.selected is None or (len(entry.selected) == matrices and max(entry.selected) < total)
+        if entry.values != total * columns or not fits:
             if name in EMBEDDINGS:
                 return None
             raise ShapeError(
@@ -127,7 +131,8 @@ class Imatrix:
                 found=f"{entry.values} values",
                 expected=f"{matrices} × {columns}",
             )
-        return self._mean_squares(entry).reshape(matrices, columns)
+        means = self._mean_squares(entry).reshape(total, columns)
+        return means if entry.selected is None else means[list(entry.selected)]
 
     def select(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Imatrix:
         """Return the matrix with a part of its entries.
@@ -159,6 +164,14 @@ class Imatrix:
         if not names:
             return self
         return replace(self, entries={new: self.entries[old] for new, old in names.items() if old in self.entries})
+
+    def of_experts(self, kept: Mapping[str, tuple[int, ...]]) -> Imatrix:
+        """Return the matrix for a model that has only some of the experts of the tensors that `kept` names."""
+        entries = {
+            name: replace(entry, selected=kept[name]) if name in kept and "_exps." in name else entry
+            for name, entry in self.entries.items()
+        }
+        return replace(self, entries=entries) if kept else self
 
     def quantize_keys(self) -> dict[str, Value]:
         """Return the metadata that llama-quantize writes when it uses this matrix; empty when no entry is left."""

@@ -321,6 +321,9 @@ OPTIONS: tuple[Option, ...] = (
            ("--override-kv",), metavar="KEY=TYPE:VALUE", receipt="override_keys"),
     Option("prune_layers", Kind.TEXT, "quantize verify", Heading.EDITS, "Drop these blocks.", "prune", metavar="L,L",
            receipt="prune"),
+    Option("prune_experts", Kind.TEXT, "quantize verify", Heading.EDITS,
+           "Drop experts of every block: the N least used or N% of them by --imatrix, those never used, or these.",
+           "prune_experts", metavar="N|N%|unused|B:E,E;…", receipt="prune_experts"),
     # --- importance matrix ---
     Option("imatrix", Kind.FILE, _ALL, Heading.IMPORTANCE, "Importance matrix, GGUF or .dat.", "imatrix",
            metavar="FILE", in_plan=True, receipt="imatrix"),

@@ -12,6 +12,7 @@ from ggferry.converters.adapters.merge_any import with_adapters
 from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.conversion.kinds.adapter import AdapterKind
 from ggferry.converters.conversion.kinds.gguf import GgufKind, plan_in
+from ggferry.converters.conversion.kinds.gguf_plan import with_explicit_experts
 from ggferry.converters.conversion.kinds.hf_folder import HfFolderKind
 from ggferry.converters.conversion.kinds.kind import OutputKind, PlannedOutput
 from ggferry.converters.conversion.kinds.mmproj import MmprojKind, instead_of_text, missing_processor, related, unread
@@ -142,7 +143,8 @@ def plan_source(request: Request, stage: Stage = silent) -> ConversionPlan:
     check_request(request)
     checkpoint = open_source_of(request)
     try:
-        return plan_conversion(with_target_size(request, checkpoint, stage), checkpoint)
+        request = with_target_size(with_explicit_experts(request, checkpoint), checkpoint, stage)
+        return plan_conversion(request, checkpoint)
     finally:
         checkpoint.close()
 

@@ -95,6 +95,7 @@ class Request:
     hparams: Mapping[str, str] = field(default_factory=dict)
     vocab: VocabOptions = field(default_factory=VocabOptions)
     prune: str | None = None
+    prune_experts: str | None = None
     override_keys: tuple[str, ...] = ()
     imatrix: str | None = None
     include_weights: tuple[str, ...] = ()

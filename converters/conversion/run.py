@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
+from ggferry.converters.conversion.kinds.gguf_plan import with_explicit_experts
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, Target
 from ggferry.converters.conversion.plan import ConversionPlan, by_kind, check_request, plan_conversion
 from ggferry.converters.conversion.request import MMPROJ, Naming, Request, open_source_of, request_of
@@ -107,7 +108,7 @@ def convert(request: Request, stage: Stage = silent, approve: Approve = lambda r
         opened.add_beside(source.sidecars.values())
         for adapter in source.adapters:
             opened.add_beside(adapter.checkpoint.sidecars.values())
-        request = with_target_size(request, source, stage)
+        request = with_target_size(with_explicit_experts(request, source), source, stage)
         plan = plan_conversion(request, replace(source, files=digesting(source.files)))
         plan.check_names()
         with unrecorded():

@@ -154,7 +154,10 @@ def _model_again(
     request: Request, before: Checkpoint, after: Checkpoint, stage: Stage, allow: Sequence[str]
 ) -> tuple[Proof, KeyProof, tuple[str, ...]]:
     raw = before
-    before, renamed = edited(request, with_adapters(before))
+    matrix = None
+    if request.imatrix:
+        matrix = read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
+    before, matrix = edited(request, with_adapters(before), matrix)
     vocab_only = not after.tensors
     mirror = understand(after, vocab_only=vocab_only)
     graph = _same_half(request, before, mirror)
@@ -172,8 +175,7 @@ def _model_again(
         tokens = check_tokenizer(sides, after.path, depth_of(request))
         if not mirror.architecture.projector:
             check_declared(before, after, request.vocab, request.metadata, keys.apart, rerank_template(graph))
-        matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
-        encoding = Encoding(matrix.renamed(renamed) if matrix else None, any_error=request.allow_quantization_error)
+        encoding = Encoding(matrix, any_error=request.allow_quantization_error)
         with computing_on(request.device):
             case = Case(Sides(graph, mirror, encoding), request.level, tokens)
             (proof,) = compare_outputs([case], jobs=request.jobs, stage=stage)

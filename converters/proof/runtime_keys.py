@@ -123,7 +123,7 @@ def _findings(
         read = loader.keys.get(key)
         if read is None:
             known = not key.startswith("tokenizer.") or loader.tokenizer
-            if known and not key.startswith("general."):  # general.* describes the model to people and catalogs
+            if known and not key.startswith(("general.", "ggferry.")):  # they describe the model to people and catalogs
                 yield Finding("unread", architecture, key, f"{who} does not read {key}")
         elif not takes(read, value):
             types = " or ".join(read.types)

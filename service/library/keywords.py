@@ -192,10 +192,12 @@ class EditOptions(TypedDict, total=False):
     Attributes:
         override_keys: 'KEY=TYPE:VALUE' items; TYPE is int, float, bool or str.
         prune_layers: Blocks to drop, 'L,L'.
+        prune_experts: Experts to drop in every block: 'N', 'N%', 'unused' (by `imatrix`), or 'BLOCK:E,E;BLOCK:E,E'.
     """
 
     override_keys: Sequence[str] | None
     prune_layers: str | None
+    prune_experts: str | None
 
 
 class Quantizing(TypeOptions, EditOptions, ProofOptions, total=False):

@@ -57,7 +57,7 @@ ABSENCE = {
 
 def explained(kind: str, architecture: str, what: str) -> bool:
     finding = runtime.Finding(kind, architecture, what, "")
-    return not unexplained([finding], [rule.said for rule in EXPLAINED])
+    return not unexplained([finding], [rule.note for rule in EXPLAINED])
 
 
 def keyed(name: str) -> Iterator[tuple[str, HParam]]:

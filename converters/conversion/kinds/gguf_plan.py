@@ -14,6 +14,7 @@ from ggferry.converters.conversion_plan.steps import Plan, Step, place, plan_ste
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
 from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.model_graph.prune_experts import explicit_choice, prune_experts
 from ggferry.converters.proof.reference_checked import unchecked
 from ggferry.converters.proof.runtime_keys import architectures
 from ggferry.converters.proof.runtime_notes import explains, runtime_notes
@@ -25,7 +26,7 @@ from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UsageError
 from ggferry.formats.gguf.header_layout import with_values
-from ggferry.formats.imatrix import read_imatrix
+from ggferry.formats.imatrix import Imatrix, read_imatrix
 
 
 def understood(request: Request, checkpoint: Checkpoint) -> Understood:
@@ -43,13 +44,13 @@ def understood(request: Request, checkpoint: Checkpoint) -> Understood:
 
 
 def _understood(request: Request, checkpoint: Checkpoint) -> Understood:
-    checkpoint, renamed = edited(request, checkpoint)
+    imatrix = None
+    if request.imatrix:
+        imatrix = read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
+    checkpoint, imatrix = edited(request, checkpoint, imatrix)
     graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp, rerank=request.rerank)
     check_target(graph, request.target, not (request.vocab.none or request.vocab.source))
     tokenizer = tokenizer_of(graph, checkpoint, request)
-    imatrix = None
-    if request.imatrix:
-        imatrix = read_imatrix(request.imatrix, request.include_weights, request.exclude_weights).renamed(renamed)
     return Understood(graph, tokenizer, imatrix)
 
 
@@ -155,14 +156,31 @@ def _without_vocabulary(graph: ModelGraph) -> tuple[str, ...]:
     return () if graph.architecture.projector else ("no vocabulary: the output has no tokenizer",)
 
 
-def edited(request: Request, checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, str]]:
-    """Return the checkpoint with overridden keys and without pruned blocks, and its tensors' new names → old ones.
+def with_explicit_experts(request: Request, checkpoint: Checkpoint) -> Request:
+    """Return the request with the experts that `--prune-experts` drops by their numbers, as the receipt has them."""
+    if not request.prune_experts or checkpoint.container != "gguf":
+        return request
+    if request.imatrix is None:
+        return replace(request, prune_experts=explicit_choice(checkpoint, request.prune_experts, None))
+    with read_imatrix(request.imatrix, request.include_weights, request.exclude_weights) as imatrix:
+        return replace(request, prune_experts=explicit_choice(checkpoint, request.prune_experts, imatrix))
 
-    Raises UsageError for a checkpoint that is not GGUF.
+
+def edited(request: Request, checkpoint: Checkpoint, imatrix: Imatrix | None) -> tuple[Checkpoint, Imatrix | None]:
+    """Return the checkpoint with overridden keys, without pruned experts and blocks, and the matrix of what is left.
+
+    Blocks and experts have their numbers in the source. Raises UsageError for a checkpoint that is not GGUF.
     """
-    if not (request.override_keys or request.prune):
-        return checkpoint, {}
+    if not (request.override_keys or request.prune or request.prune_experts):
+        return checkpoint, imatrix
     if checkpoint.container != "gguf":
-        raise UsageError("keys are overridden and blocks pruned in GGUF files only", path=checkpoint.path)
+        raise UsageError("keys are overridden, blocks and experts pruned in GGUF files only", path=checkpoint.path)
     checkpoint = override_keys(checkpoint, request.override_keys)
-    return prune_layers(checkpoint, request.prune) if request.prune else (checkpoint, {})
+    if request.prune_experts:
+        pruned = prune_experts(checkpoint, request.prune_experts, imatrix)
+        checkpoint = replace(pruned.checkpoint, notes=(*pruned.checkpoint.notes, pruned.note))
+        imatrix = imatrix and imatrix.of_experts(pruned.kept)
+    if request.prune:
+        checkpoint, names = prune_layers(checkpoint, request.prune)
+        imatrix = imatrix and imatrix.renamed(names)
+    return checkpoint, imatrix

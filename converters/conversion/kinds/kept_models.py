@@ -89,7 +89,14 @@ def content_of(checkpoint: Checkpoint, request: Request) -> Hashable | None:
     Nothing is kept of what other files decide than those beside the weights, nor of a GGUF file, whose keys are its
     own as a rule, nor of a folder whose name says what the model is for, nor of very many tensors.
     """
-    given = (request.imatrix, request.target, request.override_keys, request.prune, request.vocab.source)
+    given = (
+        request.imatrix,
+        request.target,
+        request.override_keys,
+        request.prune,
+        request.prune_experts,
+        request.vocab.source,
+    )
     if not keeps() or any(given) or checkpoint.dropped or checkpoint.adapters or is_called_like_one(checkpoint.path):
         return None
     if len(checkpoint.tensors) > MOST_TENSORS:
