@@ -67,7 +67,7 @@ def hurried(workers: Workers) -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(ledger_database, "FIRST_WAIT", 0.05)
         patch.setattr(s3fs.S3FileSystem, "retries", 1)
         patch.setitem(s3._conditional, "new", True)
-        publish._told.clear()
+        publish._reported.clear()
         yield patch
     signal.signal(signal.SIGTERM, before)
 

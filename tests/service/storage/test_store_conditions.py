@@ -40,7 +40,7 @@ ME = Writer("job", 3)
 def store(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     monkeypatch.setattr(module, "PART", 5 << 20)
     module._conditional.clear()
-    publishing._told.clear()
+    publishing._reported.clear()
     return store
 
 
