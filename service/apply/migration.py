@@ -142,8 +142,8 @@ class Migration:
         self.request, self.emit = request, emit
         self.head, self.entries = _checked(request, made)
         self.deletion = Deletion()
-        mark = digest_of([_ledger_name(request.ledger)])[:8]
-        self.request = replace(request, settings=replace(request.settings, access=granted(), mark=mark))
+        settings = replace(request.settings, access=granted(), mark=ledger_mark(request.ledger))
+        self.request = replace(request, settings=settings)
         retry.stopping.clear()
         if ledger is not None:
             self.ledger = ledger
@@ -296,7 +296,7 @@ class Migration:
                 passing += [reads] * bool(reads)
         if passing:
             scratch = _existing(self.request.settings.scratch or tempfile.gettempdir())
-            most = sum(sorted(passing)[-self.request.jobs :])
+            most = sum(sorted(passing, reverse=True)[: self.request.jobs])
             places[scratch] = places.get(scratch, 0) + most
         needs: dict[int, list[Any]] = {}
         for folder, need in places.items():
@@ -347,10 +347,10 @@ def _row(entry: Entry, head: Head, trees: Sequence[str] | None) -> NewRow:
     return {"id": entry.id(head), "source": entry.source, "entry": data, "state": state, "error": error}
 
 
-def _ledger_name(place: str) -> str:
-    """Return what distinguishes this ledger from all others: a server's URL, or a file of one machine."""
+def ledger_mark(place: str) -> str:
+    """Return what distinguishes this ledger from all others, in 8 digits: a server's URL, or a file of one machine."""
     name = ledger_url.redact(ledger_url.full_url(place))
-    return name if "://" in name else f"{socket.gethostname()}:{name}"
+    return digest_of([name if "://" in name else f"{socket.gethostname()}:{name}"])[:8]
 
 
 def _existing(folder: str) -> str:

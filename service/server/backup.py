@@ -127,7 +127,7 @@ def _files(settings: Settings, files: bool) -> Iterator[tuple[str, str]]:
     if os.path.isfile(secrets_file(settings)):
         yield os.path.basename(secrets_file(settings)), secrets_file(settings)
     data = os.path.realpath(settings.data)
-    for top in (settings.uploads, settings.outputs) if files else ():
+    for top in (settings.uploads, settings.output_folder) if files else ():
         if os.path.commonpath((top, data)) != data:
             continue
         for folder, folders, names in os.walk(top):

@@ -37,6 +37,10 @@ def serve(settings: Settings, tell: Callable[[str], None]) -> None:
     """Serve until stopped. `tell` gets the lines for the person who started it. Raises GgferryError."""
     service = open_service(settings)
     listener = _listen(settings)
+    try:
+        service.outputs.check()
+    except UnreachableError as error:  # jobs wait for it as they wait for any place in trouble
+        service.observer.log.write("store", "warning", message=str(error))
     service.start()
     server = _Server(service)
     port = listener.getsockname()[1]

@@ -44,7 +44,7 @@ class Settings:
         data: Folder of uploads, outputs and the default ledger; only its owner can read it.
         roots: Folders and URLs of stores that may be read.
         ledger: Path, URL or env:NAME; None: in `data`.
-        dest: Folder of the outputs; None: in `data`.
+        dest: Folder of the outputs, or the URL of a prefix in S3; None: in `data`.
         host: Address to listen on.
         port: Port to listen on; 0: any.
         hosts: Names by which a browser may call this server, besides those of this machine.
@@ -101,8 +101,19 @@ class Settings:
 
     @property
     def outputs(self) -> str:
-        """Folder of the outputs."""
-        return os.path.realpath(self.dest or os.path.join(self.data, "outputs"))
+        """Where outputs are made: a folder, or the URL of a prefix in S3."""
+        return local_path(self.dest) if self.dest is not None and is_remote(self.dest) else self.output_folder
+
+    @property
+    def output_folder(self) -> str:
+        """Folder of the outputs that are on this machine; with a store, of those that were made before."""
+        dest = None if self.dest is None or is_remote(self.dest) else local_path(self.dest)
+        return os.path.realpath(dest or os.path.join(self.data, "outputs"))
+
+    @property
+    def scratch(self) -> str | None:
+        """Folder of what is on its way to a store; None: outputs are written where they stay."""
+        return os.path.join(os.path.realpath(self.data), "scratch") if is_remote(self.outputs) else None
 
     @property
     def uploads(self) -> str:

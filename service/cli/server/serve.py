@@ -47,7 +47,8 @@ def run(
     ledger: Ledger = None,
     data: Data = None,
     dest: Annotated[
-        str | None, typer.Option("--dest", metavar="DIR", help="Folder of outputs (default: in DATA).")
+        str | None,
+        typer.Option("--dest", metavar="DIR|URL", help="Folder of outputs, or s3://BUCKET/PREFIX (default: in DATA)."),
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")] = 8765,
@@ -160,6 +161,7 @@ def run(
     if context.invoked_subcommand is not None:
         return
     _check_roots(settings)
+    _check_destination(settings)
     try:
         from ggferry.service.server.run_server import serve as start
     except ModuleNotFoundError as error:
@@ -209,6 +211,15 @@ def _check_roots(settings: Settings) -> None:
                 found=each,
                 expected=f"a folder apart from the server's own, {settings.data}",
             )
+
+
+def _check_destination(settings: Settings) -> None:
+    """Raise UsageError for the URL of a place that outputs cannot be kept in."""
+    from ggferry.service.storage.stores import is_remote
+
+    url = settings.outputs
+    if is_remote(url) and not re.fullmatch(r"s3a?://[^/]+/[^?#]+", url):
+        raise UsageError("--dest", found=url, expected="a folder, or s3://BUCKET/PREFIX")
 
 
 # --- tokens --------------------------------------------------------------------------------------------------------
