@@ -49,7 +49,9 @@ class Settings:
         port: Port to listen on; 0: any.
         hosts: Names by which a browser may call this server, besides those of this machine.
         private: Whether URLs of private, link-local and loopback addresses may be fetched.
-        jobs: Worker processes that convert.
+        jobs: Worker processes that convert, or jobs of the cluster at a time.
+        engine: What carries jobs out: 'local', or 'ray'.
+        ray_address: Of the Ray cluster; None: RAY_ADDRESS, else one of this machine.
         limits: Limits of each worker.
         timeout: Longest time of a job; None: by its size.
         lookers: Worker processes that inspect and plan.
@@ -77,6 +79,8 @@ class Settings:
     hosts: tuple[str, ...] = ()
     private: bool = False
     jobs: int = 1
+    engine: str = "local"
+    ray_address: str | None = None
     limits: Limits = field(default_factory=Limits)
     timeout: float | None = None
     inspectors: int = 2
@@ -112,8 +116,12 @@ class Settings:
 
     @property
     def scratch(self) -> str | None:
-        """Folder of what is on its way to a store; None: outputs are written where they stay."""
-        return os.path.join(os.path.realpath(self.data), "scratch") if is_remote(self.outputs) else None
+        """Folder of what is on its way to a store; None: there is none here, or each node of a cluster has its own."""
+        return os.path.join(os.path.realpath(self.data), "scratch") if self._passes_here else None
+
+    @property
+    def _passes_here(self) -> bool:
+        return is_remote(self.outputs) and self.engine == "local"
 
     @property
     def uploads(self) -> str:

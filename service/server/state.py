@@ -154,7 +154,17 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
         return Store(settings.ledger_place, retry_timeout=60.0)
 
     working = job.Settings(settings.limits, settings.scratch, settings.timeout, access=planner.access(), mark=mark)
-    runner = Runner(open_ledger, store.submitted(), settings.jobs, working, see, done, observer.log.write)
+    runner = Runner(
+        open_ledger,
+        store.submitted(),
+        settings.jobs,
+        working,
+        see,
+        done,
+        observer.log.write,
+        settings.engine,
+        settings.ray_address,
+    )
     uploads = Uploads(store, settings, inspectors)
     return Service(
         settings,

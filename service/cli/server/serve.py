@@ -59,6 +59,10 @@ def run(
         bool, typer.Option("--allow-private-addresses", help="Fetch URLs of private and local addresses, too.")
     ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, max=256, help="Workers that convert; 0: none here.")] = 1,
+    engine: Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.")] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="Of the cluster (default: RAY_ADDRESS, or of this machine).")
+    ] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads a worker.")] = None,
     memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help=f"Memory cap of a worker. {SIZES}")] = "4GiB",
     timeout: Annotated[float | None, typer.Option("--timeout", min=1, help="Seconds a job (default: by size).")] = None,
@@ -134,14 +138,16 @@ def run(
     )
     settings = Settings(
         data=_data(data),
-        roots=tuple(root or ()),
-        ledger=ledger,
-        dest=dest,
+        roots=tuple(map(_absolute, root or ())),
+        ledger=None if ledger is None else _absolute_ledger(ledger),
+        dest=None if dest is None else _absolute(dest),
         host=host,
         port=port,
         hosts=tuple(allow_host or ()),
         private=allow_private,
         jobs=jobs,
+        engine=engine,
+        ray_address=ray_address,
         limits=limits,
         timeout=timeout,
         upload_bytes=size_of(max_upload, "--max-upload"),
@@ -162,12 +168,27 @@ def run(
         return
     _check_roots(settings)
     _check_destination(settings)
+    _check_engine(settings)
     try:
         from ggferry.service.server.run_server import serve as start
     except ModuleNotFoundError as error:
         words = f"the service needs a package that is not here: {error.name}"
         raise UsageError(words, hint="pip install 'ggferry[service]'") from None
     start(settings, say)
+
+
+def _absolute(place: str) -> str:
+    """Return a folder or URL as it is known from anywhere: Ray begins in a folder of its own."""
+    from ggferry.service.storage.stores import is_remote, local_path
+
+    return place if is_remote(place) else local_path(place)
+
+
+def _absolute_ledger(place: str) -> str:
+    """Return a ledger's place likewise; `env:NAME` and URLs are as they are."""
+    from ggferry.service.records.ledger_url import full_url
+
+    return os.path.abspath(place) if ":" not in place and full_url(place).startswith("sqlite:") else place
 
 
 def _addresses(given: Sequence[str]) -> tuple[str, ...]:
@@ -220,6 +241,16 @@ def _check_destination(settings: Settings) -> None:
     url = settings.outputs
     if is_remote(url) and not re.fullmatch(r"s3a?://[^/]+/[^?#]+", url):
         raise UsageError("--dest", found=url, expected="a folder, or s3://BUCKET/PREFIX")
+
+
+def _check_engine(settings: Settings) -> None:
+    """Raise UsageError for an engine that there is not, or whose package is not installed."""
+    from ggferry.service.apply.migration import check_engine
+    from ggferry.service.apply.ray_cluster import import_ray
+
+    check_engine(settings.engine)
+    if settings.engine == "ray":
+        import_ray()
 
 
 # --- tokens --------------------------------------------------------------------------------------------------------
