@@ -11,13 +11,23 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
-from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep
+from ggferry.service.server.api.common import BINARY, PROBLEMS, JobId, Reader, ServiceDep
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.state import Service
 from ggferry.service.server.work.outputs.output_files import OutputFile
 from ggferry.service.server.work.outputs.readers import BLOCK, OutputReader
 
 router = APIRouter(tags=["files"], responses=PROBLEMS)
+CONDITIONS: list[dict[str, object]] = [
+    {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
+    for name, text in (
+        ("Range", "bytes=FIRST-LAST: one range of the file"),
+        ("If-Range", "The range only of the file with this ETag, else all of it"),
+        ("If-Match", "Only the file with one of these ETags, else 412"),
+        ("If-None-Match", "304 for a file with one of these ETags"),
+    )
+]
+"""Headers that the route reads, for its description."""
 _RANGE = re.compile(r"bytes=(?P<start>\d{0,18})-(?P<last>\d{0,18})")
 Name = Annotated[str, Path(max_length=255, pattern=r"^[^/\x00]+$", description="Name of the file, from the receipt")]
 
@@ -26,11 +36,12 @@ Name = Annotated[str, Path(max_length=255, pattern=r"^[^/\x00]+$", description="
     "/jobs/{job}/files/{name}",
     response_class=StreamingResponse,
     responses={
-        200: {"description": "The file", "content": {"application/octet-stream": {}}},
-        206: {"description": "The range", "content": {"application/octet-stream": {}}},
+        200: {"description": "The file", "content": {"application/octet-stream": {"schema": BINARY}}},
+        206: {"description": "The range", "content": {"application/octet-stream": {"schema": BINARY}}},
         304: {"description": "The ETag is that of If-None-Match"},
         412: {"description": "The ETag is not that of If-Match"},
     },
+    openapi_extra={"parameters": CONDITIONS},
 )
 def download(request: Request, service: ServiceDep, caller: Reader, job: JobId, name: Name) -> Response:
     """Give a file of a done job. One Range is served; If-Range, If-Match and If-None-Match compare the ETag."""
