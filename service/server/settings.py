@@ -65,6 +65,7 @@ class Settings:
         keep_records: How long ended jobs stay in the ledger; None: for good.
         keep_audit: How long entries of the audit log stay; None: for good.
         trusted_proxies: Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed.
+        secret_key_file: File of the key that encrypts secrets in the ledger; None: in `data`.
         root_path: What a proxy has before every path, as '/ggferry'; '' for none.
         openid: The OpenID provider by which people sign in; None: there is none.
         traces: Whether traces are sent to an OpenTelemetry collector.
@@ -94,6 +95,7 @@ class Settings:
     keep_records: float | None = None
     keep_audit: float | None = 365 * DAY
     trusted_proxies: tuple[str, ...] = ()
+    secret_key_file: str | None = None
     root_path: str = ""
     openid: OpenIdSettings | None = None
     traces: bool = False

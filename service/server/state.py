@@ -21,6 +21,8 @@ from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.probe import Probe
+from ggferry.service.server.store.secret_box import open_box
+from ggferry.service.server.work import notices
 from ggferry.service.server.work.events import Hub
 from ggferry.service.server.work.housekeeping import Housekeeper
 from ggferry.service.server.work.inspectors import InspectorPool
@@ -134,6 +136,8 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
     hub = Hub(store, progress.running)
     mark = ledger_mark(settings.ledger_place)
     outputs = Outputs(store, settings, mark)
+    box = open_box(settings)
+    notices.seal_all(store, box)
     inspectors = InspectorPool(settings.inspectors, settings.limits)
     planner = Planner(store, settings, inspectors)
     configure_access(replace(planner.access(), secrets=read_secrets(secrets_file(settings))))
@@ -183,7 +187,7 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
         uploads,
         outputs,
         Blocks(),
-        Notifier(store, lambda result: observer.notices.labels(result).inc(), observer.log.write),
+        Notifier(store, box, lambda result: observer.notices.labels(result).inc(), observer.log.write),
         Housekeeper(store, settings, uploads, outputs, observer.log.write),
         threading.Event(),
     )

@@ -17,6 +17,7 @@ from ggferry.support.platform import here
 if TYPE_CHECKING:
     from ggferry.service.server.settings import Settings
     from ggferry.service.server.store.database import Store
+    from ggferry.service.server.store.secret_box import SecretBox
 
 commands = typer.Typer(rich_markup_mode=None)
 serve = typer.Typer(
@@ -97,6 +98,14 @@ def run(
             help="Address or network of a proxy whose X-Forwarded-For and -Proto are believed; repeatable.",
         ),
     ] = None,
+    secret_key_file: Annotated[
+        str | None,
+        typer.Option(
+            "--secret-key-file",
+            metavar="FILE",
+            help="Key that encrypts secrets in the ledger (default: GGFERRY_SECRET_KEY, else DATA/secret-key).",
+        ),
+    ] = None,
     root_path: Annotated[
         str, typer.Option("--root-path", metavar="PATH", help="Path below which a proxy serves this, as /ggferry.")
     ] = "",
@@ -159,6 +168,7 @@ def run(
         keep_records=None if keep_records is None else keep_records * DAY,
         keep_audit=keep_audit * DAY,
         trusted_proxies=_addresses(proxy or ()),
+        secret_key_file=secret_key_file,
         root_path=_root_path(root_path),
         openid=openid_settings(oidc_issuer, oidc_client, oidc_secret, oidc_claim, oidc_scope or (), oidc_hours),
         traces=traces,
@@ -362,6 +372,17 @@ def show_audit(
 
 # --- webhooks ------------------------------------------------------------------------------------------------------
 
+
+def _box(context: typer.Context, store: Store) -> SecretBox:
+    """Return what encrypts secrets, once all that are there are encrypted."""
+    from ggferry.service.server.store.secret_box import open_box
+    from ggferry.service.server.work import notices
+
+    box = open_box(context.obj)
+    notices.seal_all(store, box)
+    return box
+
+
 Hook = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
 
 
@@ -374,7 +395,7 @@ def add_webhook(
     from ggferry.service.server.work import notices
 
     store = _store(context)
-    made = notices.add(store, url)
+    made = notices.add(store, _box(context, store), url)
     audit.note(store, _user(), "serve webhook add", subject=f"webhook {made['id']}")
     if as_json:
         print_json(made)
@@ -402,7 +423,8 @@ def test_webhook(context: typer.Context, wanted: Hook) -> None:
 
     settings: Settings = context.obj
     configure_access(Access(private=settings.private, retry_timeout=0))
-    notices.test(_store(context), wanted)
+    store = _store(context)
+    notices.test(store, _box(context, store), wanted)
     say("taken")
 
 
