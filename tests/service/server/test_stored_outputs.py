@@ -6,6 +6,9 @@ import base64
 import hashlib
 import itertools
 import json
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -22,6 +25,7 @@ from ggferry.service.server.work.housekeeping import Housekeeper
 from ggferry.service.server.work.outputs.output_files import Outputs
 from ggferry.service.storage.backends import s3 as backend
 from ggferry.service.storage.urls import Access, configure_access
+from helpers import processes
 from helpers.archive_tools import command
 from helpers.builders import Llama
 from helpers.server import Server, ended, serving, start, submitted
@@ -135,6 +139,44 @@ def test_an_object_that_was_replaced_is_not_given_out(server: Server, store: S3S
     assert client.get(path).content == content
 
 
+@pytest.mark.slow
+def test_a_store_that_is_away_is_said_so_soon(server: Server, store: S3Store, root: Path) -> None:
+    client = server.client()
+    (job,) = submitted(client, root, verify="fast")
+    assert ended(client, job)["state"] == "done"
+    _, path = downloaded(client, job)
+    store.rules.add("HEAD", r"\.gguf$", 503)
+    began = time.monotonic()
+    answer = client.get(path)
+    assert answer.status_code == 424 and "the store is in trouble" in answer.json()["detail"], answer.text
+    assert time.monotonic() - began < 15
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    store.rules.clear()
+    assert client.get(path).status_code == 200
+
+
+@pytest.mark.slow
+def test_curl_goes_on_with_a_download_of_several_parts(
+    server: Server, store: S3Store, root: Path, tmp_path: Path
+) -> None:
+    """Of an object of several parts, read in several blocks; curl is cut off in the middle and asks for the rest."""
+    shape = {"n_embd": 512, "n_head": 8, "n_head_kv": 8, "n_ff": 2048, "n_layer": 6}
+    model = Llama(**shape, kind="F16", container="ggjt", version=1).write(root / "large.bin")  # type: ignore[arg-type]
+    client = server.client()
+    (job,) = submitted(client, model, verify="fast")
+    assert ended(client, job, 120)["state"] == "done"
+    file, _ = downloaded(client, job)
+    parts = [each for each in store.rules.asked if each.method == "PUT" and "partNumber" in each.query]
+    assert file["bytes"] > 2 * backend.PART and len(parts) >= 3
+    out = tmp_path / "out.gguf"
+    curl = ["curl", "-sS", "--fail", "-H", f"Authorization: Bearer {server.token}", "-o", str(out)]
+    url = server.url + file["url"]
+    subprocess.run([*curl, "-r", f"0-{file['bytes'] // 2}", url], check=True)
+    assert out.stat().st_size == file["bytes"] // 2 + 1
+    subprocess.run([*curl, "-C", "-", url], check=True)
+    assert hashlib.sha256(out.read_bytes()).hexdigest() == file["sha256"]
+
+
 def test_a_destination_that_is_none_is_refused_at_the_start(store: S3Store, tmp_path: Path) -> None:
     for dest, words in (("gs://bucket/x", "s3://BUCKET/PREFIX"), ("s3://bucket", "s3://BUCKET/PREFIX")):
         assert words in command("serve", "--data", tmp_path / "d", "--dest", dest, code=2).stderr
@@ -181,6 +223,31 @@ def killed_before(step: str, store: S3Store, data: Path, options: tuple[str | Pa
     store.rules.rules.remove(rule)
     check_nothing_looks_finished(store, step)
     return job
+
+
+@pytest.mark.slow
+def test_a_worker_of_ray_is_killed_while_it_uploads(store: S3Store, tmp_path: Path, root: Path) -> None:
+    """There the worker's own process sends the output; the next attempt removes what it left."""
+    killed: list[int] = []
+    options = ("--root", root, "--dest", DEST, "--engine", "ray", "--threads", "1", "--memory", "1GiB", "--drain", "1")
+    with serving(tmp_path / "data", *options, RAY_ADDRESS="local", **store.env) as server:
+
+        def kill() -> None:
+            below = processes.below(server.process.pid)
+            killed.extend(pid for pid, name in below.items() if name.startswith("ray::_do"))
+            os.kill(killed[0], signal.SIGKILL)
+            raise ConnectionError("the worker is dead before the store hears of it")
+
+        store.rules.add("POST", r"\.partial$", kill, 1, query="uploadId")
+        client = server.client()
+        (job,) = submitted(client, root, verify="fast")
+        found = ended(client, job, 120)
+        assert killed and found["state"] == "done", found
+        assert [each["outcome"] for each in found["tried"]][-1] == "done" and len(found["tried"]) == 2
+        file, path = downloaded(client, job)
+        assert hashlib.sha256(client.get(path).content).hexdigest() == file["sha256"]
+    key = next(each for each in store.keys("new") if each.endswith(".gguf"))
+    assert set(store.keys("new")) == {key, f"{key}.receipt.json"} and store.uploads("new") == []
 
 
 def check_nothing_looks_finished(store: S3Store, step: str) -> None:

@@ -26,6 +26,7 @@ from ggferry.service.server.work.sources import is_within
 from ggferry.service.storage import stores
 from ggferry.service.storage.backends import s3
 from ggferry.service.storage.publish import Writer, publish_all, sweep
+from ggferry.service.storage.retry import retrying_within
 from ggferry.service.storage.stores import is_remote, join
 from ggferry.support.heavy import sa
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ggferry.converters.metadata.receipt_fields import FileRecord, KeptReceipt, OutputRecord, Receipt
 
 PIECE = 4 << 20
+ANSWER = 5.0  # seconds for which a store in trouble is asked again while somebody waits
 LAST = 1 << 62
 """A fence above all others: whoever held the job, nobody does any more."""
 
@@ -86,15 +88,17 @@ class Outputs:
     def every(self, job: str) -> list[OutputFile]:
         """Return the files of a done job. Raises RefusedError, and ChangedError where one is not what was proved."""
         row = self._row(job)
-        return [self._file(job, row, number, each) for number, each in enumerate(_files(row))]
+        with retrying_within(ANSWER):
+            return [self._file(job, row, number, each) for number, each in enumerate(_files(row))]
 
     def open(self, job: str, name: str) -> tuple[OutputReader, OutputFile]:
         """Return a reader of a file of a done job, and its facts. Raises as `every`, and NotFoundError."""
         row = self._row(job)
         for number, each in enumerate(_files(row)):
             if each["name"] == name:
-                found = self._file(job, row, number, each)
-                reader = self._open(found.path)
+                with retrying_within(ANSWER):
+                    found = self._file(job, row, number, each)
+                    reader = self._open(found.path)
                 if reader.size != found.bytes:
                     reader.close()
                     raise ChangedError("not the file that was proved", path=found.path)
