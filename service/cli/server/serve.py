@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +10,7 @@ import typer
 from ggferry.formats.errors import UsageError
 from ggferry.service.cli.options import print_json, say, size_of, tell
 from ggferry.service.cli.server.backup import backup, restore
+from ggferry.service.cli.server.serve_options import absolute, absolute_ledger, addresses, check, path_of_root
 from ggferry.support.platform import here
 
 if TYPE_CHECKING:
@@ -147,9 +146,9 @@ def run(
     )
     settings = Settings(
         data=_data(data),
-        roots=tuple(map(_absolute, root or ())),
-        ledger=None if ledger is None else _absolute_ledger(ledger),
-        dest=None if dest is None else _absolute(dest),
+        roots=tuple(map(absolute, root or ())),
+        ledger=None if ledger is None else absolute_ledger(ledger),
+        dest=None if dest is None else absolute(dest),
         host=host,
         port=port,
         hosts=tuple(allow_host or ()),
@@ -167,18 +166,16 @@ def run(
         keep_outputs=None if keep is None else keep * DAY,
         keep_records=None if keep_records is None else keep_records * DAY,
         keep_audit=keep_audit * DAY,
-        trusted_proxies=_addresses(proxy or ()),
+        trusted_proxies=addresses(proxy or ()),
         secret_key_file=secret_key_file,
-        root_path=_root_path(root_path),
+        root_path=path_of_root(root_path),
         openid=openid_settings(oidc_issuer, oidc_client, oidc_secret, oidc_claim, oidc_scope or (), oidc_hours),
         traces=traces,
     )
     context.obj = settings
     if context.invoked_subcommand is not None:
         return
-    _check_roots(settings)
-    _check_destination(settings)
-    _check_engine(settings)
+    check(settings)
     try:
         from ggferry.service.server.run_server import serve as start
     except ModuleNotFoundError as error:
@@ -187,80 +184,9 @@ def run(
     start(settings, say)
 
 
-def _absolute(place: str) -> str:
-    """Return a folder or URL as it is known from anywhere: Ray begins in a folder of its own."""
-    from ggferry.service.storage.stores import is_remote, local_path
-
-    return place if is_remote(place) else local_path(place)
-
-
-def _absolute_ledger(place: str) -> str:
-    """Return a ledger's place likewise; `env:NAME` and URLs are as they are."""
-    from ggferry.service.records.ledger_url import full_url
-
-    return os.path.abspath(place) if ":" not in place and full_url(place).startswith("sqlite:") else place
-
-
-def _addresses(given: Sequence[str]) -> tuple[str, ...]:
-    import ipaddress
-
-    for each in given:
-        try:
-            ipaddress.ip_network(each)
-        except ValueError:
-            raise UsageError(
-                "--trusted-proxy", found=each, expected="an address or a network, as 10.0.0.1 or 10.0.0.0/24"
-            ) from None
-    return tuple(given)
-
-
-def _root_path(given: str) -> str:
-    path = given.rstrip("/")
-    if path and not re.fullmatch(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+", path):
-        raise UsageError("--root-path", found=given, expected="a path, as /ggferry")
-    return path
-
-
 def _data(given: str | None) -> str:
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.abspath(given or os.path.join(state, "ggferry"))
-
-
-def _check_roots(settings: Settings) -> None:
-    from ggferry.service.server.work.sources import is_within
-    from ggferry.service.storage.stores import is_remote
-
-    for each in settings.places:
-        if not is_remote(each) and not os.path.isdir(each):
-            raise UsageError("--root", found=each, expected="a folder, or the URL of a store")
-        own = (os.path.realpath(settings.data), settings.uploads, settings.quarantine)
-        if not is_remote(each) and (
-            any(is_within(place, each) for place in own) or any(is_within(each, place) for place in own[1:])
-        ):
-            raise UsageError(
-                "--root: one user's uploads would be another's source",
-                found=each,
-                expected=f"a folder apart from the server's own, {settings.data}",
-            )
-
-
-def _check_destination(settings: Settings) -> None:
-    """Raise UsageError for the URL of a place that outputs cannot be kept in."""
-    from ggferry.service.storage.stores import is_remote
-
-    url = settings.outputs
-    if is_remote(url) and not re.fullmatch(r"s3a?://[^/]+/[^?#]+", url):
-        raise UsageError("--dest", found=url, expected="a folder, or s3://BUCKET/PREFIX")
-
-
-def _check_engine(settings: Settings) -> None:
-    """Raise UsageError for an engine that there is not, or whose package is not installed."""
-    from ggferry.service.apply.migration import check_engine
-    from ggferry.service.apply.ray_cluster import import_ray
-
-    check_engine(settings.engine)
-    if settings.engine == "ray":
-        import_ray()
 
 
 # --- tokens --------------------------------------------------------------------------------------------------------
