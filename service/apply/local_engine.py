@@ -58,6 +58,7 @@ class Run:
         shard: Share i of n, from 0.
         lease: Seconds.
         done: Called with each finished job before the next.
+        connected: Called when the cluster is connected; its library has taken over the signals of the process then.
         owner: Name of this coordinator in the ledger.
         lasting: Whether the run waits for further jobs until it is stopped.
         drained: Set when no further job is to be begun, and those at work are to end.
@@ -78,6 +79,7 @@ class Run:
     shard: tuple[int, int] = (0, 1)
     lease: float = LEASE
     done: Callable[[Job, Outcome], None] = lambda job, outcome: None
+    connected: Callable[[], None] = lambda: None
     owner: str = field(default_factory=owner_name)
     lasting: bool = False
     drained: threading.Event = field(default_factory=threading.Event)

@@ -71,6 +71,24 @@ class MigrationRequest:
     private: bool = True
 
 
+def check_engine(engine: str) -> None:
+    """Raise UsageError for an engine that there is not, here or anywhere."""
+    if engine not in ENGINES:
+        raise UsageError("--engine", found=engine, expected=", ".join(ENGINES))
+    if engine == "ray" and not here.RAY:
+        raise UsageError(f"--engine ray does not exist on {here.NAME}", hint="--engine local")
+
+
+def carry_out(run: Run, engine: str, address: str | None) -> None:
+    """Do the jobs of a run by an engine; `address`: of the Ray cluster, None as `ray_engine.run_ray` says."""
+    if engine == "ray":
+        from ggferry.service.apply.ray_engine import run_ray
+
+        run_ray(run, address)
+    else:
+        run_local(run)
+
+
 Made = tuple[Head, list[Entry]]
 
 
@@ -82,8 +100,7 @@ def _checked(request: MigrationRequest, made: Made | None = None) -> Made:
     head, entries = read_plan(request.plan) if made is None else made
     secrets = read_secrets(request.plan) if made is None else {}
     configure_access(Access(secrets, head.redirects, request.retry_timeout, request.private))
-    if request.engine not in ENGINES:
-        raise UsageError("--engine", found=request.engine, expected=", ".join(ENGINES))
+    check_engine(request.engine)
     for entry in entries:
         if entry.verdict == CONVERT and entry.output:
             request_of(entry.source, entry.recipe(head))
@@ -144,8 +161,8 @@ class Migration:
         self.request, self.emit = request, emit
         self.head, self.entries = _checked(request, made)
         self.deletion = Deletion()
-        mark = digest_of([_ledger_name(request.ledger)])[:8]
-        self.request = replace(request, settings=replace(request.settings, access=granted(), mark=mark))
+        settings = replace(request.settings, access=granted(), mark=ledger_mark(request.ledger))
+        self.request = replace(request, settings=settings)
         retry.stopping.clear()
         if ledger is not None:
             self.ledger = ledger
@@ -203,14 +220,7 @@ class Migration:
             if row["id"] in self.deletion.entries and row["receipt"] is not None:
                 self._delete(row["id"], row["entry"]["recipe"], row["receipt"])
         try:
-            if self.request.engine == "ray":
-                if not here.RAY:
-                    raise UsageError(f"--engine ray does not exist on {here.NAME}", hint="--engine local")
-                from ggferry.service.apply.ray_engine import run_ray
-
-                run_ray(run, self.request.address)
-            else:
-                run_local(run)
+            carry_out(run, self.request.engine, self.request.address)
         except (KeyboardInterrupt, GgferryError):
             words = "the same command continues"
             if stays := self._sweep_outputs(left):
@@ -298,7 +308,7 @@ class Migration:
                 passing += [reads] * bool(reads)
         if passing:
             scratch = _existing(self.request.settings.scratch or tempfile.gettempdir())
-            most = sum(sorted(passing)[-self.request.jobs :])
+            most = sum(sorted(passing, reverse=True)[: self.request.jobs])
             places[scratch] = places.get(scratch, 0) + most
         needs: dict[int, list[Any]] = {}
         for folder, need in places.items():
@@ -349,10 +359,10 @@ def _row(entry: Entry, head: Head, trees: Sequence[str] | None) -> NewRow:
     return {"id": entry.id(head), "source": entry.source, "entry": data, "state": state, "error": error}
 
 
-def _ledger_name(place: str) -> str:
-    """Return what distinguishes this ledger from all others: a server's URL, or a file of one machine."""
+def ledger_mark(place: str) -> str:
+    """Return what distinguishes this ledger from all others, in 8 digits: a server's URL, or a file of one machine."""
     name = ledger_url.redact(ledger_url.full_url(place))
-    return name if "://" in name else f"{socket.gethostname()}:{name}"
+    return digest_of([name if "://" in name else f"{socket.gethostname()}:{name}"])[:8]
 
 
 def _existing(folder: str) -> str:

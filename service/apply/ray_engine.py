@@ -10,7 +10,6 @@ decides. Sources and outputs must be reachable from every node (a shared file sy
 from __future__ import annotations
 
 import atexit
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -42,6 +41,7 @@ def run_ray(run: Run, address: str | None = None) -> None:
     `address` is its address; None: RAY_ADDRESS, else a cluster of this machine.
     """
     with connected(address) as ray:
+        run.connected()
         nodes = Nodes(ray, run.settings.limits.threads)
         nodes.compare(lambda words: run.emit({"event": "warning", "message": words}))
         with Heartbeat(run):
@@ -64,13 +64,17 @@ class _Cluster:
         self.tasks: dict[Any, Job] = {}
 
     def work(self) -> None:
-        """Keep `run.jobs` tasks going until none is queued or being worked on here; end them all when stopped."""
+        """Keep `run.jobs` tasks going until none is queued or being worked on here; end them all when stopped.
+
+        A lasting run waits for further jobs; one that is drained begins none, and ends with those at work.
+        """
         run = self.run
         try:
             while not run.stopping.is_set():
                 self.nodes.check()
-                self._fill()
-                if not self.tasks and not run.waiting():
+                if not run.drained.is_set():
+                    self._fill()
+                if not self.tasks and (run.drained.is_set() or not (run.lasting or run.waiting())):
                     return
                 self._step()
         except BaseException as error:
@@ -93,7 +97,7 @@ class _Cluster:
     def _step(self) -> None:
         """Handle tasks that have ended, and those that can never begin."""
         if not self.tasks:
-            time.sleep(POLL)
+            self.run.wait()
             return
         ended, _ = self.ray.wait(list(self.tasks), timeout=POLL)
         for task in ended:

@@ -25,6 +25,8 @@ from ggferry.formats.files.partial_files import write_file
 from ggferry.service.records.ledger_url import redact
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store.database import Store
+from ggferry.service.server.store.secret_box import FILE as KEY
+from ggferry.service.server.store.secret_box import key_file
 from ggferry.service.server.work.planning import secrets_file
 from ggferry.service.server.work.uploads import ACCEPTED
 from ggferry.support.heavy import sa
@@ -46,8 +48,12 @@ class Manifest(TypedDict):
     files: dict[str, tuple[int, str]]
 
 
-def backup(settings: Settings, path: str, *, files: bool = True, overwrite: bool = False) -> Manifest:
+def backup(
+    settings: Settings, path: str, *, files: bool = True, overwrite: bool = False, with_key: bool = False
+) -> Manifest:
     """Write an archive of a data folder whose server may be running; `files`: also of uploads and outputs.
+
+    `with_key`: also the key by which secrets in the ledger are encrypted, if it is in the data folder.
 
     Raises UsageError for a ledger in PostgreSQL, which has tools of its own, and RefusedError where `path` is there.
     """
@@ -75,7 +81,8 @@ def backup(settings: Settings, path: str, *, files: bool = True, overwrite: bool
         def write(file: IO[bytes]) -> None:
             with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as archive:
                 _add(archive, manifest, LEDGER, copy)
-                for name, each in _files(settings, files):
+                key = [(KEY, key_file(settings))] if with_key and os.path.isfile(key_file(settings)) else []
+                for name, each in (*key, *_files(settings, files)):
                     with suppress(FileNotFoundError):  # its time was over while the archive was written
                         _add(archive, manifest, name, each)
                 _add_text(archive, MANIFEST, json.dumps(manifest, indent=1) + "\n")
@@ -127,7 +134,7 @@ def _files(settings: Settings, files: bool) -> Iterator[tuple[str, str]]:
     if os.path.isfile(secrets_file(settings)):
         yield os.path.basename(secrets_file(settings)), secrets_file(settings)
     data = os.path.realpath(settings.data)
-    for top in (settings.uploads, settings.outputs) if files else ():
+    for top in (settings.uploads, settings.output_folder) if files else ():
         if os.path.commonpath((top, data)) != data:
             continue
         for folder, folders, names in os.walk(top):
@@ -204,7 +211,7 @@ def _unpack(path: str, folder: str) -> Manifest:
 
 def _is_ours(name: str) -> bool:
     parts = name.split("/")
-    top = len(parts) == 1 and name in (LEDGER, MANIFEST, "web")
+    top = len(parts) == 1 and name in (LEDGER, MANIFEST, KEY, "web")
     return top or (parts[0] in ("uploads", "outputs") and len(parts) > 1 and not {"", ".", ".."} & set(parts))
 
 

@@ -33,7 +33,7 @@ def retry(service: Service, caller: Caller, job: str) -> ModelRecord:
     _may(service, caller, job)
     row = service.store.row(job)
     if row["state"] not in (QUEUED, *HELD, DONE):
-        service.uploads.check_free_space(caller.token, int(row["bytes_out"] or 0))
+        service.uploads.check_output_space(caller.token, int(row["bytes_out"] or 0))
     service.store.requeue(job)
     service.runner.wake()
     return functions.model(service, job)
@@ -104,7 +104,7 @@ def bulk(service: Service, caller: Caller, action: str, jobs: Sequence[str]) -> 
 
 def usage(service: Service, caller: Caller) -> Usage:
     """Return the bytes that a token has stored and may store, and those of the server's disk."""
-    disk = shutil.disk_usage(service.settings.outputs)
+    disk = shutil.disk_usage(service.settings.output_folder)
     quota = service.settings.quota if caller.token.quota is None else caller.token.quota
     used = service.uploads.used(caller.token.owner)
     return {"used": used, "quota": quota, "disk_free": disk.free, "disk_total": disk.total}

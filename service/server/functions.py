@@ -10,6 +10,7 @@ from urllib.parse import quote
 from ggferry.converters.metadata.receipt_fields import KeptReceipt
 from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
+from ggferry.service.apply.job import Settings as JobSettings
 from ggferry.service.apply.migration import Migration, MigrationRequest
 from ggferry.service.operations.edit import EditChanges
 from ggferry.service.operations.inspect import InspectRequest
@@ -36,7 +37,7 @@ from ggferry.service.server.state import Service
 from ggferry.service.server.store import asked, models, removal
 from ggferry.service.server.store.models import Folder, ModelList, Query
 from ggferry.service.server.work import edits, planning, sources
-from ggferry.service.server.work.outputs import Output
+from ggferry.service.server.work.outputs.output_files import Output
 from ggferry.service.server.work.sources import Place
 from ggferry.service.server.work.staging import staged
 from ggferry.service.storage.retry import names_within
@@ -196,8 +197,8 @@ def tokenize(service: Service, caller: Caller, job: str, request: TokenizeReques
     """Return the tokens of a text by a model's own vocabulary. The output's, where it is done."""
     source, trees, _ = place_of(service, job)
     row = models.one(service.store, job)
-    if row["state"] == DONE and row["output"] and not is_remote(row["output"]):
-        source, trees = row["output"], [service.settings.outputs]
+    if row["state"] == DONE and row["output"]:
+        source, trees = row["output"], [service.settings.output_folder]
     found = _look(service, caller, "tokenize", source, trees, text=request.text, special=request.special)
     return [Token(each["id"], each["piece"]) for each in found]
 
@@ -268,13 +269,14 @@ def submit(service: Service, caller: Caller, plan: str, chosen: Sequence[str] | 
         ids = {key: entry for key, entry in ids.items() if key in known or key in set(chosen)}
     states = {row["id"]: row["state"] for row in service.store.rows(head.id, full=False)}
     new = [key for key in ids if states.get(key) not in (QUEUED, *HELD, DONE)]
-    service.uploads.check_free_space(
+    service.uploads.check_output_space(
         caller.token, sum(ids[key].bytes_out for key in new if ids[key].verdict == CONVERT)
     )
     request = MigrationRequest(
         f"plan {plan}",
         service.settings.ledger_place,
         jobs=service.settings.jobs,
+        settings=JobSettings(scratch=service.settings.scratch),
         trees=trees,
         private=service.settings.private,
     )
@@ -305,8 +307,8 @@ def edit(service: Service, caller: Caller, job: str, changes: EditChanges, file:
     """
     need(caller, "submit")
     row = models.one(service.store, job)
-    service.uploads.check_free_space(caller.token, int(row["bytes_out"] or 0))
-    made = edits.edit(service.store, service.inspectors, service.settings.outputs, job, changes, file)
+    service.uploads.check_output_space(caller.token, int(row["bytes_out"] or 0))
+    made = edits.edit(service.store, service.inspectors, service.outputs, job, changes, file)
     asked.note(service.store, [made], caller.token)
     return model(service, made)
 

@@ -11,8 +11,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -37,6 +38,10 @@ def serve(settings: Settings, tell: Callable[[str], None]) -> None:
     """Serve until stopped. `tell` gets the lines for the person who started it. Raises GgferryError."""
     service = open_service(settings)
     listener = _listen(settings)
+    try:
+        service.outputs.check()
+    except UnreachableError as error:  # jobs wait for it as they wait for any place in trouble
+        service.observer.log.write("store", "warning", message=str(error))
     service.start()
     server = _Server(service)
     port = listener.getsockname()[1]
@@ -71,6 +76,9 @@ class _JsonLines(logging.Handler):
 def _log_libraries(log: Log) -> None:
     """Take uvicorn's messages and Python's warnings into the log: as they are, they are not JSON."""
     logging.getLogger().addHandler(_JsonLines(log))
+    ray = logging.getLogger("ray")  # it has a handler of its own from its import on
+    ray.handlers.clear()
+    ray.propagate = True
     logging.captureWarnings(True)
 
 
@@ -157,7 +165,16 @@ class _Server(uvicorn.Server):
             # takes no lock: a second signal may come while the first is in here, on this same thread
             loop.call_soon_threadsafe(self.handle_exit, number, None)
 
-        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        def take() -> dict[int, Any]:
+            return {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def retake() -> None:
+            with suppress(RuntimeError):  # the loop is closed: the server is ending
+                loop.call_soon_threadsafe(take)
+
+        before = take()
+        # Ray's own handler of SIGTERM prints a stack, and ends the process after 3 s
+        self._service.runner.connected = retake
         try:
             yield
         finally:

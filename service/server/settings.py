@@ -44,12 +44,14 @@ class Settings:
         data: Folder of uploads, outputs and the default ledger; only its owner can read it.
         roots: Folders and URLs of stores that may be read.
         ledger: Path, URL or env:NAME; None: in `data`.
-        dest: Folder of the outputs; None: in `data`.
+        dest: Folder of the outputs, or the URL of a prefix in S3; None: in `data`.
         host: Address to listen on.
         port: Port to listen on; 0: any.
         hosts: Names by which a browser may call this server, besides those of this machine.
         private: Whether URLs of private, link-local and loopback addresses may be fetched.
-        jobs: Worker processes that convert.
+        jobs: Worker processes that convert, or jobs of the cluster at a time.
+        engine: What carries jobs out: 'local', or 'ray'.
+        ray_address: Of the Ray cluster; None: RAY_ADDRESS, else one of this machine.
         limits: Limits of each worker.
         timeout: Longest time of a job; None: by its size.
         lookers: Worker processes that inspect and plan.
@@ -63,6 +65,7 @@ class Settings:
         keep_records: How long ended jobs stay in the ledger; None: for good.
         keep_audit: How long entries of the audit log stay; None: for good.
         trusted_proxies: Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed.
+        secret_key_file: File of the key that encrypts secrets in the ledger; None: in `data`.
         root_path: What a proxy has before every path, as '/ggferry'; '' for none.
         openid: The OpenID provider by which people sign in; None: there is none.
         traces: Whether traces are sent to an OpenTelemetry collector.
@@ -77,6 +80,8 @@ class Settings:
     hosts: tuple[str, ...] = ()
     private: bool = False
     jobs: int = 1
+    engine: str = "local"
+    ray_address: str | None = None
     limits: Limits = field(default_factory=Limits)
     timeout: float | None = None
     inspectors: int = 2
@@ -90,6 +95,7 @@ class Settings:
     keep_records: float | None = None
     keep_audit: float | None = 365 * DAY
     trusted_proxies: tuple[str, ...] = ()
+    secret_key_file: str | None = None
     root_path: str = ""
     openid: OpenIdSettings | None = None
     traces: bool = False
@@ -101,8 +107,23 @@ class Settings:
 
     @property
     def outputs(self) -> str:
-        """Folder of the outputs."""
-        return os.path.realpath(self.dest or os.path.join(self.data, "outputs"))
+        """Where outputs are made: a folder, or the URL of a prefix in S3."""
+        return local_path(self.dest) if self.dest is not None and is_remote(self.dest) else self.output_folder
+
+    @property
+    def output_folder(self) -> str:
+        """Folder of the outputs that are on this machine; with a store, of those that were made before."""
+        dest = None if self.dest is None or is_remote(self.dest) else local_path(self.dest)
+        return os.path.realpath(dest or os.path.join(self.data, "outputs"))
+
+    @property
+    def scratch(self) -> str | None:
+        """Folder of what is on its way to a store; None: there is none here, or each node of a cluster has its own."""
+        return os.path.join(os.path.realpath(self.data), "scratch") if self._passes_here else None
+
+    @property
+    def _passes_here(self) -> bool:
+        return is_remote(self.outputs) and self.engine == "local"
 
     @property
     def uploads(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ggferry.formats.errors import GgferryError
 from ggferry.service.apply import job
 from ggferry.service.apply.job import Outcome
+from ggferry.service.apply.migration import ledger_mark
 from ggferry.service.records.ledger import Job
 from ggferry.service.server.guard.auditing import Auditor
 from ggferry.service.server.guard.callers import Doorkeeper
@@ -20,15 +21,19 @@ from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.probe import Probe
+from ggferry.service.server.store.secret_box import open_box
+from ggferry.service.server.work import notices
 from ggferry.service.server.work.events import Hub
 from ggferry.service.server.work.housekeeping import Housekeeper
 from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.server.work.notices import Notifier
-from ggferry.service.server.work.outputs import Outputs
+from ggferry.service.server.work.outputs.output_files import Outputs
+from ggferry.service.server.work.outputs.readers import Blocks
 from ggferry.service.server.work.planning import Planner, secrets_file
 from ggferry.service.server.work.progress import ProgressBoard
 from ggferry.service.server.work.runner import Runner
 from ggferry.service.server.work.uploads import Uploads
+from ggferry.service.storage.scratch import sweep
 from ggferry.service.storage.urls import configure_access, read_secrets
 from ggferry.service.workers.messages import Event
 from ggferry.support.platform import here
@@ -56,6 +61,7 @@ class Service:
         runner: The engine.
         uploads: Files that are received.
         outputs: Files that were made.
+        blocks: What downloads hold of them in memory.
         notifier: Webhooks.
         housekeeper: Removes what is past its time.
         draining: Set when the server is about to end.
@@ -76,6 +82,7 @@ class Service:
     runner: Runner
     uploads: Uploads
     outputs: Outputs
+    blocks: Blocks
     notifier: Notifier
     housekeeper: Housekeeper
     draining: threading.Event
@@ -86,6 +93,8 @@ class Service:
 
     def start(self) -> None:
         """Begin to work."""
+        if self.settings.scratch is not None:
+            sweep(self.settings.scratch)
         tokens.prune(self.store)
         models.index_unknown(self.store)
         self.uploads.resume()
@@ -106,6 +115,7 @@ class Service:
         self.notifier.close()
         self.housekeeper.close()
         self.uploads.close()
+        self.blocks.close()
         self.hub.close()
         self.store.close()
         self.observer.close()
@@ -114,7 +124,8 @@ class Service:
 def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | None = None) -> Service:
     """Open the ledger and make the folders of a server. Raises GgferryError."""
     tracer = Tracer() if tracer is None and settings.traces else tracer
-    for folder in (settings.data, settings.uploads, settings.quarantine, settings.outputs):
+    scratch = [settings.scratch] if settings.scratch is not None else []
+    for folder in (settings.data, settings.uploads, settings.quarantine, settings.output_folder, *scratch):
         os.makedirs(folder, 0o700, exist_ok=True)
     found = os.stat(settings.data)
     if found.st_mode & 0o077 and here.is_own(found):  # it was there before: it becomes its owner's alone
@@ -123,7 +134,10 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
     observer = Observer(log or Log(), lambda: store.counts().items(), tracer)
     progress = ProgressBoard(store)
     hub = Hub(store, progress.running)
-    outputs = Outputs(store, lambda path: settings.outputs)
+    mark = ledger_mark(settings.ledger_place)
+    outputs = Outputs(store, settings, mark)
+    box = open_box(settings)
+    notices.seal_all(store, box)
     inspectors = InspectorPool(settings.inspectors, settings.limits)
     planner = Planner(store, settings, inspectors)
     configure_access(replace(planner.access(), secrets=read_secrets(secrets_file(settings))))
@@ -143,8 +157,18 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
     def open_ledger() -> Store:
         return Store(settings.ledger_place, retry_timeout=60.0)
 
-    working = job.Settings(settings.limits, None, settings.timeout, access=planner.access())
-    runner = Runner(open_ledger, store.submitted(), settings.jobs, working, see, done, observer.log.write)
+    working = job.Settings(settings.limits, settings.scratch, settings.timeout, access=planner.access(), mark=mark)
+    runner = Runner(
+        open_ledger,
+        store.submitted(),
+        settings.jobs,
+        working,
+        see,
+        done,
+        observer.log.write,
+        settings.engine,
+        settings.ray_address,
+    )
     uploads = Uploads(store, settings, inspectors)
     return Service(
         settings,
@@ -162,7 +186,8 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
         runner,
         uploads,
         outputs,
-        Notifier(store, lambda result: observer.notices.labels(result).inc(), observer.log.write),
+        Blocks(),
+        Notifier(store, box, lambda result: observer.notices.labels(result).inc(), observer.log.write),
         Housekeeper(store, settings, uploads, outputs, observer.log.write),
         threading.Event(),
     )

@@ -41,6 +41,7 @@ HINT = "move it away, or choose another output in the plan"
 _PARTIAL = re.compile(
     r"\.(?P<mark>[0-9a-z]*)-(?P<fence>\d+)-(?P<time>[0-9a-f]+)-(?P<copy>[0-9a-f]{12})(?P<rest>\.partial)", re.ASCII
 )
+_PARTIAL_NAME = re.compile(rf"(?P<output>.+){_PARTIAL.pattern}", re.ASCII | re.DOTALL)
 Progress = Callable[[int], None]
 _reported: set[str] = set()
 
@@ -191,7 +192,7 @@ def _through_s3(local: str, url: str, blake3: str, scratch: str, progress: Progr
     size = os.path.getsize(local)
     copying = s3.begin_copy(url)
     try:
-        with _partial(url, writer, _mark(copying.upload)) as partial:
+        with _partial(url, writer, mark_of_upload(copying.upload)) as partial:
             version = s3.upload(local, partial, progress)
             _read_back(partial, version, blake3, scratch)
             create = _creates(url, writer)
@@ -310,22 +311,48 @@ def sweep(url: str, writer: Writer) -> list[str]:
     """Remove partials of exactly this output that nobody can be working on, and return their names.
 
     These are partials of earlier holders of this job, and partials older than any upload takes. Their multipart uploads
-    are ended.
+    are ended, and after an earlier holder also a copy that was begun and has no partial: should another writer of this
+    name have begun it just now, that one begins again.
     """
     found = list(s3.named_like(url) if _is_s3(url) else ((each, None) for each in anyfs.beside(url)))
-    swept, copies = [], set()
+    swept, copies, live = [], set(), set()
     for name, upload in found:
         match = _PARTIAL.fullmatch(name[len(url) :])
-        if match is None or not _is_stale(match, writer):
+        if match is None:
+            continue
+        if not _is_stale(match, writer):
+            live.add(match["copy"])
             continue
         with suppress(NotFoundError):
             remove(name) if upload is None else s3.abort(s3.Copying(name, upload))
         copies.add(match["copy"])
         swept.append(name)
     for name, upload in found:
-        if name == url and upload is not None and _mark(upload) in copies:
+        if name != url or upload is None:
+            continue
+        mark = mark_of_upload(upload)
+        if mark in copies or (writer.fence > 1 and mark not in live):
             s3.abort(s3.Copying(url, upload))
     return swept
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What the name of a partial says: the output, who writes it, since when (s since 1970), the mark of its copy."""
+
+    output: str
+    writer: Writer
+    begun: int
+    copy: str
+
+
+def parse_partial(url: str) -> Partial | None:
+    """Return what a partial's name says; None for the name of anything else."""
+    match = _PARTIAL_NAME.fullmatch(url)
+    if match is None:
+        return None
+    writer = Writer(match["mark"], int(match["fence"]))
+    return Partial(match["output"], writer, int(match["time"], 16), match["copy"])
 
 
 def _is_stale(match: re.Match[str], writer: Writer) -> bool:
@@ -333,7 +360,8 @@ def _is_stale(match: re.Match[str], writer: Writer) -> bool:
     return earlier or time.time() - int(match["time"], 16) > STALE
 
 
-def _mark(upload: str) -> str:
+def mark_of_upload(upload: str) -> str:
+    """Return how the name of a partial says into which multipart upload it is to be copied."""
     from blake3 import blake3
 
     return str(blake3(upload.encode()).hexdigest())[:12]

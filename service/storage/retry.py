@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 import threading
@@ -18,6 +19,7 @@ T = TypeVar("T")
 FIRST, LONGEST = 0.25, 10.0  # seconds between two attempts
 stopping = threading.Event()
 """Set when the run ends: whoever waits gives up at once."""
+_longest: ContextVar[float] = ContextVar("seconds of repeating", default=math.inf)
 _names: ContextVar[float | None] = ContextVar("seconds for a name", default=None)
 
 
@@ -29,6 +31,16 @@ def names_within(seconds: float) -> Iterator[None]:
         yield
     finally:
         _names.reset(before)
+
+
+@contextmanager
+def retrying_within(seconds: float) -> Iterator[None]:
+    """Repeat what fails for so long at most, for a person who waits and whose request holds a thread meanwhile."""
+    before = _longest.set(seconds)
+    try:
+        yield
+    finally:
+        _longest.reset(before)
 
 
 def name_timeout() -> float | None:
@@ -46,7 +58,7 @@ def retry(call: Callable[[], T]) -> T:
         try:
             return call()
         except TransientError as error:
-            patience = granted().retry_timeout
+            patience = min(granted().retry_timeout, _longest.get())
             if isinstance(error.__cause__, socket.gaierror) and (limit := name_timeout()) is not None:
                 patience = min(patience, limit)
             pause = delay * random.uniform(0.5, 1)  # workers that failed together do not come back together

@@ -35,7 +35,7 @@ from ggferry.service.server.pages.views import (
 from ggferry.service.server.store.audit import AuditRecord
 from ggferry.service.server.store.models import Folder
 from ggferry.service.server.store.tokens import MadeToken, TokenRecord
-from ggferry.service.server.work.outputs import Output
+from ggferry.service.server.work.outputs.output_files import Output
 
 USAGE = Usage(used=7 << 30, quota=4 << 40, disk_free=1 << 40, disk_total=2 << 40)
 SHELL = Shell(version="0.1.0", csrf="token", active=3, may_manage=True)

@@ -19,6 +19,9 @@ def backup(
     context: typer.Context,
     file: Archive,
     ledger_only: Annotated[bool, typer.Option("--ledger-only", help="Without uploads and outputs.")] = False,
+    with_key: Annotated[
+        bool, typer.Option("--with-key", help="Also the key that encrypts secrets in the ledger.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -26,7 +29,7 @@ def backup(
     from ggferry.service.server.backup import backup as write
 
     settings: Settings = context.obj
-    made = write(settings, file, files=not ledger_only, overwrite=force)
+    made = write(settings, file, files=not ledger_only, overwrite=force, with_key=with_key)
     if as_json:
         print_json({"files": len(made["files"]), "bytes": sum(size for size, _ in made["files"].values())})
     else:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,11 +10,13 @@ import typer
 from ggferry.formats.errors import UsageError
 from ggferry.service.cli.options import print_json, say, size_of, tell
 from ggferry.service.cli.server.backup import backup, restore
+from ggferry.service.cli.server.serve_options import absolute, absolute_ledger, addresses, check, path_of_root
 from ggferry.support.platform import here
 
 if TYPE_CHECKING:
     from ggferry.service.server.settings import Settings
     from ggferry.service.server.store.database import Store
+    from ggferry.service.server.store.secret_box import SecretBox
 
 commands = typer.Typer(rich_markup_mode=None)
 serve = typer.Typer(
@@ -47,7 +47,8 @@ def run(
     ledger: Ledger = None,
     data: Data = None,
     dest: Annotated[
-        str | None, typer.Option("--dest", metavar="DIR", help="Folder of outputs (default: in DATA).")
+        str | None,
+        typer.Option("--dest", metavar="DIR|URL", help="Folder of outputs, or s3://BUCKET/PREFIX (default: in DATA)."),
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")] = 8765,
@@ -58,6 +59,10 @@ def run(
         bool, typer.Option("--allow-private-addresses", help="Fetch URLs of private and local addresses, too.")
     ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, max=256, help="Workers that convert; 0: none here.")] = 1,
+    engine: Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.")] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="Of the cluster (default: RAY_ADDRESS, or of this machine).")
+    ] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads a worker.")] = None,
     memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help=f"Memory cap of a worker. {SIZES}")] = "4GiB",
     timeout: Annotated[float | None, typer.Option("--timeout", min=1, help="Seconds a job (default: by size).")] = None,
@@ -90,6 +95,14 @@ def run(
             "--trusted-proxy",
             metavar="ADDRESS",
             help="Address or network of a proxy whose X-Forwarded-For and -Proto are believed; repeatable.",
+        ),
+    ] = None,
+    secret_key_file: Annotated[
+        str | None,
+        typer.Option(
+            "--secret-key-file",
+            metavar="FILE",
+            help="Key that encrypts secrets in the ledger (default: GGFERRY_SECRET_KEY, else DATA/secret-key).",
         ),
     ] = None,
     root_path: Annotated[
@@ -133,14 +146,16 @@ def run(
     )
     settings = Settings(
         data=_data(data),
-        roots=tuple(root or ()),
-        ledger=ledger,
-        dest=dest,
+        roots=tuple(map(absolute, root or ())),
+        ledger=None if ledger is None else absolute_ledger(ledger),
+        dest=None if dest is None else absolute(dest),
         host=host,
         port=port,
         hosts=tuple(allow_host or ()),
         private=allow_private,
         jobs=jobs,
+        engine=engine,
+        ray_address=ray_address,
         limits=limits,
         timeout=timeout,
         upload_bytes=size_of(max_upload, "--max-upload"),
@@ -151,15 +166,16 @@ def run(
         keep_outputs=None if keep is None else keep * DAY,
         keep_records=None if keep_records is None else keep_records * DAY,
         keep_audit=keep_audit * DAY,
-        trusted_proxies=_addresses(proxy or ()),
-        root_path=_root_path(root_path),
+        trusted_proxies=addresses(proxy or ()),
+        secret_key_file=secret_key_file,
+        root_path=path_of_root(root_path),
         openid=openid_settings(oidc_issuer, oidc_client, oidc_secret, oidc_claim, oidc_scope or (), oidc_hours),
         traces=traces,
     )
     context.obj = settings
     if context.invoked_subcommand is not None:
         return
-    _check_roots(settings)
+    check(settings)
     try:
         from ggferry.service.server.run_server import serve as start
     except ModuleNotFoundError as error:
@@ -168,47 +184,9 @@ def run(
     start(settings, say)
 
 
-def _addresses(given: Sequence[str]) -> tuple[str, ...]:
-    import ipaddress
-
-    for each in given:
-        try:
-            ipaddress.ip_network(each)
-        except ValueError:
-            raise UsageError(
-                "--trusted-proxy", found=each, expected="an address or a network, as 10.0.0.1 or 10.0.0.0/24"
-            ) from None
-    return tuple(given)
-
-
-def _root_path(given: str) -> str:
-    path = given.rstrip("/")
-    if path and not re.fullmatch(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+", path):
-        raise UsageError("--root-path", found=given, expected="a path, as /ggferry")
-    return path
-
-
 def _data(given: str | None) -> str:
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.abspath(given or os.path.join(state, "ggferry"))
-
-
-def _check_roots(settings: Settings) -> None:
-    from ggferry.service.server.work.sources import is_within
-    from ggferry.service.storage.stores import is_remote
-
-    for each in settings.places:
-        if not is_remote(each) and not os.path.isdir(each):
-            raise UsageError("--root", found=each, expected="a folder, or the URL of a store")
-        own = (os.path.realpath(settings.data), settings.uploads, settings.quarantine)
-        if not is_remote(each) and (
-            any(is_within(place, each) for place in own) or any(is_within(each, place) for place in own[1:])
-        ):
-            raise UsageError(
-                "--root: one user's uploads would be another's source",
-                found=each,
-                expected=f"a folder apart from the server's own, {settings.data}",
-            )
 
 
 # --- tokens --------------------------------------------------------------------------------------------------------
@@ -320,6 +298,17 @@ def show_audit(
 
 # --- webhooks ------------------------------------------------------------------------------------------------------
 
+
+def _box(context: typer.Context, store: Store) -> SecretBox:
+    """Return what encrypts secrets, once all that are there are encrypted."""
+    from ggferry.service.server.store.secret_box import open_box
+    from ggferry.service.server.work import notices
+
+    box = open_box(context.obj)
+    notices.seal_all(store, box)
+    return box
+
+
 Hook = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
 
 
@@ -332,7 +321,7 @@ def add_webhook(
     from ggferry.service.server.work import notices
 
     store = _store(context)
-    made = notices.add(store, url)
+    made = notices.add(store, _box(context, store), url)
     audit.note(store, _user(), "serve webhook add", subject=f"webhook {made['id']}")
     if as_json:
         print_json(made)
@@ -360,7 +349,8 @@ def test_webhook(context: typer.Context, name: Hook) -> None:
 
     settings: Settings = context.obj
     configure_access(Access(private=settings.private, retry_timeout=0))
-    notices.test(_store(context), name)
+    store = _store(context)
+    notices.test(store, _box(context, store), name)
     say("taken")
 
 

@@ -41,6 +41,8 @@ def answers(kind: Any, status: int = 200, words: str = "The answer") -> dict[int
     return {status: {"model": kind, "description": words}}
 
 
+BINARY = {"type": "string", "format": "binary"}
+"""A body of bytes, in the API's description."""
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "default": {
         "description": "What is wrong",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -13,14 +11,23 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
-from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep
+from ggferry.service.server.api.common import BINARY, PROBLEMS, JobId, Reader, ServiceDep
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.state import Service
-from ggferry.service.server.work.outputs import OutputFile
-from ggferry.support.platform import here
+from ggferry.service.server.work.outputs.output_files import OutputFile
+from ggferry.service.server.work.outputs.readers import BLOCK, OutputReader
 
 router = APIRouter(tags=["files"], responses=PROBLEMS)
-PIECE = 256 << 10  # what a download that stalls holds in memory
+CONDITIONS: list[dict[str, object]] = [
+    {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
+    for name, text in (
+        ("Range", "bytes=FIRST-LAST: one range of the file"),
+        ("If-Range", "The range only of the file with this ETag, else all of it"),
+        ("If-Match", "Only the file with one of these ETags, else 412"),
+        ("If-None-Match", "304 for a file with one of these ETags"),
+    )
+]
+"""Headers that the route reads, for its description."""
 _RANGE = re.compile(r"bytes=(?P<start>\d{0,18})-(?P<last>\d{0,18})")
 Name = Annotated[str, Path(max_length=255, pattern=r"^[^/\x00]+$", description="Name of the file, from the receipt")]
 
@@ -29,15 +36,16 @@ Name = Annotated[str, Path(max_length=255, pattern=r"^[^/\x00]+$", description="
     "/jobs/{job}/files/{name}",
     response_class=StreamingResponse,
     responses={
-        200: {"description": "The file", "content": {"application/octet-stream": {}}},
-        206: {"description": "The range", "content": {"application/octet-stream": {}}},
+        200: {"description": "The file", "content": {"application/octet-stream": {"schema": BINARY}}},
+        206: {"description": "The range", "content": {"application/octet-stream": {"schema": BINARY}}},
         304: {"description": "The ETag is that of If-None-Match"},
         412: {"description": "The ETag is not that of If-Match"},
     },
+    openapi_extra={"parameters": CONDITIONS},
 )
 def download(request: Request, service: ServiceDep, caller: Reader, job: JobId, name: Name) -> Response:
     """Give a file of a done job. One Range is served; If-Range, If-Match and If-None-Match compare the ETag."""
-    fd, file = service.outputs.open(job, name)
+    reader, file = service.outputs.open(job, name)
     try:
         etag = f'"b3-{file.blake3}"'
         headers = _headers(file, etag)
@@ -45,14 +53,14 @@ def download(request: Request, service: ServiceDep, caller: Reader, job: JobId, 
             raise HttpError(412, "changed", "the file is not the one that If-Match names", found=etag)
         # weakly compared (RFC 9110, 13.1.2): a proxy that compresses weakens a tag
         if {etag, "*"} & {each.removeprefix("W/") for each in _tags(request, "if-none-match")}:
-            os.close(fd)
+            reader.close()
             return Response(status_code=304, headers={"ETag": etag})
         range_header = request.headers.get("range")
         if range_header is not None and request.headers.get("if-range", etag) != etag:
             range_header = None
         start, end = _parse_range(range_header, file.bytes)
     except BaseException:
-        os.close(fd)
+        reader.close()
         raise
     status = (
         200 if range_header is None or ((start, end) == (0, file.bytes) and not _RANGE.fullmatch(range_header)) else 206
@@ -60,7 +68,7 @@ def download(request: Request, service: ServiceDep, caller: Reader, job: JobId, 
     if status == 206:
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{file.bytes}"
     headers["Content-Length"] = str(end - start)
-    body = _Body(service, fd, start, end)
+    body = _Body(service, reader, start, end)
     return StreamingResponse(body.pieces(), status, headers, "application/octet-stream")
 
 
@@ -97,27 +105,35 @@ def _parse_range(range_header: str | None, size: int) -> tuple[int, int]:
 
 
 class _Body:
-    """Bytes of an open file, which is closed with it."""
+    """Bytes of an open file, which is closed with it; what it holds of them is counted among `service.blocks`."""
 
-    def __init__(self, service: Service, fd: int, start: int, end: int) -> None:
-        self._service, self._fd, self._at, self._end = service, fd, start, end
+    def __init__(self, service: Service, reader: OutputReader, start: int, end: int) -> None:
+        self._service, self._reader, self._at, self._end = service, reader, start, end
+        self._held = 0
 
     async def pieces(self) -> AsyncIterator[bytes]:
         try:
             while self._at < self._end:
-                data = await asyncio.to_thread(here.pread, self._fd, min(PIECE, self._end - self._at), self._at)
+                size = min(self._take(), self._end - self._at)
+                data = await self._service.blocks.read(self._reader, self._at, size)
                 if not data:
                     raise OSError("the file shrank while it was sent")
                 self._at += len(data)
-                self._service.observer.downloaded.inc(len(data))
-                yield data
+                for piece in (data[at : at + BLOCK] for at in range(0, len(data), BLOCK)):
+                    self._service.observer.downloaded.inc(len(piece))
+                    yield piece
         finally:
             self.close()
 
+    def _take(self) -> int:
+        self._service.blocks.give(self._held)
+        self._held = self._service.blocks.take(self._reader.best)
+        return self._held
+
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._service.blocks.give(self._held)
+        self._held = 0
+        self._reader.close()
 
     def __del__(self) -> None:
         self.close()

@@ -16,7 +16,7 @@ Last = Annotated[str | None, Header(alias="Last-Event-ID", max_length=40, descri
 Since = Annotated[int | None, Query(ge=0, lt=1 << 62, description="As Last-Event-ID, where no header can be sent")]
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
-        "content": {"text/event-stream": {}},
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
         "description": "`job`: a change of state, with an id; `progress`: bytes",
     }
 }

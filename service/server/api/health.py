@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 
 from ggferry.service.server.api.common import PROBLEMS, Reader, ServiceDep
 from ggferry.service.server.guard.problems import problem
@@ -26,7 +27,7 @@ async def ready(service: ServiceDep) -> Response | dict[str, str]:
     return {"status": "ready"}
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=PlainTextResponse)
 def metrics(service: ServiceDep, caller: Reader) -> Response:
     """Give figures in Prometheus' text format."""
     return Response(service.observer.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

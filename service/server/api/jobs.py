@@ -25,7 +25,7 @@ from ggferry.service.server.api.common import (
     answers,
 )
 from ggferry.service.server.api.request_models import RequestBody, takes
-from ggferry.service.server.work.outputs import Output
+from ggferry.service.server.work.outputs.output_files import Output
 
 router = APIRouter(tags=["jobs"], responses=PROBLEMS)
 Key = Annotated[

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ggferry.service.records.fields import UploadRecord
 from ggferry.service.server.api.answers import once
-from ggferry.service.server.api.common import PROBLEMS, VERSION, ServiceDep, Submitter, UploadId, answers
+from ggferry.service.server.api.common import BINARY, PROBLEMS, VERSION, ServiceDep, Submitter, UploadId, answers
 from ggferry.service.server.api.jobs import Key
 from ggferry.service.server.guard.bodies import pieces
 from ggferry.service.server.guard.problems import HttpError, of_disk
@@ -39,7 +39,6 @@ Whole = Annotated[
         "is not the first and the file's sha256 was not announced",
     ),
 ]
-BINARY = {"type": "string", "format": "binary"}
 
 
 class Announced(BaseModel):

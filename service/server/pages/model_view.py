@@ -43,7 +43,7 @@ from ggferry.service.server.pages.views import (
     TensorPage,
     TensorRow,
 )
-from ggferry.service.server.work.outputs import Output
+from ggferry.service.server.work.outputs.output_files import Output
 
 LONGEST = 600  # characters of a value
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ggferry.converters.conversion.summary import OutputSummary
     from ggferry.service.library.answers import DroppedTensor
     from ggferry.service.server.store.models import Folder
-    from ggferry.service.server.work.outputs import Output
+    from ggferry.service.server.work.outputs.output_files import Output
 
 PER_PAGE = 50
 SORTS = ("name", "state", "container", "architecture", "before", "after", "changed")

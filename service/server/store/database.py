@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -20,7 +22,7 @@ from ggferry.support.heavy import sa
 
 T = TypeVar("T")
 VERSIONS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "versions")
-SERVER = History(VERSIONS, "ggferry_server_version", "ggferry_tokens", "0003", "server's part of the ledger")
+SERVER = History(VERSIONS, "ggferry_server_version", "ggferry_tokens", "0004", "server's part of the ledger")
 REPLACED = "the ledger's file was removed or replaced while the server runs"
 CANCELLED = {"class": "Cancelled", "message": "cancelled by a user", "hint": "retry queues it again"}
 EXPIRED = {"class": "Expired", "message": "its files were removed", "hint": "convert it again"}
@@ -86,6 +88,12 @@ class Store(Ledger):
         """Insert a row, unless one with its key is there."""
         insert = self._insert(table).values(**values).on_conflict_do_nothing()
         self._do(lambda connection: connection.execute(insert))
+
+    def truncate_log(self) -> None:
+        """Have SQLite write all changes into its file, and empty the log that still holds what they replaced."""
+        if self._sqlite:  # past the engine, which begins a transaction with every connection
+            with closing(sqlite3.connect(self.url.partition("///")[2], timeout=60)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _insert(self, table: Any) -> Any:
         from sqlalchemy.dialects import postgresql, sqlite

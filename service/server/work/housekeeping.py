@@ -12,7 +12,7 @@ from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED
 from ggferry.service.server.settings import DAY, Settings
 from ggferry.service.server.store import audit, models, removal, tokens
 from ggferry.service.server.store.database import Store
-from ggferry.service.server.work.outputs import Outputs
+from ggferry.service.server.work.outputs.output_files import Outputs
 from ggferry.service.server.work.uploads import ACCEPTED, RECEIVING, REFUSED, Uploads
 from ggferry.support.heavy import sa
 
@@ -58,6 +58,7 @@ class Housekeeper:
             ("uploads", self._uploads(now)),
             ("outputs", self._outputs(now)),
             ("records", self._records(now)),
+            ("unfinished objects", self._left_over()),
         ):
             if removed:
                 self._log("removed", what=name, count=removed)
@@ -98,6 +99,14 @@ class Housekeeper:
                 self._log("housekeeping", "warning", job=row["id"], message=str(error))
         removal.expire(self.store, gone)
         return len(gone)
+
+    def _left_over(self) -> int:
+        """Remove what ended servers left in the store of the outputs; one that does not answer is asked again later."""
+        try:
+            return len(self.outputs.sweep())
+        except GgferryError as error:
+            self._log("housekeeping", "warning", message=str(error))
+            return 0
 
     def _records(self, now: float) -> int:
         """Remove jobs that ended long ago, with their attempts, from the ledger and the index."""

@@ -22,6 +22,7 @@ from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.removal import shown_state
+from ggferry.service.server.store.secret_box import SecretBox
 from ggferry.service.storage.backends import web_requests
 from ggferry.service.storage.urls import WEB
 from ggferry.support.heavy import sa
@@ -56,15 +57,39 @@ class NoticeRow(TypedDict):
     next: float
 
 
-def add(store: Store, url: str) -> dict[str, str]:
+def add(store: Store, box: SecretBox, url: str) -> dict[str, str]:
     """Enter a receiver and return its id and secret, which is not shown again. Raises UsageError."""
     if url.partition("://")[0] not in WEB or len(url) > LONGEST_URL or any(c <= " " for c in url):
         raise UsageError("the URL of a webhook", found=url[:200], expected="https://…")
     web_requests.origin(url)
     key, secret = os.urandom(6).hex(), PREFIX + b64encode(secrets.token_bytes(32)).decode()
     newest = store.first(sa.select(sa.func.max(store.t.events.c.id).label("id"))) or {}
-    store.put(store.t.hooks, id=key, url=url, secret=secret, created=time.time(), seen=int(newest.get("id") or 0))
+    values = {"id": key, "url": url, "secret": box.seal(key, secret), "seen": int(newest.get("id") or 0)}
+    store.put(store.t.hooks, **values, created=time.time())
     return {"id": key, "secret": secret}
+
+
+def seal_all(store: Store, box: SecretBox) -> int:
+    """Encrypt the secrets that an earlier version left plain, or that another key did, and return how many those were.
+
+    What SQLite held of them is overwritten. Raises UsageError where one was encrypted by a key that is not given.
+    """
+    hooks = store.t.hooks
+    rows = store.all(sa.select(hooks.c.id, hooks.c.secret))
+    renewed = [(row, box.renewed(row["id"], row["secret"])) for row in rows]
+    changed = [(row, sealed) for row, sealed in renewed if sealed != row["secret"]]
+
+    def work(connection: Any) -> None:
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA secure_delete=ON")
+        for row, sealed in changed:
+            same = (hooks.c.id == row["id"]) & (hooks.c.secret == row["secret"])
+            connection.execute(sa.update(hooks).where(same).values(secret=sealed))
+
+    if changed:
+        store.do(work)
+        store.truncate_log()
+    return len(changed)
 
 
 def every(store: Store) -> list[WebhookRecord]:
@@ -83,13 +108,13 @@ def remove(store: Store, key: str) -> None:
     store.run(sa.delete(store.t.notices).where(store.t.notices.c.hook == key))
 
 
-def test(store: Store, key: str) -> None:
+def test(store: Store, box: SecretBox, key: str) -> None:
     """Send a notice of no job to a receiver, now and once. Raises NotFoundError, and what the sending raises."""
     hook = store.first(sa.select(store.t.hooks).where(store.t.hooks.c.id == key))
     if hook is None:
         raise NotFoundError("no such webhook", found=key)
     body = _body("test", {"message": "ggferry serve webhook test"}, time.time())
-    send(hook["url"], hook["secret"], f"msg_{os.urandom(12).hex()}", body)
+    send(hook["url"], box.open(key, hook["secret"]), f"msg_{os.urandom(12).hex()}", body)
 
 
 def sign(secret: str, message: str, seconds: int, body: str) -> str:
@@ -119,8 +144,9 @@ def _body(kind: str, data: Mapping[str, Any], at: float) -> str:
 class Notifier:
     """Makes notices of events and sends them; `count` is called with 'sent', 'again' or 'given up'."""
 
-    def __init__(self, store: Store, count: Callable[[str], None], log: Callable[..., None]) -> None:
-        self.store, self._count, self._log = store, count, log
+    def __init__(self, store: Store, box: SecretBox, count: Callable[[str], None], log: Callable[..., None]) -> None:
+        self.store, self._box, self._count, self._log = store, box, count, log
+        self._unreadable: set[str] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="ggferry-webhooks")
 
@@ -136,10 +162,21 @@ class Notifier:
         while not self._over.wait(EVERY):
             try:
                 for hook in self.store.all(sa.select(self.store.t.hooks)):
-                    self._enter(hook)
-                    self._send(hook)
+                    if (secret := self._secret(hook)) is not None:
+                        self._enter(hook)
+                        self._send(hook, secret)
             except GgferryError as error:
                 self._log("webhooks", "warning", message=str(error))
+
+    def _secret(self, hook: Mapping[str, Any]) -> str | None:
+        """Return the secret of a receiver; None where it is another server's to send there, which has the key."""
+        try:
+            return self._box.open(hook["id"], hook["secret"])
+        except GgferryError as error:
+            if hook["id"] not in self._unreadable:
+                self._unreadable.add(hook["id"])
+                self._log("webhooks", "error", webhook=hook["id"], message=str(error))
+            return None
 
     def _enter(self, hook: Mapping[str, Any]) -> None:
         """Enter notices of the events that a receiver has not been told of."""
@@ -172,7 +209,7 @@ class Notifier:
         key = f"msg_{hook['id']}{event['id']:012}"
         return {"id": key, "hook": hook["id"], "body": body, "tries": 0, "next": 0.0}
 
-    def _send(self, hook: Mapping[str, Any]) -> None:
+    def _send(self, hook: Mapping[str, Any], secret: str) -> None:
         """Send what is due to a receiver, the oldest first, until one fails."""
         table, now = self.store.t.notices, time.time()
         due = (table.c.hook == hook["id"]) & table.c.done.is_(None) & (table.c.next <= now)
@@ -181,7 +218,7 @@ class Notifier:
                 return
             values: dict[str, Any] = {"done": time.time(), "error": None}
             try:
-                send(hook["url"], hook["secret"], notice["id"], notice["body"])
+                send(hook["url"], secret, notice["id"], notice["body"])
                 self._count("sent")
             except GgferryError as error:
                 given_up = notice["tries"] + 1 >= len(DELAYS)

@@ -162,7 +162,7 @@ class Planner:
         """Return the folders that confine what a plan names; the outputs are among them, for what was made again."""
         table = self.store.t.plans
         found = self.store.first(sa.select(table.c.trees).where(table.c.id == plan))
-        return [*((found or {}).get("trees") or ()), self.settings.outputs]
+        return [*((found or {}).get("trees") or ()), self.settings.output_folder]
 
     def note_submitted(self, plan: str, run: str) -> None:
         """Record that jobs of a plan are entered in the ledger as `run`: servers work on them from now on."""

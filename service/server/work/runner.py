@@ -10,7 +10,8 @@ from typing import Any
 
 from ggferry.formats.errors import GgferryError
 from ggferry.service.apply.job import Outcome, Settings
-from ggferry.service.apply.local_engine import Run, run_local
+from ggferry.service.apply.local_engine import Run
+from ggferry.service.apply.migration import carry_out
 from ggferry.service.records.ledger import Job, Ledger
 from ggferry.service.storage import retry
 from ggferry.service.workers.messages import Event
@@ -22,7 +23,8 @@ Log = Callable[..., None]
 class Runner:
     """An engine in a thread, with a connection to the ledger of its own.
 
-    `plans` is a query for the runs whose jobs it does; `see` is called with each event, `done` with each finished job.
+    `plans` is a query for the runs whose jobs it does; `see` is called with each event, `done` with each finished job;
+    `engine` carries them out, on the Ray cluster at `address` if it is 'ray'.
     """
 
     def __init__(
@@ -34,12 +36,16 @@ class Runner:
         see: Callable[[Event], None],
         done: Callable[[Job, Outcome], None],
         log: Log,
+        engine: str = "local",
+        address: str | None = None,
     ) -> None:
+        self._engine, self._address = engine, address
         self._open, self._plans, self._jobs, self._settings = open_ledger, plans, jobs, settings
         self._see, self._done, self._log = see, done, log
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="ggferry-engine")
         self._run: Run | None = None
+        self.connected: Callable[[], None] = lambda: None  # as `Run.connected`, in the engine's thread
 
     def start(self) -> None:
         """Begin to do jobs, unless this server leaves them to others."""
@@ -81,9 +87,16 @@ class Runner:
                 ledger = self._open()
                 ledger.reclaim()
                 self._run = Run(
-                    ledger, self._plans, self._jobs, self._settings, self._emit, done=self._done, lasting=True
+                    ledger,
+                    self._plans,
+                    self._jobs,
+                    self._settings,
+                    self._emit,
+                    done=self._done,
+                    connected=lambda: self.connected(),
+                    lasting=True,
                 )
-                run_local(self._run)
+                carry_out(self._run, self._engine, self._address)
             except Exception as error:
                 self._log("engine", "error", message=str(error))
                 self._over.wait(AGAIN)

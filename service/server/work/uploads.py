@@ -36,6 +36,7 @@ from ggferry.service.server.store import asked
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.tokens import ADMIN, Token
 from ggferry.service.server.work.inspectors import InspectorPool
+from ggferry.service.storage.stores import is_remote, join
 from ggferry.service.storage.urls import Access
 from ggferry.support.heavy import sa
 from ggferry.support.platform import here
@@ -106,8 +107,12 @@ class Uploads:
             sync_folder(os.path.join(place, ""))
         sync_folder(os.path.join(self.settings.quarantine, ""))
 
-    def check_free_space(self, token: Token, more: int) -> None:
-        """Raise RefusedError where a token's quota or the disk has no room for `more` bytes."""
+    def check_output_space(self, token: Token, more: int) -> None:
+        """Raise RefusedError where a token's quota, or the disk if outputs stay on it, has no room for `more` bytes."""
+        self.check_free_space(token, more, stays=not is_remote(self.settings.outputs))
+
+    def check_free_space(self, token: Token, more: int, *, stays: bool = True) -> None:
+        """Raise RefusedError where a token's quota, or the disk where the bytes stay here, has no room for `more`."""
         quota = self.settings.quota if token.quota is None else token.quota
         used = self.used(token.owner)
         if used + more > quota:
@@ -116,7 +121,7 @@ class Uploads:
                 words, found=used + more, expected=f"≤ {quota}", hint="delete uploads or outputs, or ask for more"
             )
         room = free_bytes(self.settings.quarantine) - self._pending() - SPARE
-        if more > room:
+        if stays and more > room:
             raise RefusedError("the server's disk has no room for it", found=more, expected=f"≤ {max(0, room)}")
 
     def used(self, owner: str) -> int:
@@ -326,7 +331,7 @@ class Uploads:
     def _planned(self, folder: str) -> list[Entry]:
         request = PlanRequest(
             (folder,),
-            os.path.join(self.settings.outputs, "none"),
+            join(self.settings.outputs, "none"),
             verify="fast",
             digest=False,
             limits=self.settings.limits,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -430,11 +431,29 @@ def named_like(url: str) -> Iterator[tuple[str, str | None]]:
     scheme = url.partition("://")[0]
     for each in _objects(url, bucket, key):
         yield f"{scheme}://{bucket}/{each['Key']}", None
+    for begun in begun_like(url):
+        yield begun.url, begun.upload
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A multipart upload that has not ended, and when it was begun: seconds since 1970, now where nothing says."""
+
+    url: str
+    upload: str
+    at: float
+
+
+def begun_like(url: str) -> Iterator[Begun]:
+    """Yield the multipart uploads whose names begin with `url`."""
+    bucket, key = split(url)
+    scheme = url.partition("://")[0]
     more: dict[str, Any] = {}
     while True:
         page = retry(functools.partial(_call, "list_multipart_uploads", url, Bucket=bucket, Prefix=key, **more))
         for each in page.get("Uploads", ()):
-            yield f"{scheme}://{bucket}/{each['Key']}", str(each["UploadId"])
+            at = each["Initiated"].timestamp() if "Initiated" in each else time.time()
+            yield Begun(f"{scheme}://{bucket}/{each['Key']}", str(each["UploadId"]), at)
         if not page.get("IsTruncated"):
             return
         more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}

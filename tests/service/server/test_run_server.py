@@ -55,7 +55,8 @@ def test_a_signal_handler_takes_no_lock(monkeypatch: pytest.MonkeyPatch) -> None
             super().set()
 
     draining = Draining()
-    service: Any = SimpleNamespace(settings=Settings(""), draining=draining, hub=SimpleNamespace(close=lambda: None))
+    parts = {"hub": SimpleNamespace(close=lambda: None), "runner": SimpleNamespace()}
+    service: Any = SimpleNamespace(settings=Settings(""), draining=draining, **parts)
     monkeypatch.setattr(run_server, "application", lambda service: None)
     server = run_server._Server(service)
     real = signal.signal

@@ -199,9 +199,9 @@ def test_a_killed_attempt_is_swept_and_nobody_elses(store: S3Store, local: Path)
 
     key = "deny/a.gguf"
     copy, other_copy = begin(key), begin(key)
-    dead = partial_name(URL, Writer("job", 2), publishing._mark(copy)).removeprefix("s3://new/")
+    dead = partial_name(URL, Writer("job", 2), publishing.mark_of_upload(copy)).removeprefix("s3://new/")
     ahead = partial_name(URL, Writer("job", 4), "0" * 12).removeprefix("s3://new/")
-    alive = partial_name(URL, Writer("other", 1), publishing._mark(other_copy)).removeprefix("s3://new/")
+    alive = partial_name(URL, Writer("other", 1), publishing.mark_of_upload(other_copy)).removeprefix("s3://new/")
     forgotten = f"{key}.other-1-{int(time.time()) - 8 * 24 * 3600:x}-{'1' * 12}.partial"
     strangers = [f"{key}.partial", f"{key}2.job-2-0-{'1' * 12}.partial", "deny/b.gguf"]
     for name in (dead, ahead, alive, forgotten, *strangers):
