@@ -215,13 +215,13 @@ async def make_plan(request: Request) -> Response:
 def made_plan(request: Request, fields: Sequence[tuple[str, str]]) -> Response:
     """Return where the plan of a form is shown, or the form again with what is wrong."""
     path = next((value for name, value in fields if name == "path"), "").strip()
-    options: dict[str, Any] = {}
     try:
         options = option_form.options_in(fields)
         found = functions.make_plan(service_of(request), known(request), path, options, wait=PLAN_WAIT)
     except GgferryError as error:
         status, problem = problem_answer(error)
-        return show(request, "add", "add", status, add=add_page(request, path[:4096], options, problem))
+        page = add_page(request, path[:4096], problem=problem)
+        return show(request, "add", "add", status, add=replace(page, form=option_form.as_typed(page.form, fields)))
     return RedirectResponse(render.url("plans", found["id"]), FOUND)
 
 
