@@ -149,6 +149,7 @@ class Store(Ledger):
             raise RefusedError("only a model that failed or was cancelled can be tried again", found=row["state"])
         jobs = self.jobs
         values = {"state": QUEUED, "attempts": 0, "losses": 0, "not_before": 0.0, "key": None, "same_as": None}
+        values["priority"] = 0
         same = (jobs.c.id == job) & (jobs.c.state == row["state"]) & (jobs.c.claims == row["claims"])
         self.run(sa.update(jobs).where(same).values(**values, error=None, updated=time.time()))
 

@@ -16,13 +16,14 @@ from ggferry.service.operations.edit import EditChanges
 from ggferry.service.records.fields import FolderItem
 from ggferry.service.records.ledger import DONE
 from ggferry.service.server import changes, comparisons, functions
+from ggferry.service.server.guard.auditing import DETAIL, SUBJECT
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import render, wording
 from ggferry.service.server.pages.archive_view import row_of
 from ggferry.service.server.pages.shown import FOUND, known, problem_answer, service_of, show
 from ggferry.service.server.pages.views import ModelRow
 from ggferry.service.server.state import Service
-from ggferry.service.server.store import models
+from ggferry.service.server.store import models, queue
 
 router = APIRouter(include_in_schema=False)
 
@@ -87,6 +88,23 @@ def browse(request: Request, path: str) -> Response:
     for part in filter(None, path.removeprefix(top).split("/")):
         crumbs.append((part, os.path.join(crumbs[-1][1], part)))
     return show(request, "browse", "add", browse=Browse(path, tuple(crumbs), items))
+
+
+@router.post("/queue")
+async def move(request: Request) -> Response:
+    """Move a job in the queue."""
+    fields = await fields_of(request)
+    place, _, job = next((value for name, value in fields if name == "move"), "").partition(" ")
+    return await run_in_threadpool(_move, request, job, place)
+
+
+def _move(request: Request, job: str, place: str) -> Response:
+    if place not in queue.PLACES:
+        raise UsageError("where in the queue", found=place[:100], expected=", ".join(queue.PLACES))
+    found = changes.move(service_of(request), known(request), job, place)
+    setattr(request.state, SUBJECT, f"job {job}")
+    setattr(request.state, DETAIL, f"{place}: now {found.position} of {found.queued}")
+    return RedirectResponse("/activity#queue", FOUND)
 
 
 def _rows(service: Service, jobs: Sequence[str]) -> tuple[ModelRow, ...]:

@@ -60,9 +60,9 @@ def activity(request: Request) -> Response:
     service, which = service_of(request), request.query_params.get("part")
     if which == "active":
         return part("macros", "active", shell(request, "activity").active)
-    found = archive_view.activity(service)
+    found = archive_view.activity(service, known(request))
     if which:
-        return part("activity_parts", "now", found)
+        return part("activity_parts", "now", found, shell(request, "activity"))
     return show(request, "activity", "activity", activity=found, usage=changes.usage(service, known(request)))
 
 
