@@ -16,6 +16,7 @@ from ggferry.service.server.guard.lookups import Lookups
 from ggferry.service.server.guard.observe import Log, Observer
 from ggferry.service.server.guard.openid import OpenId
 from ggferry.service.server.guard.tracing import Tracer
+from ggferry.service.server.hub_search import HubSearch
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
@@ -53,6 +54,7 @@ class Service:
         planner: Plans.
         progress: What running jobs have done.
         hub: Events, for those who listen.
+        hub_search: Models of the Hugging Face Hub, where a root is there.
         runner: The engine.
         uploads: Files that are received.
         outputs: Files that were made.
@@ -73,6 +75,7 @@ class Service:
     planner: Planner
     progress: ProgressBoard
     hub: Hub
+    hub_search: HubSearch
     runner: Runner
     uploads: Uploads
     outputs: Outputs
@@ -101,6 +104,7 @@ class Service:
         self.planner.close()
         self.inspectors.close()
         self.lookups.close()
+        self.hub_search.close()
         self.doorkeeper.close()
         self.probe.close()
         self.notifier.close()
@@ -159,6 +163,7 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
         planner,
         progress,
         hub,
+        HubSearch(settings.places),
         runner,
         uploads,
         outputs,

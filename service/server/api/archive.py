@@ -14,6 +14,7 @@ from pydantic import Field
 from ggferry.service.library.answers import ConversionPlan, Inspection
 from ggferry.service.operations.inspect import InspectRequest
 from ggferry.service.operations.tokenize import TokenizeRequest
+from ggferry.service.publishing.search import HubModel
 from ggferry.service.records.fields import DifferenceRecord, FolderItem, HistogramRecord, ReportRecord, Totals, Usage
 from ggferry.service.server import changes, comparisons, functions
 from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep, Text, answers
@@ -97,6 +98,14 @@ def browse(
 ) -> list[FolderItem]:
     """List a folder below a root."""
     return functions.browse(service, path)
+
+
+@router.get("/hub", response_model=list[HubModel])
+async def search_hub(
+    service: ServiceDep, caller: Reader, q: Annotated[str, Query(min_length=2, max_length=100)]
+) -> Response:
+    """Find models of the Hugging Face Hub by name, where a root of the server is there. It needs the scope `submit`."""
+    return await _looked(service, caller, lambda: functions.search_hub(service, caller, q))
 
 
 @router.post("/inspect", response_model=None, responses=answers(Inspection))

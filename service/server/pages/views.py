@@ -688,6 +688,7 @@ class AddPage:
         path: What was typed in.
         form: The options.
         usage: How much room there is.
+        hub: Whether the Hugging Face Hub can be searched.
     """
 
     roots: tuple[str, ...] = ()
@@ -697,3 +698,4 @@ class AddPage:
     path: str = ""
     form: OptionForm = field(default_factory=OptionForm)
     usage: Usage = field(default_factory=lambda: Usage(used=0, quota=0, disk_free=0, disk_total=0))
+    hub: bool = False

@@ -53,7 +53,7 @@ def _local(roots: Sequence[str]) -> tuple[str, ...]:
 
 def _url(wanted: str, roots: Sequence[str]) -> str:
     """Return a URL that may be read: of the web, or below a root that is a URL."""
-    inside = any(wanted.rstrip("/") == root or wanted.startswith(root + "/") for root in roots)
+    inside = any(wanted.rstrip("/") == root or wanted.startswith(root.rstrip("/") + "/") for root in roots)
     if wanted.partition("://")[0] in WEB or (inside and not {".", ".."} & set(wanted.split("/"))):
         return wanted
     raise AccessError("below no root of this server", path=wanted, hint="--root URL, where the server is started")

@@ -13,6 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from ggferry.formats.errors import GgferryError, UsageError
 from ggferry.service.operations.edit import EditChanges
+from ggferry.service.publishing.search import HubModel
 from ggferry.service.records.fields import FolderItem
 from ggferry.service.records.ledger import DONE
 from ggferry.service.server import changes, comparisons, functions
@@ -21,7 +22,7 @@ from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import render, wording
 from ggferry.service.server.pages.archive_view import row_of
 from ggferry.service.server.pages.shown import FOUND, known, problem_answer, service_of, show
-from ggferry.service.server.pages.views import ModelRow
+from ggferry.service.server.pages.views import ModelRow, Problem
 from ggferry.service.server.state import Service
 from ggferry.service.server.store import models, queue
 
@@ -40,6 +41,15 @@ class Browse:
     def name(self) -> str:
         """Return the folder's own name."""
         return self.crumbs[-1][0]
+
+
+@dataclass(frozen=True, slots=True)
+class HubPage:
+    """Models of the Hugging Face Hub: the name that was searched for, what was found, and what went wrong."""
+
+    text: str = ""
+    models: tuple[HubModel, ...] = ()
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,21 @@ def browse(request: Request, path: str) -> Response:
     for part in filter(None, path.removeprefix(top).split("/")):
         crumbs.append((part, os.path.join(crumbs[-1][1], part)))
     return show(request, "browse", "add", browse=Browse(path, tuple(crumbs), items))
+
+
+@router.get("/hub")
+async def hub(request: Request, q: str = "") -> Response:
+    """Show models of the Hugging Face Hub whose names hold a text."""
+    return await service_of(request).lookups.run(known(request).token, lambda: _hub(request, q[:400]))
+
+
+def _hub(request: Request, text: str) -> Response:
+    found, problem, status = [], None, 200
+    try:
+        found = functions.search_hub(service_of(request), known(request), text) if text.strip() else []
+    except (GgferryError, HttpError) as error:
+        status, problem = problem_answer(error)
+    return show(request, "hub", "add", status, page=HubPage(text, tuple(found), problem))
 
 
 @router.post("/queue")

@@ -186,6 +186,7 @@ def add_page(
         path=path,
         form=option_form.form_of(options or {}, path, uploads=service.settings.uploads),
         usage=changes.usage(service, caller),
+        hub=service.hub_search.is_on,
     )
 
 
