@@ -17,6 +17,7 @@ from ggferry.service.server.guard.observe import Log, Observer
 from ggferry.service.server.guard.openid import OpenId
 from ggferry.service.server.guard.tracing import Tracer
 from ggferry.service.server.hub_search import HubSearch
+from ggferry.service.server.quality import Qualities
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
@@ -55,6 +56,7 @@ class Service:
         progress: What running jobs have done.
         hub: Events, for those who listen.
         hub_search: Models of the Hugging Face Hub, where a root is there.
+        qualities: How outputs predict texts.
         runner: The engine.
         uploads: Files that are received.
         outputs: Files that were made.
@@ -76,6 +78,7 @@ class Service:
     progress: ProgressBoard
     hub: Hub
     hub_search: HubSearch
+    qualities: Qualities
     runner: Runner
     uploads: Uploads
     outputs: Outputs
@@ -105,6 +108,7 @@ class Service:
         self.inspectors.close()
         self.lookups.close()
         self.hub_search.close()
+        self.qualities.close()
         self.doorkeeper.close()
         self.probe.close()
         self.notifier.close()
@@ -164,6 +168,7 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
         progress,
         hub,
         HubSearch(settings.places),
+        Qualities(store, settings),
         runner,
         uploads,
         outputs,

@@ -21,6 +21,7 @@ from ggferry.service.server.guard.context import below_root
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import archive_view, model_view, option_form, plan_view, render
 from ggferry.service.server.pages.routes import changes as change_routes
+from ggferry.service.server.pages.routes import quality as quality_routes
 from ggferry.service.server.pages.shown import FOUND, known, part, problem_answer, service_of, shell, show
 from ggferry.service.server.pages.views import AddPage, ModelPage, Problem, Provider, Upload
 from ggferry.service.server.state import Service
@@ -35,6 +36,7 @@ MOST_LINES = 1_000_000
 def add_pages(app: FastAPI) -> None:
     """Add the pages to the application."""
     app.include_router(change_routes.router)
+    app.include_router(quality_routes.router)
     app.include_router(router)
 
 
