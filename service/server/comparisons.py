@@ -11,6 +11,7 @@ from ggferry.service.records.fields import DifferenceRecord, HistogramRecord
 from ggferry.service.records.ledger import DONE
 from ggferry.service.server import functions
 from ggferry.service.server.guard.callers import Caller
+from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.quality import Quality
 from ggferry.service.server.state import Service
 from ggferry.service.server.store import models
@@ -68,6 +69,8 @@ def difference(service: Service, caller: Caller, job: str, other: str, data: boo
 def begin_quality(service: Service, caller: Caller, job: str, text: str, context: int, chunks: int) -> Quality:
     """Begin to compare the outputs of a done job with its source on a text. Raises as `Qualities.begin`."""
     functions.need(caller, "submit", "it takes a worker's time")
+    if service.draining.is_set():
+        raise HttpError(503, "draining", "the server is about to end", headers={"Retry-After": "30"})
     source, trees, recipe = functions.place_of(service, job)
     return service.qualities.begin(caller, job, (source, trees, recipe), text, context, chunks)
 
