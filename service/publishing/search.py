@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from ggferry.formats.errors import UnreachableError, UsageError
+from ggferry.formats.errors import GgferryError, NotFoundError, UnreachableError, UsageError
+from ggferry.formats.reader import model_suffixes
 from ggferry.service.publishing.places import without_tokens
 from ggferry.service.storage.urls import mask
 from ggferry.support.records import dataclass
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 SHOWN = ("downloads", "gated", "lastModified", "library_name", "likes", "private")
 """What the Hub is asked for of each model."""
@@ -39,11 +46,44 @@ class HubModel:
     is_gated: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of weights in a repository: its path there, its URL as commands take it, its size in bytes."""
+
+    name: str
+    source: str
+    bytes: int
+
+
 def search(text: str, owner: str | None, limit: int) -> list[HubModel]:
     """Return models whose names hold a text, those with the most downloads first; `owner`: only theirs.
 
     The token is that of huggingface_hub, if there is one. Raises UnreachableError, and UsageError without that package.
     """
+    with _hub() as api:
+        found = api.list_models(search=text, author=owner, sort="downloads", limit=limit, expand=[*SHOWN])  # type: ignore[list-item]
+        return [_model(each) for each in found]
+
+
+def weights(repository: str, limit: int) -> list[HubFile]:
+    """Return the files of a repository that may hold weights, in the order of their names; `limit`: of all its files.
+
+    Raises NotFoundError, and what `search` raises.
+    """
+    with _hub() as api:
+        some = islice(api.list_repo_tree(repository, recursive=True), limit)
+        files = [(str(each.path), int(each.size)) for each in some if hasattr(each, "size")]
+    suffixes = tuple(model_suffixes())
+    return [
+        HubFile(name, f"hf://{repository}/{name}", size)
+        for name, size in sorted(files)
+        if name.lower().endswith(suffixes)
+    ]
+
+
+@contextmanager
+def _hub() -> Iterator[HfApi]:
+    """Yield the Hub, and make errors of huggingface_hub ours."""
     try:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
@@ -52,8 +92,7 @@ def search(text: str, owner: str | None, limit: int) -> list[HubModel]:
         raise UsageError(words, hint="pip install 'ggferry[hub]'") from None
     api = HfApi(endpoint=(os.environ.get("HF_ENDPOINT") or "").rstrip("/") or None, library_name="ggferry")
     try:
-        found = api.list_models(search=text, author=owner, sort="downloads", limit=limit, expand=[*SHOWN])  # type: ignore[list-item]
-        return [_model(each) for each in found]
+        yield api
     except HfHubHTTPError as error:
         raise _failure(error, str(api.endpoint)) from None
     except Exception as error:
@@ -76,8 +115,10 @@ def _model(found: Any) -> HubModel:
     )
 
 
-def _failure(error: Any, endpoint: str) -> UnreachableError:
+def _failure(error: Any, endpoint: str) -> GgferryError:
     status = int(getattr(error.response, "status_code", 0) or 0)
+    if status == 404:
+        return NotFoundError("no such repository on the Hub", path=endpoint)
     if status in (401, 403):  # of the server, and not of whoever asks
         words, hint = "the Hub does not accept this server's token", "its HF_TOKEN is wrong or expired"
         return UnreachableError(words, path=endpoint, found=f"HTTP {status}", hint=hint)

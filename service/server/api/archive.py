@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ggferry.service.library.answers import ConversionPlan, Inspection
 from ggferry.service.operations.inspect import InspectRequest
 from ggferry.service.operations.tokenize import TokenizeRequest
-from ggferry.service.publishing.search import HubModel
+from ggferry.service.publishing.search import HubFile, HubModel
 from ggferry.service.records.fields import DifferenceRecord, FolderItem, HistogramRecord, ReportRecord, Totals, Usage
 from ggferry.service.server import changes, comparisons, functions, quality
 from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep, Submitter, Text, answers
@@ -106,6 +106,14 @@ async def search_hub(
 ) -> Response:
     """Find models of the Hugging Face Hub by name, where a root of the server is there. It needs the scope `submit`."""
     return await _looked(service, caller, lambda: functions.search_hub(service, caller, q))
+
+
+@router.get("/hub/files", response_model=list[HubFile])
+async def hub_files(
+    service: ServiceDep, caller: Reader, repo: Annotated[str, Query(max_length=200, description="OWNER/NAME")]
+) -> Response:
+    """List the files of weights in a repository of the Hugging Face Hub below a root. It needs the scope `submit`."""
+    return await _looked(service, caller, lambda: functions.hub_files(service, caller, repo))
 
 
 @router.post("/inspect", response_model=None, responses=answers(Inspection))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.hub import REPO, Hub, served_hub
-from helpers.server import Server, ended, made_token, serving, submitted
+from helpers.server import Server, ended, made_token, planned, serving, submitted
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,23 @@ def test_what_is_found_is_planned_and_converted(place: tuple[type[Hub], Server])
     assert client.get("/hub", params={"q": "llama"}).json() == found and len(hub.searches) == 1, "kept for a minute"
     (job,) = submitted(client, found[1]["source"], verify="fast")
     assert ended(client, job)["state"] == "done"
+
+
+def test_the_files_of_a_repository(place: tuple[type[Hub], Server]) -> None:
+    _, server = place
+    client = server.client()
+    size = (server.data.parent / "repo" / "old.bin").stat().st_size
+    (server.data.parent / "repo" / "README.md").write_text("words")
+    found = client.get("/hub/files", params={"repo": REPO}).json()
+    assert found == [{"name": "old.bin", "source": f"hf://{REPO}/old.bin", "bytes": size}]
+    plan = planned(client, found[0]["source"], verify="fast")
+    assert plan["summary"]["verdicts"] == {"convert": 1}
+    assert client.get("/hub/files", params={"repo": "elsewhere/llama"}).status_code == 403
+    assert client.get("/hub/files", params={"repo": "someone/nothing"}).status_code == 404
+    for odd in ("someone", "someone/../x", "someone/a/b", "someone/<b>"):
+        assert client.get("/hub/files", params={"repo": odd}).status_code == 422, odd
+    reader = server.client(made_token(server.data, "looks", "read"))
+    assert reader.get("/hub/files", params={"repo": REPO}).status_code == 403
 
 
 def test_who_may_ask_and_what(place: tuple[type[Hub], Server], server: Server) -> None:

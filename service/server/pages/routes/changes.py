@@ -13,7 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from ggferry.formats.errors import GgferryError, UsageError
 from ggferry.service.operations.edit import EditChanges
-from ggferry.service.publishing.search import HubModel
+from ggferry.service.publishing.search import HubFile, HubModel
 from ggferry.service.records.fields import FolderItem
 from ggferry.service.records.ledger import DONE
 from ggferry.service.server import changes, comparisons, functions
@@ -45,11 +45,16 @@ class Browse:
 
 @dataclass(frozen=True, slots=True)
 class HubPage:
-    """Models of the Hugging Face Hub: the name that was searched for, what was found, and what went wrong."""
+    """Models of the Hugging Face Hub: the name that was searched for, what was found, and what went wrong.
+
+    Of one repository, its name and its files of weights.
+    """
 
     text: str = ""
     models: tuple[HubModel, ...] = ()
     problem: Problem | None = None
+    repository: str = ""
+    files: tuple[HubFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +106,20 @@ def browse(request: Request, path: str) -> Response:
 
 
 @router.get("/hub")
-async def hub(request: Request, q: str = "") -> Response:
-    """Show models of the Hugging Face Hub whose names hold a text."""
-    return await service_of(request).lookups.run(known(request).token, lambda: _hub(request, q[:400]))
+async def hub(request: Request, q: str = "", repo: str = "") -> Response:
+    """Show models of the Hugging Face Hub whose names hold a text, or the files of one."""
+    return await service_of(request).lookups.run(known(request).token, lambda: _hub(request, q[:400], repo[:400]))
 
 
-def _hub(request: Request, text: str) -> Response:
-    found, problem, status = [], None, 200
+def _hub(request: Request, text: str, repo: str) -> Response:
+    service, caller = service_of(request), known(request)
+    found, files, problem, status = [], [], None, 200
     try:
-        found = functions.search_hub(service_of(request), known(request), text) if text.strip() else []
+        found = functions.search_hub(service, caller, text) if text.strip() and not repo else []
+        files = functions.hub_files(service, caller, repo) if repo else []
     except (GgferryError, HttpError) as error:
         status, problem = problem_answer(error)
-    return show(request, "hub", "add", status, page=HubPage(text, tuple(found), problem))
+    return show(request, "hub", "add", status, page=HubPage(text, tuple(found), problem, repo, tuple(files)))
 
 
 @router.post("/queue")
