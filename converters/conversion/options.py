@@ -50,7 +50,8 @@ class Kind(Enum):
     """Bytes: a whole number, or a text that `support.sizes` parses."""
     FILE = "a path"
     """A file or a folder that is read; receipts state its last name only."""
-    TEXT_FILE = "a path of a text"
+    TEXT_FILE = "a path of a text, or its lines"
+    """A plan's line states the lines, a command line the path."""
     LIKE_FILE = "a path of a GGUF file"
     """Its types of tensors are taken, as the text of a recipe."""
     JSON_FILE = "a path of a JSON object, or the object"
@@ -198,22 +199,22 @@ OPTIONS: tuple[Option, ...] = (
            "Replace an existing output.",
            "force", default=False),
     Option("split_max_tensors", Kind.NUMBER, "convert", Heading.OUTPUT, "Tensors a shard; 0: one file.",
-           "options.split_max_tensors", default=0, least=0, receipt="split_max_tensors"),
+           "options.split_max_tensors", default=0, least=0, in_plan=True, receipt="split_max_tensors"),
     Option("split_max_size", Kind.SIZE, "convert", Heading.OUTPUT,
            "Bytes of tensors a shard: 4G is 4·10⁹, 4GiB is 4·2³⁰.", "options.split_max_size", metavar="SIZE",
-           least=1, receipt="split_max_size"),
+           least=1, in_plan=True, receipt="split_max_size"),
     Option("tensor_first_split", Kind.FLAG, "convert", Heading.OUTPUT,
            "Put no tensor into the first shard, metadata alone.", "options.tensor_first_split",
-           ("--no-tensor-first-split",), True, negated=True, receipt="tensor_first_split"),
+           ("--no-tensor-first-split",), True, negated=True, in_plan=True, receipt="tensor_first_split"),
     Option("keep_split", Kind.FLAG, "quantize", Heading.OUTPUT, "The same shards as the source.", "options.keep_split",
            default=False, receipt="keep_split"),
     Option("vocab_only", Kind.FLAG, "convert", Heading.OUTPUT, "Write the vocabulary without the tensors.",
-           "options.vocab_only", default=False, receipt="vocab_only"),
+           "options.vocab_only", default=False, in_plan=True, receipt="vocab_only"),
     Option("big_endian", Kind.FLAG, "convert", Heading.OUTPUT, "Write for big-endian machines.", "options.big_endian",
            ("--bigendian",), False, in_plan=True, receipt="big_endian"),
     Option("alignment", Kind.NUMBER, "convert", Heading.OUTPUT,
            "Align each tensor's data to a multiple of so many bytes.", "options.alignment", default=32,
-           receipt="alignment"),
+           in_plan=True, receipt="alignment"),
     # --- types ---
     Option("outtype", Kind.TEXT, "convert plan", Heading.TYPES,
            "keep; any type of llama-quantize: f16, bf16, q8_0, q4_k_m, … (`ggferry types` lists them); auto: bf16 or "
@@ -235,7 +236,8 @@ OPTIONS: tuple[Option, ...] = (
            "Make plain numbers of matrices that are quantized already, where 'keep' would carry their levels and "
            "scales as GGUF's blocks.", "options.dequantize", default=False, in_plan=True, receipt="dequantize"),
     Option("recipe", Kind.TEXT_FILE, _WRITES, Heading.TYPES,
-           "A recipe file (docs/recipes.md) instead of a name.", "options.recipe_text", receipt="recipe_text"),
+           "A recipe file (docs/recipes.md) instead of a name.", "options.recipe_text", in_plan=True,
+           receipt="recipe_text"),
     Option("like", Kind.LIKE_FILE, _WRITES, Heading.TYPES,
            "Give every tensor the type that it has in this GGUF file.", "options.recipe_text", metavar="FILE"),
     Option("target_size", Kind.SIZE, "convert quantize", Heading.TYPES,
@@ -314,7 +316,7 @@ OPTIONS: tuple[Option, ...] = (
            receipt="model_name"),
     Option("metadata", Kind.JSON_FILE, _READS, Heading.METADATA,
            "Values of general.* keys, a JSON file; they win over what the source says.", "metadata",
-           receipt="metadata"),
+           in_plan=True, receipt="metadata"),
     # --- edits ---
     Option("override_keys", Kind.TEXTS, "quantize verify", Heading.EDITS,
            "Replace a key of the source; TYPE is int, float, bool or str; repeatable.", "override_keys",
@@ -345,7 +347,7 @@ OPTIONS: tuple[Option, ...] = (
            "Accept tensors that lie further from the source than quantizing them explains.",
            "allow_quantization_error", default=False, in_plan=True, receipt="allow_quantization_error"),
     Option("text", Kind.TEXT_FILE, "convert verify", Heading.PROOF,
-           "Extra text for the tokenizer check, line by line.", "text", metavar="FILE"),
+           "Extra text for the tokenizer check, line by line.", "text", metavar="FILE", in_plan=True),
     Option("allow_requantize", Kind.FLAG, "convert quantize plan", Heading.PROOF,
            "Quantize what is quantized already.", "options.allow_requantize", default=False, in_plan=True,
            receipt="allow_requantize"),

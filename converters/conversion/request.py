@@ -26,6 +26,7 @@ from ggferry.formats.checkpoint_folder.without_weights import open_without_weigh
 from ggferry.formats.errors import UsageError
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.named_texts import lines_of
+from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.json_files.text import load_json
 from ggferry.quant.recipes.text import parse_tensor_type, parse_tensor_types
 from ggferry.quant.types import BlockError
@@ -185,6 +186,8 @@ def mmproj_out(out: str | None, outtype: str, own: str) -> str | None:
     if out is None or os.path.isdir(out):
         return out
     folder, name = os.path.split(out)
+    shard = shard_of(name)
+    name = f"{shard.stem}.gguf" if shard is not None else name
     if PLACE not in name:
         ending = re.compile(rf"(?<=[-._]){re.escape(outtype)}(?=\.gguf$)", re.IGNORECASE)
         as_written = own.upper() if (found := ending.search(name)) and found[0].isupper() else own
@@ -235,7 +238,7 @@ _KINDS: dict[Kind, tuple[type, ...]] = {
     Kind.SIZE: (int, str),
     Kind.DECIMAL: (int, float),
     Kind.FILE: (str,),
-    Kind.TEXT_FILE: (str,),
+    Kind.TEXT_FILE: (str, list, tuple),
     Kind.LIKE_FILE: (str,),
     Kind.JSON_FILE: (str, dict),
     Kind.TEXTS: (list, tuple),
@@ -272,7 +275,7 @@ def _parsed(each: Option, value: Any, name: str, wrong: UsageError) -> Any:
         case Kind.TYPES_FILE:
             return _types(lambda: parse_tensor_types("\n".join(lines_of(value))), name)
         case Kind.TEXT_FILE:
-            return "\n".join(lines_of(value))
+            return "\n".join(lines_of(value) if isinstance(value, str) else _texts(value, wrong))
         case Kind.LIKE_FILE:
             return recipe_like(value)
         case Kind.JSON_FILE:

@@ -49,6 +49,15 @@ def shard_of(name: str) -> ShardName | None:
     return ShardName(match["stem"], int(match["count"])) if match is not None and whole else None
 
 
+def names_of_shards(path: str) -> list[str]:
+    """Return the files of the model whose first shard would have this name; the name alone where it is no shard's."""
+    match = _SHARD.fullmatch(path)
+    if match is None or not match["stem"] or match["tail"] != ".gguf" or int(match["number"]) != 1:
+        return [path]
+    count = min(int(match["count"]), limits.MAX_SHARDS)
+    return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, count + 1)]
+
+
 def cut(
     items: Sequence[Item], nbytes: Callable[[Item], int], most: int, most_bytes: int, first: bool = True
 ) -> list[list[Item]]:

@@ -18,6 +18,7 @@ from ggferry.converters.metadata.receipt_fields import KeptReceipt, Receipt
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of
 from ggferry.formats.files.partial_files import sweep
+from ggferry.formats.gguf.shards import names_of_shards
 from ggferry.service.records.ledger import (
     DONE,
     FAILED,
@@ -183,7 +184,7 @@ class _Run:
         scratch = Scratch(settings.scratch)
         stack.callback(scratch.close)
         self.folder = scratch.path
-        stack.callback(sweep, self.outs, RECEIPT)  # of a worker that was killed
+        stack.callback(_sweep, self.outs)  # of a worker that was killed
         self.mirror = Mirror(os.path.join(self.folder, "from"))
         stack.callback(self.mirror.close)
         self.trouble: BaseException | None = None
@@ -196,8 +197,8 @@ class _Run:
         for each in (*self.files, *self.beside):
             check_unchanged(each)
         for output, size in zip(self.outputs, sizes_of(self.entry), strict=True):
-            if is_remote(output):
-                prepare(output, size, self.writer, self._tell)
+            if is_remote(output):  # of several shards, the size is that of all of them
+                prepare(output, size if names_of_shards(output) == [output] else -1, self.writer, self._tell)
         remote = [each for each in (*self.files, *self.beside) if is_remote(each.path)]
         if remote:
             os.makedirs(self.mirror.folder)
@@ -307,6 +308,14 @@ class _Run:
 
     def _tell(self, words: str) -> None:
         self.desk.event(self.job, {"event": "warning", "message": words})
+
+
+def _sweep(outs: Sequence[str]) -> None:
+    """Remove what a killed worker left, but not what the next one needs to give the other shards their names."""
+    for out in outs:
+        files = names_of_shards(out)
+        if not files[1:] or os.path.lexists(out + RECEIPT) or not any(map(os.path.lexists, files)):
+            sweep(files, RECEIPT)
 
 
 def _found(record: Mapping[str, Any]) -> Found:

@@ -27,6 +27,7 @@ from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     from ggferry.converters.analysis.perplexity import Perplexity
+    from ggferry.converters.model_graph.graph import ModelGraph
 
 _MODEL = "A model of any container and any dialect; a path or a URL."
 
@@ -87,27 +88,39 @@ def run(request: CompareRequest) -> Perplexity:
 
 def _quality(first: str, second: str, request: CompareRequest, stage: Stage) -> Perplexity:
     """Return the comparison of two local models."""
-    from ggferry.converters.analysis.perplexity import perplexity, tokens_of
-    from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
     from ggferry.converters.understand import graph_of
-    from ggferry.formats.errors import MissingError
     from ggferry.formats.files.named_texts import lines_of
 
     a, b = graph_of(first), graph_of(second)
     try:
-        sides = [load_tokenizer(graph.checkpoint, graph.sizes.get("n_vocab", 0)) for graph in (a, b)]
-        if sides[0] is None or sides[1] is None:
-            raise MissingError(
-                "the model has no vocabulary, so it reads no text", path=first if sides[0] is None else second
-            )
         text = "\n".join(lines_of(Named(os.fspath(request.text))))
-        tokens, begin = tokens_of(text, sides[0], sides[1], second)
-        return perplexity(
-            a, b, tokens, first=begin, context=request.context, chunks=request.chunks, jobs=request.jobs, stage=stage
-        )
+        return on_text(a, b, text, context=request.context, chunks=request.chunks, jobs=request.jobs, stage=stage)
     finally:
         a.checkpoint.close()
         b.checkpoint.close()
+
+
+def on_text(
+    a: ModelGraph,
+    b: ModelGraph,
+    text: str,
+    *,
+    context: int,
+    chunks: int | None,
+    jobs: int | None,
+    stage: Stage = silent,
+) -> Perplexity:
+    """Return how two open models predict a text; the arguments are those of `CompareRequest`. Raises as `run`."""
+    from ggferry.converters.analysis.perplexity import perplexity, tokens_of
+    from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
+    from ggferry.formats.errors import MissingError
+
+    sides = [load_tokenizer(graph.checkpoint, graph.sizes.get("n_vocab", 0)) for graph in (a, b)]
+    if sides[0] is None or sides[1] is None:
+        path = (a if sides[0] is None else b).checkpoint.path
+        raise MissingError("the model has no vocabulary, so it reads no text", path=path)
+    tokens, begin = tokens_of(text, sides[0], sides[1], b.checkpoint.path)
+    return perplexity(a, b, tokens, first=begin, context=context, chunks=chunks, jobs=jobs, stage=stage)
 
 
 compare = library_function("compare", CompareRequest, run)

@@ -326,7 +326,9 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
         return Entry(source, facts.pop("verdict"), facts.pop("reason"), **common, **facts)
     named = [
         Further(
-            str(each["outtype"]), names.output(source, group, str(each["name"]), str(each["outtype"])), each["bytes"]
+            str(each["outtype"]),
+            names.output(source, group, str(each["name"]), str(each["outtype"]), int(each["shards"])),
+            each["bytes"],
         )
         for each in made
     ]

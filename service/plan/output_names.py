@@ -7,6 +7,7 @@ from itertools import chain, count
 
 from ggferry.converters.conversion.options import AUTO
 from ggferry.converters.metadata.beside import RECEIPT
+from ggferry.converters.metadata.file_names import shard_label
 from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.reader import model_suffixes
 from ggferry.service.plan.group_files import ADAPTER, FOLDER, SHARDS, Group
@@ -24,8 +25,8 @@ class Names:
         self.head = head
         self._taken = {path for path in taken if path + RECEIPT not in taken}
 
-    def output(self, source: str, group: Group, conventional: str, outtype: str) -> str:
-        """Return the path of a model's output of this type.
+    def output(self, source: str, group: Group, conventional: str, outtype: str, shards: int = 1) -> str:
+        """Return the path of a model's output of this type; of several shards, that of the first.
 
         A file keeps its name (`x.q4_0.bin` → `x.q4_0.gguf`); a folder's model gets the conventional name inside it. If
         another file has that name, the whole old name stands before the suffix, then a number.
@@ -38,9 +39,10 @@ class Names:
                 folder = source
         candidates = map(_short, chain((stem, name + _type(outtype)), (f"{stem}-{n}" for n in count(2))))
         place = self._place(folder)
-        output = next(path for each in candidates if (path := join(place, f"{each}.gguf")) not in self._taken)
-        self._taken.add(output)
-        return output
+        named = (_files(join(place, each), shards) for each in candidates)
+        files = next(paths for paths in named if self._taken.isdisjoint(paths))
+        self._taken.update(files)
+        return files[0]
 
     def _place(self, folder: str) -> str:
         if self.head.dest is None:
@@ -52,6 +54,12 @@ class Names:
                 parts = [*several, *map(safe_name, inner)]
                 return join(self.head.dest, "/".join(parts)) if parts else self.head.dest
         return self.head.dest  # a root that is a single file
+
+
+def _files(stem: str, shards: int) -> list[str]:
+    """Return the files of an output."""
+    labels = [f"-{shard_label(number, shards)}" for number in range(1, shards + 1)] if shards > 1 else [""]
+    return [f"{stem}{label}.gguf" for label in labels]
 
 
 def _type(outtype: str) -> str:

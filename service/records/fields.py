@@ -169,6 +169,7 @@ class LedgerRow(TypedDict):
     updated: float
     claims: int
     ticket: str | None
+    priority: int
     further: NotRequired[list[FurtherRecord] | None]
 
 

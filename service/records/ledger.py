@@ -156,6 +156,7 @@ class Ledger(LedgerDatabase):
             "attempts": 0,
             "losses": 0,
             "claims": 0,
+            "priority": 0,
             "not_before": 0.0,
             "created": now,
             "updated": now,
@@ -172,6 +173,7 @@ class Ledger(LedgerDatabase):
         if fault is not None:
             condition &= jobs.c.error["fault"].as_string() == fault
         values = {"state": QUEUED, "attempts": 0, "losses": 0, "not_before": 0.0, "key": None, "same_as": None}
+        values["priority"] = 0
         change = sa.update(jobs).where(condition).values(**values)
         return int(self._do(lambda connection: connection.execute(change).rowcount))
 
@@ -180,8 +182,8 @@ class Ledger(LedgerDatabase):
     def claim(self, owner: str, plan: Any, lease: float, shard: tuple[int, int] = (0, 1)) -> Job | None:
         """Return a queued job, now held by `owner` for `lease` seconds; None when none is available.
 
-        `plan` is the id of a plan, or a query for the ids of several. Jobs with the fewest attempts come first, then
-        the largest. `shard` is (i, n): only jobs of share i of n, from 0.
+        `plan` is the id of a plan, or a query for the ids of several. Jobs of the highest priority come first, then
+        those with the fewest attempts, then the largest. `shard` is (i, n): only jobs of share i of n, from 0.
         """
         ticket, retried = os.urandom(8).hex(), False
 

@@ -27,7 +27,7 @@ def tables() -> tuple[Any, Any, Any, Any]:
     """Return metadata and the tables jobs, attempts, schema.
 
     Times are seconds since 1970, sizes bytes. A job's `claims` only grows: its value at a claim is that claim's token.
-    `ticket` is the request that made the last claim.
+    `ticket` is the request that made the last claim. Of queued jobs those of the largest `priority` come first.
     """
     meta = sa.MetaData()
     text, number, real, data, column = sa.Text, sa.BigInteger, sa.Double, sa.JSON, sa.Column
@@ -42,8 +42,10 @@ def tables() -> tuple[Any, Any, Any, Any]:
         column("adopted", sa.Boolean), column("peak", number), column("deleted", sa.Boolean), column("created", real),
         column("started", real), column("finished", real), column("updated", real),
         column("claims", number, nullable=False, server_default="0"), column("ticket", text),
+        column("priority", number, nullable=False, server_default="0"),
         # In whose order jobs are claimed: without it, each claim sorts all that are queued.
-        sa.Index("ggferry_jobs_next", "plan", "state", sa.text("(attempts + losses)"), sa.text("bytes_in DESC"), "id"),
+        sa.Index("ggferry_jobs_next", "plan", "state", sa.text("priority DESC"), sa.text("(attempts + losses)"),
+                 sa.text("bytes_in DESC"), "id"),
         sa.Index("ggferry_jobs_waiting", "same_as"),
     )
     attempts = sa.Table(
@@ -73,7 +75,7 @@ class Statements:
             .where(of_plan, jobs.c.state == QUEUED, _is_due(jobs, sa.bindparam("now", type_=sa.Double)))
             .where(jobs.c.bucket % sa.bindparam("shares") == sa.bindparam("share"))
             .where(jobs.c.same_as.is_(None))  # those with one wait for it
-            .order_by(jobs.c.attempts + jobs.c.losses, jobs.c.bytes_in.desc(), jobs.c.id)
+            .order_by(*claim_order(jobs))
             .limit(1)
             .with_for_update(skip_locked=True)
         )
@@ -114,6 +116,11 @@ class Statements:
         jobs = self._jobs
         columns = (jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims)
         return sa.select(*columns).where(jobs.c.state == QUEUED, jobs.c.same_as == sa.bindparam("of"))
+
+
+def claim_order(jobs: Any) -> tuple[Any, ...]:
+    """Return the order in which queued jobs are claimed: as people ordered them, the fewest attempts, the largest."""
+    return jobs.c.priority.desc(), jobs.c.attempts + jobs.c.losses, jobs.c.bytes_in.desc(), jobs.c.id
 
 
 def _is_due(jobs: Any, now: Any) -> Any:

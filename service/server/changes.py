@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, UsageError
@@ -14,10 +15,19 @@ from ggferry.service.server import functions
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.problems import HttpError, of_disk
 from ggferry.service.server.state import Service
-from ggferry.service.server.store import asked, models, removal
+from ggferry.service.server.store import asked, models, queue, removal
 
 MOST = 1000
 """Jobs of one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePosition:
+    """Where a job stands in the queue: its number, from 1, of how many; 0 where it was begun meanwhile."""
+
+    job: str
+    position: int
+    queued: int
 
 
 def cancel(service: Service, caller: Caller, job: str) -> ModelRecord:
@@ -74,6 +84,23 @@ def _remove_files(service: Service, job: str) -> None:
         service.outputs.remove(job)
     except OSError as error:
         raise of_disk(error) from None
+
+
+def move(service: Service, caller: Caller, job: str, place: str) -> QueuePosition:
+    """Put a job that waits somewhere in the queue: to its `top` or `bottom`, or one place `up` or `down`.
+
+    Who is no administrator moves what they asked for themselves, and before nothing that others asked for. Raises
+    NotFoundError, RefusedError for a job that does not wait, HttpError for one of somebody else.
+    """
+    service.store.row(job)
+    _may(service, caller, job)
+    waiting = queue.waiting(service.store)
+    others = [each for each in queue.overtaken(waiting, job, place) if each.owner != caller.token.owner]
+    if others and not caller.may("admin"):
+        whose = others[-1].asked_by or "nobody who is known"
+        detail = f"it would come before a job that another token asked for: {whose}"
+        raise HttpError(403, "not_yours", detail, hint="ask somebody whose token has the scope admin")
+    return QueuePosition(job, queue.move(service.store, waiting, job, place), len(waiting))
 
 
 ACTIONS: Mapping[str, Callable[[Service, Caller, str], Any]] = {"cancel": cancel, "retry": retry, "delete": delete}

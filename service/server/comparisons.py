@@ -12,6 +12,8 @@ from ggferry.service.records.fields import DifferenceRecord, HistogramRecord
 from ggferry.service.records.ledger import DONE
 from ggferry.service.server import functions
 from ggferry.service.server.guard.callers import Caller
+from ggferry.service.server.guard.problems import HttpError
+from ggferry.service.server.quality import Quality
 from ggferry.service.server.state import Service
 from ggferry.service.server.store import models
 from ggferry.service.server.work.sources import is_within
@@ -61,6 +63,21 @@ def difference(service: Service, caller: Caller, job: str, other: str, data: boo
         command |= {"source": path, "mount": mount, "options": {"second": against, "data": data}}
         found = named(service.inspectors.ask(command, seconds=_seconds(first) + _seconds(second)))
     return cast("DifferenceRecord", found)
+
+
+def begin_quality(service: Service, caller: Caller, job: str, text: str, context: int, chunks: int) -> Quality:
+    """Begin to compare the outputs of a done job with its source on a text. Raises as `Qualities.begin`."""
+    functions.need(caller, "submit", "it takes a worker's time")
+    if service.draining.is_set():
+        raise HttpError(503, "draining", "the server is about to end", headers={"Retry-After": "30"})
+    source, trees, recipe = functions.place_of(service, job)
+    return service.qualities.begin(caller, job, (source, trees, recipe), text, context, chunks)
+
+
+def qualities(service: Service, job: str) -> list[Quality]:
+    """Return the comparisons of a job's outputs with its source, the newest first. Raises NotFoundError."""
+    models.one(service.store, job)
+    return service.qualities.of(job)
 
 
 def _seconds(path: str) -> float:

@@ -15,6 +15,7 @@ from ggferry.service.apply.migration import Migration, MigrationRequest
 from ggferry.service.operations.edit import EditChanges
 from ggferry.service.operations.inspect import InspectRequest
 from ggferry.service.operations.tokenize import TokenizeRequest
+from ggferry.service.publishing.search import HubFile, HubModel
 from ggferry.service.records.fields import (
     FolderItem,
     IndexRow,
@@ -114,6 +115,18 @@ def browse(service: Service, path: str) -> list[FolderItem]:
             "only folders of this machine can be listed", found=path, hint="plan a URL to see what it holds"
         )
     return sources.browse(path, [root for root in service.settings.places if not is_remote(root)])
+
+
+def search_hub(service: Service, caller: Caller, text: str) -> list[HubModel]:
+    """Return models of the Hugging Face Hub by name, below the roots that are there. Raises as `HubSearch.find`."""
+    need(caller, "submit", "the Hub is asked for those who may submit")
+    return service.hub_search.find(text)
+
+
+def hub_files(service: Service, caller: Caller, repository: str) -> list[HubFile]:
+    """Return the files of weights in a repository of the Hub. Raises as `HubSearch.files`."""
+    need(caller, "submit", "the Hub is asked for those who may submit")
+    return service.hub_search.files(repository)
 
 
 # --- one model -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,13 @@ PORT = 8765
 DAY = 86400.0
 
 
+def _place(root: str) -> str:
+    """Return a root as sources are compared with it; `hf://` and the like mean all of a store."""
+    if not is_remote(root):
+        return os.path.realpath(local_path(root))
+    return root if root.endswith("://") else root.rstrip("/")
+
+
 @dataclass(frozen=True, slots=True)
 class OpenIdSettings:
     """The OpenID provider by which people sign in.
@@ -138,7 +145,7 @@ class Settings:
     @property
     def places(self) -> tuple[str, ...]:
         """The roots: real paths of folders, and URLs."""
-        return tuple(root.rstrip("/") if is_remote(root) else os.path.realpath(local_path(root)) for root in self.roots)
+        return tuple(map(_place, self.roots))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from ggferry.service.server.guard.lookups import Lookups
 from ggferry.service.server.guard.observe import Log, Observer
 from ggferry.service.server.guard.openid import OpenId
 from ggferry.service.server.guard.tracing import Tracer
+from ggferry.service.server.hub_search import HubSearch
+from ggferry.service.server.quality import Qualities
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
@@ -58,6 +60,8 @@ class Service:
         planner: Plans.
         progress: What running jobs have done.
         hub: Events, for those who listen.
+        hub_search: Models of the Hugging Face Hub, where a root is there.
+        qualities: How outputs predict texts.
         runner: The engine.
         uploads: Files that are received.
         outputs: Files that were made.
@@ -79,6 +83,8 @@ class Service:
     planner: Planner
     progress: ProgressBoard
     hub: Hub
+    hub_search: HubSearch
+    qualities: Qualities
     runner: Runner
     uploads: Uploads
     outputs: Outputs
@@ -110,6 +116,8 @@ class Service:
         self.planner.close()
         self.inspectors.close()
         self.lookups.close()
+        self.hub_search.close()
+        self.qualities.close()
         self.doorkeeper.close()
         self.probe.close()
         self.notifier.close()
@@ -183,6 +191,8 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
         planner,
         progress,
         hub,
+        HubSearch(settings.places),
+        Qualities(store, settings),
         runner,
         uploads,
         outputs,

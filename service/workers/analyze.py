@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ggferry.converters.conversion.kinds.gguf import plan_in
 from ggferry.converters.conversion.kinds.kind import PlannedOutput
-from ggferry.converters.conversion.options import PLAN_NAMES, Option, option, types_of
+from ggferry.converters.conversion.options import PLAN_NAMES, Kind, Option, option, types_of
 from ggferry.converters.conversion.plan import ConversionPlan, plan_conversion
 from ggferry.converters.conversion.request import MMPROJ, Request
 from ggferry.converters.conversion.request import request_of as options_to_request
 from ggferry.converters.conversion_plan.output_metadata import output_name
 from ggferry.converters.conversion_plan.steps import Plan, count_types
+from ggferry.converters.metadata.key_table import check_overrides
 from ggferry.converters.model_graph.graph import losses
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.checkpoint import Checkpoint
@@ -32,6 +33,11 @@ THREAD_MEMORY = 96 << 20  # chunks in flight of one thread, with their float32 v
 TENSOR_MEMORY, TOKEN_MEMORY = 4 << 10, 2 << 10  # Python objects of a tensor's records, and of a piece of vocabulary
 
 
+_WITHIN: Mapping[Kind, type] = {Kind.TEXT_FILE: list, Kind.JSON_FILE: dict}
+"""Kinds of options that name a file on a command line, and of which a plan's line has the content."""
+_EXPECTED = {Kind.TEXT_FILE: "a list of the text's lines", Kind.JSON_FILE: "a JSON object"}
+
+
 def request_of(source: str, recipe: Mapping[str, Any], outs: Sequence[str] = (), jobs: int | None = None) -> Request:
     """Return the conversion that a plan's line asks for; `outs`: an output for every type.
 
@@ -41,8 +47,12 @@ def request_of(source: str, recipe: Mapping[str, Any], outs: Sequence[str] = (),
     if odd:
         raise UsageError("an option of the plan", path=source, found=odd[0], expected=", ".join(sorted(PLAN_NAMES)))
     for name, value in recipe.items():
+        kind = option(name).kind
+        if kind in _WITHIN and value is not None and not isinstance(value, _WITHIN[kind]):  # no file of this machine
+            raise UsageError(_in_plan(option(name)), path=source, found=value, expected=_EXPECTED[kind])
         if value is None and option(name).default is not None:
-            raise UsageError(_in_plan(option(name)), path=source, found=value, expected=option(name).kind.value)
+            raise UsageError(_in_plan(option(name)), path=source, found=value, expected=kind.value)
+    check_overrides(recipe.get("metadata") or {})
     try:
         return replace(options_to_request(source, recipe, _in_plan), out_paths=tuple(outs), jobs=jobs)
     except UsageError as error:
@@ -93,7 +103,8 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
 def _output(output: PlannedOutput) -> PlannedFile:
     plan = plan_in(output)
     name = output_name(plan.metadata, plan.options, None)
-    return {"outtype": output.request.options.outtype, "name": name, "bytes": plan.bytes_written}
+    shards = max(1, len(plan.layouts))
+    return {"outtype": output.request.options.outtype, "name": name, "bytes": plan.bytes_written, "shards": shards}
 
 
 def _notes(notes: Sequence[str], plans: Sequence[Plan]) -> list[str]:

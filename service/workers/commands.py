@@ -114,6 +114,11 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> Converted:
         _note_texts(receipt, found, command["outs"])
         if not made_of(receipt, files):
             raise ChangedError("changed while it was converted", path=command["source"], hint="plan again")
+        if len(receipt["output"]["files"]) > 1 and _name_of(receipt) not in map(os.path.basename, command["outs"]):
+            planned = ", ".join(map(os.path.basename, command["outs"]))
+            raise ChangedError(
+                "the shards are not as planned", found=_name_of(receipt), expected=planned, hint="plan again"
+            )
         if not parent.ask("publish")["ok"]:
             raise TransientError("the lease on this job was lost; nothing was published", path=command["source"])
 

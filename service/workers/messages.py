@@ -59,11 +59,12 @@ class Reply(TypedDict):
 
 
 class PlannedFile(TypedDict):
-    """An output as a worker plans it."""
+    """An output as a worker plans it; `shards`: into how many files it is split."""
 
     outtype: str
     name: str
     bytes: int
+    shards: int
 
 
 class Analysis(TypedDict):

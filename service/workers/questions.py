@@ -10,6 +10,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.errors import UsageError
 from ggferry.service.library.conversions import plan
 from ggferry.service.library.models import open_model
+from ggferry.service.operations.compare import on_text
 from ggferry.service.operations.diff import DiffRequest, compare
 from ggferry.service.operations.edit import EditRequest
 from ggferry.service.operations.edit import run as edit
@@ -70,7 +71,23 @@ def _histogram(source: str, options: Mapping[str, Any]) -> Any:
         checkpoint.close()
 
 
+def _quality(source: str, options: Mapping[str, Any]) -> Any:
+    from ggferry.converters.understand import graph_of
+
+    base = graph_of(source, options.get("hparams"), options.get("arch"))
+    try:
+        other = graph_of(str(options["second"]))
+        try:
+            given = {name: options[name] for name in ("context", "chunks", "jobs")}
+            return plain(on_text(base, other, str(options["text"]), **given))
+        finally:
+            other.checkpoint.close()
+    finally:
+        base.checkpoint.close()
+
+
 QUESTIONS = {
+    "quality": _quality,
     "inspect": _inspect,
     "plan": _plan,
     "tokenize": _tokenize,

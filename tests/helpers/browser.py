@@ -114,6 +114,18 @@ def overlaps(page: Page) -> list[str]:
     return list(page.evaluate(script))
 
 
+def reach(page: Page, selector: str, most: int = 200) -> None:
+    """Press the key Tab until what a selector names has the focus, which must be seen."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            style = """() => { const each = document.activeElement, label = each.closest("label.button");
+                return getComputedStyle(each).outlineStyle + (label ? getComputedStyle(label).outlineStyle : ""); }"""
+            assert page.evaluate(style) not in ("none", "nonenone"), f"the focus on {selector} is not seen"
+            return
+    raise AssertionError(f"the key Tab does not lead to {selector}")
+
+
 def check_access(page: Page) -> None:
     """Ask axe-core for what keeps people out, in both palettes."""
     assert AXE.is_file(), "axe-core is not installed: make browser"

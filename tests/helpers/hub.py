@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 REPO, COMMIT = "someone/old-llama", "0123456789abcdef0123456789abcdef01234567"
 
@@ -21,10 +22,15 @@ class Hub(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     root: Path
     ranges: list[str]
+    searches: list[dict[str, list[str]]]
+    stall: threading.Event
+    release: threading.Event
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if re.fullmatch(rf"/api/models/{REPO}(/revision/\w+)?", path):
+        if path == "/api/models":
+            self._search(parse_qs(self.path.partition("?")[2]))
+        elif re.fullmatch(rf"/api/models/{REPO}(/revision/\w+)?", path):
             self._json({"id": REPO, "sha": COMMIT, "siblings": [], "private": False})
         elif (found := re.fullmatch(rf"/api/models/{REPO}/tree/[^/]+/(.+)", path)) and not (
             self.root / found[1]
@@ -45,6 +51,31 @@ class Hub(BaseHTTPRequestHandler):
         self._json([self._facts(path) for path in paths if path.is_file()])
 
     def log_message(self, *_: Any) -> None: ...
+
+    def _search(self, asked: dict[str, list[str]]) -> None:
+        """The list of models, as the Hub gives it for `search`, `author`, `sort`, `limit` and `expand`."""
+        self.searches.append(asked)
+        if "refused" in asked.get("search", ""):
+            self._send(401, b'{"error": "Invalid credentials"}', "application/json")
+            return
+        if self.stall.is_set():
+            self.release.wait(60)
+        words, (author,) = asked.get("search", [""])[0].lower(), asked.get("author", [""])
+        shown = {
+            "downloads": 7,
+            "gated": False,
+            "lastModified": "2023-05-12T10:00:00.000Z",
+            "library_name": "transformers",
+            "likes": 3,
+            "private": False,
+        }
+        names = [REPO, "someone/other-llama", "elsewhere/<b>llama</b>"]
+        found = [
+            {"_id": str(number), "id": name, **shown, "downloads": 1000 * number}
+            for number, name in enumerate(names, 1)
+            if words in name and (not author or name.startswith(f"{author}/"))
+        ]
+        self._json(found[::-1][: int(asked["limit"][0])])
 
     def _facts(self, path: Path) -> dict[str, Any]:
         data = path.read_bytes()
@@ -85,19 +116,31 @@ class Hub(BaseHTTPRequestHandler):
 @contextmanager
 def hub(repo: Path, home: Path) -> Iterator[dict[str, str]]:
     """Serve `repo` as REPO; yields what leads a command there."""
+    with served_hub(repo, home) as (_, env):
+        yield env
+
+
+@contextmanager
+def served_hub(repo: Path, home: Path) -> Iterator[tuple[type[Hub], dict[str, str]]]:
+    """The same; yields also what it is asked."""
 
     class Here(Hub):
-        root, ranges = repo, []
+        root, ranges, searches = repo, [], []
+        stall, release = threading.Event(), threading.Event()
 
     repo.mkdir()
     home.mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Here)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield {
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": str(home),
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-    }
+    yield (
+        Here,
+        {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        },
+    )
+    Here.release.set()
     server.shutdown()
     server.server_close()

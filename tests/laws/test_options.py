@@ -67,12 +67,14 @@ VALUES = {
     Kind.ADAPTERS: ["folder/x:0.5", "y"],
     Kind.PAIRS: {"a.b": "3"},
     Kind.TYPES: ["attn_v=Q5_K"],
-    Kind.JSON_FILE: {"license": "mit"},
+    Kind.JSON_FILE: {"general.license": "mit"},
     Kind.TEXT: "Some",
 }
 
 
 def value_of(option: Option, folder: str) -> object:
+    if option.kind is Kind.TEXT_FILE and option.in_plan:
+        return ["recipe mine", "default Q8_0"]
     if option.kind in (Kind.TEXT_FILE, Kind.TYPES_FILE):
         with open(f"{folder}/text", "w") as file:
             file.write("recipe mine\ndefault Q8_0\n" if option.kind is Kind.TEXT_FILE else "attn_q=Q8_0")

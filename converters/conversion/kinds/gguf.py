@@ -40,6 +40,7 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.publication import publish
 from ggferry.formats.files.sources import Source
+from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Progress, Stage
@@ -260,11 +261,20 @@ def output_paths(request: Request, plan: Plan) -> tuple[str, ...]:
     """Return the paths of the output files.
 
     They are as the request names them, or else follow the naming convention, in the folder it names or that of the
-    source.
+    source. The name of several shards may be that of the first of so many, as plans have it.
     """
     out, count = request.out, len(plan.layouts)
     labels = [shard_label(number, count) for number in range(1, count + 1)] if count > 1 else [None]
     if out is None or os.path.isdir(out):
         folder = out or os.path.dirname(os.path.abspath(request.source))
         return tuple(os.path.join(folder, output_name(plan.metadata, plan.options, label)) for label in labels)
-    return tuple(f"{out.removesuffix('.gguf')}-{label}.gguf" if label else out for label in labels)
+    shard = shard_of(os.path.basename(out))
+    first = count > 1 and shard is not None and out == f"{_stem_of(out)}-{labels[0]}.gguf"
+    stem = _stem_of(out) if first else out.removesuffix(".gguf")
+    return tuple(f"{stem}-{label}.gguf" if label else out for label in labels)
+
+
+def _stem_of(out: str) -> str:
+    """Return the path of a shard without its number."""
+    shard = shard_of(os.path.basename(out))
+    return os.path.join(os.path.dirname(out), shard.stem) if shard is not None else out

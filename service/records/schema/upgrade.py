@@ -35,7 +35,7 @@ class History:
 
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LEDGER = History(os.path.join(HERE, "versions"), "ggferry_ledger_version", "ggferry_jobs", "0003", "ledger")
+LEDGER = History(os.path.join(HERE, "versions"), "ggferry_ledger_version", "ggferry_jobs", "0004", "ledger")
 
 
 def prepare(connection: Any, history: History, tables: Iterable[Any], oldest: str, shown: str) -> None:

@@ -9,14 +9,15 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ggferry.service.library.answers import ConversionPlan, Inspection
 from ggferry.service.operations.inspect import InspectRequest
 from ggferry.service.operations.tokenize import TokenizeRequest
+from ggferry.service.publishing.search import HubFile, HubModel
 from ggferry.service.records.fields import DifferenceRecord, FolderItem, HistogramRecord, ReportRecord, Totals, Usage
-from ggferry.service.server import changes, comparisons, functions
-from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep, Text, answers
+from ggferry.service.server import changes, comparisons, functions, quality
+from ggferry.service.server.api.common import PROBLEMS, JobId, Reader, ServiceDep, Submitter, Text, answers
 from ggferry.service.server.api.request_models import RequestBody, takes
 from ggferry.service.server.store import models
 
@@ -99,6 +100,22 @@ def browse(
     return functions.browse(service, path)
 
 
+@router.get("/hub", response_model=list[HubModel])
+async def search_hub(
+    service: ServiceDep, caller: Reader, q: Annotated[str, Query(min_length=2, max_length=100)]
+) -> Response:
+    """Find models of the Hugging Face Hub by name, where a root of the server is there. It needs the scope `submit`."""
+    return await _looked(service, caller, lambda: functions.search_hub(service, caller, q))
+
+
+@router.get("/hub/files", response_model=list[HubFile])
+async def hub_files(
+    service: ServiceDep, caller: Reader, repo: Annotated[str, Query(max_length=200, description="OWNER/NAME")]
+) -> Response:
+    """List the files of weights in a repository of the Hugging Face Hub below a root. It needs the scope `submit`."""
+    return await _looked(service, caller, lambda: functions.hub_files(service, caller, repo))
+
+
 @router.post("/inspect", response_model=None, responses=answers(Inspection))
 async def inspect(service: ServiceDep, caller: Reader, body: Inspecting) -> Response:
     """Show what a file holds, without reading its tensor data. A URL needs the scope `submit`."""
@@ -145,6 +162,27 @@ async def difference(
 ) -> Response:
     """Compare two models, as `ggferry diff`: keys, tensors and, with `data`, how far values lie apart."""
     return await _looked(service, caller, lambda: comparisons.difference(service, caller, job, other, data))
+
+
+class Comparing(BaseModel):
+    """A text on which outputs are compared with their source."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: Annotated[str, Field(min_length=1, max_length=quality.LONGEST)]
+    context: Annotated[int, Field(ge=1, le=4096, description="Tokens of a chunk: 64, 128, … 2048")] = 512
+    chunks: Annotated[int, Field(ge=1, le=quality.MOST_CHUNKS, description="The most chunks")] = 8
+
+
+@router.post("/models/{job}/quality", status_code=202)
+def begin_quality(service: ServiceDep, caller: Submitter, job: JobId, body: Comparing) -> quality.Quality:
+    """Compare the outputs of a done job with its source on a text, in the background, as `ggferry compare` does."""
+    return comparisons.begin_quality(service, caller, job, body.text, body.context, body.chunks)
+
+
+@router.get("/models/{job}/quality")
+def qualities(service: ServiceDep, caller: Reader, job: JobId) -> list[quality.Quality]:
+    """Show the comparisons of a job's outputs with its source: perplexity, KL divergence and agreement of each."""
+    return comparisons.qualities(service, job)
 
 
 async def _looked(service: ServiceDep, caller: Reader, work: Callable[[], Any]) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -25,6 +26,8 @@ from ggferry.service.server.api.common import (
     answers,
 )
 from ggferry.service.server.api.request_models import RequestBody, takes
+from ggferry.service.server.guard.auditing import DETAIL
+from ggferry.service.server.store import queue
 from ggferry.service.server.work.outputs.output_files import Output
 
 router = APIRouter(tags=["jobs"], responses=PROBLEMS)
@@ -62,6 +65,33 @@ class Several(BaseModel):
     model_config = ConfigDict(extra="forbid")
     action: Literal["cancel", "retry", "delete"]
     jobs: Annotated[list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]], Field(min_length=1, max_length=changes.MOST)]
+
+
+class Moving(BaseModel):
+    """Where a job is to stand in the queue."""
+
+    model_config = ConfigDict(extra="forbid")
+    to: Literal["top", "up", "down", "bottom"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueItem:
+    """A job that waits: its number in the queue, from 1, and who asked for it."""
+
+    position: int
+    id: str
+    source: str
+    bytes_in: int
+    asked_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePage:
+    """Some of the jobs that wait, how many wait in all, and where the next page begins (null after the last)."""
+
+    items: list[QueueItem]
+    total: int
+    next: int | None
 
 
 @takes(EditChanges)
@@ -143,6 +173,30 @@ def cancel(service: ServiceDep, caller: Submitter, job: JobId) -> ModelRecord:
 def retry(service: ServiceDep, caller: Submitter, job: JobId) -> ModelRecord:
     """Queue a job again that failed or was cancelled."""
     return changes.retry(service, caller, job)
+
+
+@router.get("/queue")
+def show_queue(
+    service: ServiceDep,
+    caller: Reader,
+    cursor: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+) -> QueuePage:
+    """Show the jobs that wait, in the order in which they will be converted, a page at a time."""
+    items = [
+        QueueItem(each.position, each.id, each.source, each.bytes_in, each.asked_by)
+        for each in queue.waiting(service.store, cursor, limit)
+    ]
+    total = queue.length(service.store)
+    return QueuePage(items, total, cursor + limit if cursor + limit < total else None)
+
+
+@router.post("/jobs/{job}/move")
+def move(request: Request, service: ServiceDep, caller: Submitter, job: JobId, body: Moving) -> changes.QueuePosition:
+    """Put a job that waits elsewhere in the queue. Its owner may, but not before jobs of others; `admin` may."""
+    found = changes.move(service, caller, job, body.to)
+    setattr(request.state, DETAIL, f"{body.to}: now {found.position} of {found.queued}")
+    return found
 
 
 @router.delete("/jobs/{job}", status_code=204)

@@ -10,6 +10,7 @@ from typing import Any
 from ggferry.formats.reader import label_of
 from ggferry.service.records.ledger import DONE, FAILED, HELD, QUARANTINED, SKIPPED
 from ggferry.service.server import functions
+from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.pages.views import (
     ACTIVE,
     PER_PAGE,
@@ -19,9 +20,10 @@ from ggferry.service.server.pages.views import (
     ArchiveAddress,
     ModelRow,
     Progress,
+    QueueRow,
 )
 from ggferry.service.server.state import Service
-from ggferry.service.server.store import models
+from ggferry.service.server.store import models, queue
 
 COLUMNS = {
     "name": "name",
@@ -156,12 +158,34 @@ def progress_of(found: Mapping[str, Any] | None) -> Progress:
     )
 
 
-def activity(service: Service) -> Activity:
-    """Return what is going on."""
+def activity(service: Service, caller: Caller) -> Activity:
+    """Return what is going on, as somebody may see and change it."""
     whole = functions.progress(service)
     working = functions.list_models(service, models.Query(states=HELD, sort="source", limit=AT_WORK))
     ended = (DONE, FAILED, QUARANTINED, SKIPPED, "cancelled")
     recent = functions.list_models(service, models.Query(states=ended, sort="updated", descending=True, limit=RECENT))
     active = _rows(service, working.items)
     waiting = int(whole["total"]) - sum(row.progress.total for row in active if row.progress)
-    return Activity(progress_of(whole), active, int(whole["queued"]), max(0, waiting), _rows(service, recent.items))
+    return Activity(
+        progress_of(whole),
+        active,
+        int(whole["queued"]),
+        max(0, waiting),
+        _rows(service, recent.items),
+        _queue(service, caller),
+    )
+
+
+def _queue(service: Service, caller: Caller) -> tuple[QueueRow, ...]:
+    waiting = queue.waiting(service.store, 0, AT_WORK)
+    rows = {row["id"]: row for row in models.some(service.store, [each.id for each in waiting])}
+    owner = caller.token.owner if caller.may("submit") else None
+    return tuple(
+        QueueRow(
+            each.position,
+            row_of(rows[each.id], service.settings.uploads),
+            caller.may("admin") or (owner is not None and each.owner in (None, owner)),
+        )
+        for each in waiting
+        if each.id in rows
+    )

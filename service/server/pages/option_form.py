@@ -5,21 +5,51 @@ Pages show it where a source is named, on a plan, whose options it changes, and 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ggferry.converters.conversion.options import OPTIONS, Heading, Kind, Option, outtypes
 from ggferry.formats.errors import UsageError
 from ggferry.formats.json_files.kinds import JSONObject
+from ggferry.formats.json_files.parse import parse_json
 
 OWN = ("outtype", "verify")
 """Options that stand before the groups, since everybody looks for them."""
-LABELS = {"outtype": "Type of the output", "verify": "Proof"}
+LABELS = {
+    "outtype": "Type of the output",
+    "verify": "Proof",
+    "tensor_first_split": "First shard without tensors",
+    "text": "Text for the tokenizer check",
+}
 FURTHER = "further"
-LONGEST = 20_000  # characters of a field
+LONGEST = 200_000  # characters of a field
+_MEASURED = "types are chosen by reading all weights, and a plan reads headers; the recipe that it gives is taken here"
+_FOLDERS = "jobs make GGUF files, which their proof, downloads and edits are about"
+LEFT_OUT = {
+    "out": "the server names outputs, so that no two models have one name",
+    "mmproj_out": "the server names outputs, so that no two models have one name",
+    "force": "outputs of the server are never replaced: the same plan is the same job",
+    "to": _FOLDERS,
+    "dtype": _FOLDERS,
+    "max_shard_size": _FOLDERS,
+    "like": "every job would read a second model again; a recipe states the same types",
+    "target_size": _MEASURED,
+    "target_bpw": _MEASURED,
+    "among": _MEASURED,
+    "recipe_out": _MEASURED,
+    "tensor_type_file": "a file's items are lines of the tensor types, which it can be loaded into",
+    "lora": "adapters are folders in an order, each with a scale; `ggferry convert` merges them",
+    "dry_run": "the page of a plan is what it prints",
+    "jobs": "threads are the server's to give (`serve --threads`)",
+    "cache": "the server decides how sources are reached",
+    "follow_redirects": "the server decides how sources are reached",
+    "as_json": "the API answers in JSON",
+}
+"""Options of `ggferry convert` that the form does not have, and why."""
 USUAL = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 """Types whose sizes are compared, where nobody names others: one of each number of bits that llama.cpp quantizes to."""
 _FLAG = re.compile(r"(?P<flag>--[a-z][a-z-]+)(?: [A-Z][A-Z=]*)?")
@@ -30,8 +60,18 @@ _KINDS = {
     Kind.TEXTS: "lines",
     Kind.PAIRS: "lines",
     Kind.TYPES: "lines",
+    Kind.TEXT_FILE: "lines",
+    Kind.JSON_FILE: "lines",
 }
+_LOADED = (Kind.TYPES, Kind.TEXT_FILE, Kind.JSON_FILE)
+"""Kinds whose text people have in a file: the page can load it into the field."""
 _PAIRS = {Kind.PAIRS: "KEY=VALUE", Kind.TYPES: "REGEX=TYPE"}
+_EXAMPLES = {
+    "recipe": "default Q4_K",
+    "text": "The cat sat on the mat.",
+    "metadata": '{"general.license": "mit"}',
+    "split_max_size": "4G",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +87,7 @@ class Control:
         choices: What may be chosen.
         placeholder: What a value looks like.
         flag: What a command line calls it.
+        is_loaded: Whether a file of the browser's can be loaded into it.
     """
 
     name: str
@@ -57,6 +98,7 @@ class Control:
     choices: tuple[str, ...] = ()
     placeholder: str = ""
     flag: str = ""
+    is_loaded: bool = False
 
     @property
     def lines(self) -> list[str]:
@@ -67,6 +109,11 @@ class Control:
     def is_set(self) -> bool:
         """Return whether it holds anything but the default."""
         return bool(self.value) and self.value != (self.choices or ("",))[0]
+
+    @property
+    def rows(self) -> int:
+        """Return the height of a field of lines."""
+        return min(12, max(2, len(self.lines)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +215,7 @@ def _control(option: Option, value: Any, uploads: str) -> Control:
         first = str(default) if default is not None else ""
         choices = (first, *(each for each in choices if each != first))
     placeholder = {**_PAIRS, Kind.FILE: "a path below a root, or upload:ID"}.get(option.kind, "")
+    placeholder = _EXAMPLES.get(option.name, placeholder)
     if kind == "lines" and choices:
         placeholder = f"any of: {', '.join(choices)}"
     return Control(
@@ -179,6 +227,7 @@ def _control(option: Option, value: Any, uploads: str) -> Control:
         choices if kind == "choice" else (),
         placeholder or (option.metavar or ""),
         option.flag,
+        option.kind in _LOADED,
     )
 
 
@@ -187,7 +236,9 @@ def _text(option: Option, value: Any, uploads: str) -> str:
     if value is None or value == option.default:
         return str(option.default) if value is not None and _choices(option) and option.kind is Kind.TEXT else ""
     if option.kind is Kind.FLAG:
-        return "on" if value else ""
+        return "on"
+    if option.kind is Kind.JSON_FILE:
+        return json.dumps(value, indent=2, ensure_ascii=False)
     if isinstance(value, Mapping):
         return "\n".join(f"{key}={each}" for key, each in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -219,9 +270,7 @@ def options_in(pairs: Iterable[tuple[str, str]]) -> JSONObject:
 
     Raises UsageError for a field that cannot be read.
     """
-    given: dict[str, list[str]] = {}
-    for name, value in pairs:
-        given.setdefault(name, []).append(value[:LONGEST].replace("\r\n", "\n").strip())
+    given = _given(pairs)
     types = [given.get("outtype", ["keep"])[0] or "keep", *filter(None, given.get("type", ()))]
     types += [each for text in given.get(FURTHER, ()) for each in map(str.strip, text.split(",")) if each]
     if "type" in given:  # chosen from a table of sizes, instead of the type before
@@ -234,9 +283,41 @@ def options_in(pairs: Iterable[tuple[str, str]]) -> JSONObject:
     return found
 
 
+def _given(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    given: dict[str, list[str]] = {}
+    for name, value in pairs:
+        if len(value) > LONGEST:
+            raise UsageError(f"the field {name[:100]}", found=f"{len(value)} characters", expected=f"{LONGEST} at most")
+        given.setdefault(name, []).append(value.replace("\r\n", "\n").strip())
+    return given
+
+
+def as_typed(form: OptionForm, pairs: Iterable[tuple[str, str]]) -> OptionForm:
+    """Return a form with what somebody typed into it, whether it can be read or not."""
+    given = {name: value[:LONGEST].replace("\r\n", "\n") for name, value in reversed([*pairs])}
+    groups = (
+        Group(group.title, tuple(replace(each, value=given.get(each.name, "")) for each in group.controls))
+        for group in form.groups
+    )
+    return replace(
+        form,
+        outtype=given.get("outtype") or form.outtype,
+        further=given.get(FURTHER, ""),
+        verify=given.get("verify") or form.verify,
+        groups=tuple(groups),
+    )
+
+
 def _value(option: Option, text: str) -> Any:
     if option.kind is Kind.FLAG:
-        return True
+        return not option.default
+    if option.kind is Kind.TEXT_FILE:
+        return text.split("\n")
+    if option.kind is Kind.JSON_FILE:
+        found = parse_json(text.encode("utf-8", "backslashreplace"), label_of(option))
+        if not isinstance(found, dict):
+            raise UsageError(label_of(option), found=text[:100], expected=_EXAMPLES[option.name])
+        return found
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     if option.kind in (Kind.PAIRS, Kind.TYPES):
         types = option.kind is Kind.TYPES  # an expression may hold the sign, a type does not

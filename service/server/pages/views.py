@@ -626,6 +626,15 @@ class PlanPage:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A job that waits: its number in the queue, and whether whoever looks may move it."""
+
+    position: int
+    model: ModelRow
+    may_move: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Activity:
     """The page of what is going on.
 
@@ -635,6 +644,7 @@ class Activity:
         queued: How many wait.
         waiting: Bytes of work that these are.
         recent: Those that ended last.
+        queue: The next of those that wait, in the order in which they will be converted.
     """
 
     run: Progress = field(default_factory=Progress)
@@ -642,6 +652,7 @@ class Activity:
     queued: int = 0
     waiting: int = 0
     recent: tuple[ModelRow, ...] = ()
+    queue: tuple[QueueRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -677,6 +688,7 @@ class AddPage:
         path: What was typed in.
         form: The options.
         usage: How much room there is.
+        hub: Whether the Hugging Face Hub can be searched.
     """
 
     roots: tuple[str, ...] = ()
@@ -686,3 +698,4 @@ class AddPage:
     path: str = ""
     form: OptionForm = field(default_factory=OptionForm)
     usage: Usage = field(default_factory=lambda: Usage(used=0, quota=0, disk_free=0, disk_total=0))
+    hub: bool = False

@@ -22,7 +22,7 @@ from ggferry.support.heavy import sa
 
 T = TypeVar("T")
 VERSIONS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "versions")
-SERVER = History(VERSIONS, "ggferry_server_version", "ggferry_tokens", "0004", "server's part of the ledger")
+SERVER = History(VERSIONS, "ggferry_server_version", "ggferry_tokens", "0005", "server's part of the ledger")
 REPLACED = "the ledger's file was removed or replaced while the server runs"
 CANCELLED = {"class": "Cancelled", "message": "cancelled by a user", "hint": "retry queues it again"}
 EXPIRED = {"class": "Expired", "message": "its files were removed", "hint": "convert it again"}
@@ -157,6 +157,7 @@ class Store(Ledger):
             raise RefusedError("only a model that failed or was cancelled can be tried again", found=row["state"])
         jobs = self.jobs
         values = {"state": QUEUED, "attempts": 0, "losses": 0, "not_before": 0.0, "key": None, "same_as": None}
+        values["priority"] = 0
         same = (jobs.c.id == job) & (jobs.c.state == row["state"]) & (jobs.c.claims == row["claims"])
         self.run(sa.update(jobs).where(same).values(**values, error=None, updated=time.time()))
 

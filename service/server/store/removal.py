@@ -68,6 +68,7 @@ def forget(store: Store, jobs: Sequence[str]) -> None:
             (store.attempts, store.attempts.c.job),
             (t.outputs, t.outputs.c.job),
             (t.asked, t.asked.c.job),
+            (t.qualities, t.qualities.c.job),
             (t.models, t.models.c.id),
             (table, table.c.id),
         ):

@@ -90,8 +90,16 @@ def server_tables(meta: Any) -> SimpleNamespace:
         sa.Index("ggferry_audit_at", "at"),
         sqlite_autoincrement=True,
     )
+    qualities = sa.Table(
+        "ggferry_qualities", meta,
+        column("id", text, primary_key=True), column("job", text, index=True), column("token", text),
+        column("name", text), column("state", text, nullable=False), column("sha256", text),
+        column("characters", number), column("context", sa.Integer), column("chunks", sa.Integer),
+        column("total", sa.Integer), column("result", data(none_as_null=True)),
+        column("error", data(none_as_null=True)), column("created", real), column("owner", text),
+    )
     return SimpleNamespace(
-        audit=audit,
+        audit=audit, qualities=qualities,
         tokens=tokens, plans=plans, models=models, uploads=uploads, received=received, events=events, answers=answers,
         outputs=outputs, hooks=hooks, notices=notices, asked=asked,
     )

@@ -53,7 +53,7 @@ def _local(roots: Sequence[str]) -> tuple[str, ...]:
 
 def _url(source: str, roots: Sequence[str]) -> str:
     """Return a URL that may be read: of the web, or below a root that is a URL."""
-    inside = any(source.rstrip("/") == root or source.startswith(root + "/") for root in roots)
+    inside = any(source.rstrip("/") == root or source.startswith(root.rstrip("/") + "/") for root in roots)
     if source.partition("://")[0] in WEB or (inside and not {".", ".."} & set(source.split("/"))):
         return source
     raise AccessError("below no root of this server", path=source, hint="--root URL, where the server is started")

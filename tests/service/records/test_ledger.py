@@ -212,6 +212,7 @@ def test_a_ledger_of_an_earlier_version_gets_the_indexes(ledger: Ledger) -> None
     with ledger.transaction() as connection:
         for name in indexes:
             connection.exec_driver_sql(f"DROP INDEX {name}")
+        connection.exec_driver_sql("ALTER TABLE ggferry_jobs DROP COLUMN priority")
         connection.exec_driver_sql("UPDATE ggferry_ledger_version SET version_num = '0002'")
     again = Ledger(ledger.url)
     with again.transaction() as connection:
@@ -230,6 +231,19 @@ def test_jobs_come_by_attempts_then_by_size(ledger: Ledger) -> None:
     ledger.put_back(first, 0)
     order = [job.entry["bytes_in"] for _ in range(6) if (job := ledger.claim("me", "plan", 60))]
     assert order == [2, 1, 1, 0, 0, 2]
+
+
+def test_a_priority_comes_before_attempts_and_size(ledger: Ledger) -> None:
+    rows = jobs(6)
+    for number, row in enumerate(rows):
+        row["entry"] = {**row["entry"], "bytes_in": number}
+    ledger.register("plan", rows)
+    with ledger.transaction() as connection:
+        for number, priority in ((0, 2), (1, 1), (5, -1)):
+            change = sa.update(ledger.jobs).where(ledger.jobs.c.id == rows[number]["id"]).values(priority=priority)
+            connection.execute(change)
+    order = [job.entry["bytes_in"] for _ in range(6) if (job := ledger.claim("me", "plan", 60))]
+    assert order == [0, 1, 4, 3, 2, 5]
 
 
 def test_the_answer_to_a_claim_is_lost(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

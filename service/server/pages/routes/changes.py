@@ -13,16 +13,18 @@ from fastapi.responses import RedirectResponse, Response
 
 from ggferry.formats.errors import GgferryError, UsageError
 from ggferry.service.operations.edit import EditChanges
+from ggferry.service.publishing.search import HubFile, HubModel
 from ggferry.service.records.fields import FolderItem
 from ggferry.service.records.ledger import DONE
 from ggferry.service.server import changes, comparisons, functions
+from ggferry.service.server.guard.auditing import DETAIL, SUBJECT
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import render, wording
 from ggferry.service.server.pages.archive_view import row_of
 from ggferry.service.server.pages.shown import FOUND, known, problem_answer, service_of, show
-from ggferry.service.server.pages.views import ModelRow
+from ggferry.service.server.pages.views import ModelRow, Problem
 from ggferry.service.server.state import Service
-from ggferry.service.server.store import models
+from ggferry.service.server.store import models, queue
 
 router = APIRouter(include_in_schema=False)
 
@@ -39,6 +41,20 @@ class Browse:
     def name(self) -> str:
         """Return the folder's own name."""
         return self.crumbs[-1][0]
+
+
+@dataclass(frozen=True, slots=True)
+class HubPage:
+    """Models of the Hugging Face Hub: the name that was searched for, what was found, and what went wrong.
+
+    Of one repository, its name and its files of weights.
+    """
+
+    text: str = ""
+    models: tuple[HubModel, ...] = ()
+    problem: Problem | None = None
+    repository: str = ""
+    files: tuple[HubFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,40 @@ def browse(request: Request, path: str) -> Response:
     for part in filter(None, path.removeprefix(top).split("/")):
         crumbs.append((part, os.path.join(crumbs[-1][1], part)))
     return show(request, "browse", "add", browse=Browse(path, tuple(crumbs), items))
+
+
+@router.get("/hub")
+async def hub(request: Request, q: str = "", repo: str = "") -> Response:
+    """Show models of the Hugging Face Hub whose names hold a text, or the files of one."""
+    return await service_of(request).lookups.run(known(request).token, lambda: _hub(request, q[:400], repo[:400]))
+
+
+def _hub(request: Request, text: str, repo: str) -> Response:
+    service, caller = service_of(request), known(request)
+    found, files, problem, status = [], [], None, 200
+    try:
+        found = functions.search_hub(service, caller, text) if text.strip() and not repo else []
+        files = functions.hub_files(service, caller, repo) if repo else []
+    except (GgferryError, HttpError) as error:
+        status, problem = problem_answer(error)
+    return show(request, "hub", "add", status, page=HubPage(text, tuple(found), problem, repo, tuple(files)))
+
+
+@router.post("/queue")
+async def move(request: Request) -> Response:
+    """Move a job in the queue."""
+    fields = await fields_of(request)
+    place, _, job = next((value for name, value in fields if name == "move"), "").partition(" ")
+    return await run_in_threadpool(_move, request, job, place)
+
+
+def _move(request: Request, job: str, place: str) -> Response:
+    if place not in queue.PLACES:
+        raise UsageError("where in the queue", found=place[:100], expected=", ".join(queue.PLACES))
+    found = changes.move(service_of(request), known(request), job, place)
+    setattr(request.state, SUBJECT, f"job {job}")
+    setattr(request.state, DETAIL, f"{place}: now {found.position} of {found.queued}")
+    return RedirectResponse("/activity#queue", FOUND)
 
 
 def _rows(service: Service, jobs: Sequence[str]) -> tuple[ModelRow, ...]:

@@ -21,6 +21,7 @@ from ggferry.service.server.guard.context import below_root
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import archive_view, model_view, option_form, plan_view, render
 from ggferry.service.server.pages.routes import changes as change_routes
+from ggferry.service.server.pages.routes import quality as quality_routes
 from ggferry.service.server.pages.shown import FOUND, known, part, problem_answer, service_of, shell, show
 from ggferry.service.server.pages.views import AddPage, ModelPage, Problem, Provider, Upload
 from ggferry.service.server.state import Service
@@ -35,6 +36,7 @@ MOST_LINES = 1_000_000
 def add_pages(app: FastAPI) -> None:
     """Add the pages to the application."""
     app.include_router(change_routes.router)
+    app.include_router(quality_routes.router)
     app.include_router(router)
 
 
@@ -60,9 +62,9 @@ def activity(request: Request) -> Response:
     service, which = service_of(request), request.query_params.get("part")
     if which == "active":
         return part("macros", "active", shell(request, "activity").active)
-    found = archive_view.activity(service)
+    found = archive_view.activity(service, known(request))
     if which:
-        return part("activity_parts", "now", found)
+        return part("activity_parts", "now", found, shell(request, "activity"))
     return show(request, "activity", "activity", activity=found, usage=changes.usage(service, known(request)))
 
 
@@ -186,6 +188,7 @@ def add_page(
         path=path,
         form=option_form.form_of(options or {}, path, uploads=service.settings.uploads),
         usage=changes.usage(service, caller),
+        hub=service.hub_search.is_on,
     )
 
 
@@ -215,13 +218,13 @@ async def make_plan(request: Request) -> Response:
 def made_plan(request: Request, fields: Sequence[tuple[str, str]]) -> Response:
     """Return where the plan of a form is shown, or the form again with what is wrong."""
     path = next((value for name, value in fields if name == "path"), "").strip()
-    options: dict[str, Any] = {}
     try:
         options = option_form.options_in(fields)
         found = functions.make_plan(service_of(request), known(request), path, options, wait=PLAN_WAIT)
     except GgferryError as error:
         status, problem = problem_answer(error)
-        return show(request, "add", "add", status, add=add_page(request, path[:4096], options, problem))
+        page = add_page(request, path[:4096], problem=problem)
+        return show(request, "add", "add", status, add=replace(page, form=option_form.as_typed(page.form, fields)))
     return RedirectResponse(render.url("plans", found["id"]), FOUND)
 
 

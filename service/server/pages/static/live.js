@@ -29,6 +29,12 @@
       if (meter.dataset.progress === key) show(meter, found);
   };
 
+  // The control of that name, or where it can do no more, another one beside it.
+  const focused = (id) => {
+    const found = document.getElementById(id);
+    (found && found.disabled ? found.parentElement.querySelector("button:not(:disabled)") : found)?.focus();
+  };
+
   // One load at a time, a second apart; what changes meanwhile asks for one more. The focus stays where it was.
   const loading = new Map();
   const load = async (place, address) => {
@@ -43,7 +49,8 @@
         place.innerHTML = text;
         for (const each of place.querySelectorAll('input[name="job"]')) each.checked = picked.has(each.value);
         window.ggferry.load(place);
-        if (held && held.href) [...place.querySelectorAll("a")].find((each) => each.href === held.href)?.focus();
+        if (held && held.id) focused(held.id);
+        else if (held && held.href) [...place.querySelectorAll("a")].find((each) => each.href === held.href)?.focus();
       }
     } catch { /* the next event tries again */ }
     setTimeout(() => {
@@ -63,6 +70,26 @@
     if (list) load(list, list.dataset.refresh);
     if (active) load(active, base + "/activity?part=active");
   };
+
+  // A job moved in the queue: the table is loaded again, and what pressed the button stays where it was.
+  document.addEventListener("submit", async (event) => {
+    const form = event.target, button = event.submitter;
+    if (!form.matches("[data-queue]") || !button) return;
+    event.preventDefault();
+    const [to, job] = button.value.split(" "), said = document.querySelector("[data-moved]");
+    const name = button.closest("tr").querySelector("th a").textContent;
+    try {
+      const answer = await fetch(base + "/api/v1/jobs/" + job + "/move", {
+        method: "POST", body: JSON.stringify({ to }),
+        headers: { "Content-Type": "application/json", "X-CSRF-Token": form.elements.csrf.value },
+      });
+      const found = await answer.json();
+      said.textContent = answer.ok ? name + " is number " + found.position + " of " + found.queued + "." : found.detail;
+      said.className = answer.ok ? "sr" : "note";
+    } catch { said.textContent = "The server cannot be reached."; said.className = "note"; }
+    const list = document.querySelector("[data-refresh]");
+    load(list, list.dataset.refresh);
+  });
 
   const offline = document.createElement("p");
   offline.className = "offline";

@@ -64,6 +64,27 @@
     if (!await fill(branch.querySelector(":scope > div"), address)) branch.dataset.branch = address;
   }, true);
 
+  // A text that an option states is read here, and sent with the form.
+  document.addEventListener("change", async (event) => {
+    const into = event.target.dataset.loadInto, [file] = into ? event.target.files : [];
+    if (!file) return;
+    const note = event.target.closest("label").nextElementSibling, most = 200000;
+    let text = "", fault = "";
+    try {
+      if (file.size <= 4 * most) text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+      if (file.size > 4 * most || text.length > most) fault = "longer than " + most + " characters";
+    } catch { fault = "not UTF-8 text"; }
+    note.textContent = fault && file.name + " is " + fault + ".";
+    note.hidden = !fault;
+    if (!fault) {
+      const field = document.getElementById(into);
+      field.value = text;
+      field.rows = Math.min(12, Math.max(2, text.split("\n").length));
+      field.focus();
+    }
+    event.target.value = "";
+  });
+
   const later = document.querySelector("[data-reload]");
   if (later) setTimeout(() => location.reload(), 1000 * Number(later.dataset.reload));
 })();

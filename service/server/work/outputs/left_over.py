@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ggferry.converters.metadata.beside import RECEIPT, MMPROJ, files_written
+from ggferry.converters.metadata.beside import MMPROJ, RECEIPT, files_written
 from ggferry.formats.errors import NotFoundError
 from ggferry.service.records.ledger import DONE, HELD, QUEUED
 from ggferry.service.records.plan_file import outputs_of

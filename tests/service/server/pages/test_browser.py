@@ -190,7 +190,7 @@ def test_several_types_are_made_of_one_reading(page: Page, server: Server, tmp_p
     page.get_by_label("More output types").fill("bf16, bf16")
     page.get_by_role("button", name="Preview").click()
     expect(page.locator(".problem").first).to_contain_text("each once")
-    assert page.get_by_label("More output types").input_value() == "bf16,bf16"
+    assert page.get_by_label("More output types").input_value() == "bf16, bf16"
     page.get_by_label("More output types").fill(" bf16, f32")
     page.get_by_role("button", name="Preview").click()
     page.wait_for_url("**/plans/*")

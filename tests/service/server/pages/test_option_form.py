@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
-from ggferry.converters.conversion.options import OPTIONS, PLAN_NAMES, Heading
-from ggferry.formats.errors import UsageError
+from ggferry.converters.conversion.options import OPTIONS, PLAN_NAMES, Heading, options_of
+from ggferry.formats.errors import EncodingError, GgferryError, UsageError
 from ggferry.service.server.pages import render
-from ggferry.service.server.pages.option_form import form_of, in_words, needs, options_in, source_named
+from ggferry.service.server.pages.option_form import (
+    LEFT_OUT,
+    as_typed,
+    form_of,
+    in_words,
+    needs,
+    options_in,
+    source_named,
+)
 from ggferry.service.server.pages.views import AddPage, Shell
 
 
@@ -79,7 +90,49 @@ EVERY: dict[str, Any] = {
     "rerank": "no",
     "tensor_types": ["attn_v=?=q8_0", "ffn_.*=q6_k"],
     "include_weights": ["blk.0", "blk.1"],
+    "split_max_size": "4G",
+    "split_max_tensors": 128,
+    "tensor_first_split": False,
+    "alignment": 64,
+    "recipe": ["recipe mine", "", "default Q4_K", "ffn_down -> Q6_K  # more"],
+    "metadata": {"general.license": "mit", "general.tags": ['a "b" <i>', "ü"], "general.author": None},
+    "text": ["One line, with a comma", "a second=one"],
 }
+
+
+def test_every_option_of_convert_is_in_the_form_or_left_out_with_a_reason() -> None:
+    """Those that `ggferry convert --help` prints, each by its flag."""
+    text = subprocess.run(
+        [sys.executable, "-m", "ggferry", "convert", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    flags = {flag: each.name for each in options_of("convert") for flag in each.all_flags if flag[:2] == "--"}
+    printed = set(re.findall(r"(?m)^ {2,6}(?:-\w, )?(--[a-z][a-z-]+)", text)) - {"--help"}
+    assert printed <= flags.keys() and {flags[flag] for flag in printed} == {*flags.values()}
+    form = form_of({})
+    offered = {control.name for group in form.groups for control in group.controls} | {"outtype", "verify"}
+    assert offered.isdisjoint(LEFT_OUT)
+    missing = {*flags.values()} - offered
+    assert missing == LEFT_OUT.keys()
+    assert all(len(why.split()) > 3 for why in LEFT_OUT.values())
+
+
+def test_what_cannot_be_read_stays_as_it_was_typed() -> None:
+    pairs = [("outtype", "q8_0"), ("further", "f16 , "), ("metadata", '{"general.license": '), ("pure", "on")]
+    with pytest.raises(EncodingError, match="Metadata"):
+        options_in(pairs)
+    form = as_typed(form_of({}), pairs)
+    values = {control.name: control.value for group in form.groups for control in group.controls}
+    assert (form.outtype, form.further) == ("q8_0", "f16 , ")
+    assert {name: value for name, value in values.items() if value} == {
+        "metadata": '{"general.license": ',
+        "pure": "on",
+    }
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"a": 1, "a": 2}', "[" * 100_000, "x" * 200_001, '{"a": NaN}'])
+def test_metadata_that_is_none(text: str) -> None:
+    with pytest.raises(GgferryError):
+        options_in([("metadata", text)])
 
 
 def test_a_form_that_is_sent_back_states_the_same_options() -> None:

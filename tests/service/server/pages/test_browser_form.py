@@ -1,0 +1,127 @@
+"""The form of a conversion with everything that `convert` takes, by keyboard alone; in headless Chromium."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from helpers.browser import check_access, chromium, look, reach, signed_in
+from helpers.server import Server, serving
+from helpers.third_party_fixtures import FIXTURES
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("form")
+    shutil.copytree(FIXTURES / "hf" / "ckpt" / "llama_k256", folder / "archive" / "k256")
+    with serving(folder / "data", "--root", folder / "archive") as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Iterator[Page]:
+    yield from signed_in(browser, server)
+
+
+def test_shards_a_recipe_metadata_and_an_imatrix_by_keyboard(page: Page, server: Server, tmp_path: Path) -> None:
+    page.goto(page.url + "add")
+    reach(page, "#path")
+    page.keyboard.type(str(server.data.parent / "archive" / "k256"))
+    reach(page, ".options > summary")
+    page.keyboard.press("Enter")
+    reach(page, "#split_max_tensors")
+    page.keyboard.type("8")
+    reach(page, "#tensor_first_split")
+    page.keyboard.press("Space")
+    (tmp_path / "mine.recipe").write_text("recipe mine\ndefault Q4_K\nffn_down -> Q6_K\n")
+    reach(page, "#recipe-text")
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press("Enter")
+    chooser.value.set_files(str(tmp_path / "mine.recipe"))
+    expect(page.locator("#recipe")).to_have_value("recipe mine\ndefault Q4_K\nffn_down -> Q6_K\n")
+    reach(page, "#imatrix-file")
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press("Enter")
+    chooser.value.set_files(str(FIXTURES / "quantize" / "k256.imatrix.gguf"))
+    expect(page.locator("#imatrix")).to_have_value(re.compile("^upload:[0-9a-f]{24}$"), timeout=20_000)
+    reach(page, "#metadata")
+    page.keyboard.type('{"general.license": "mit",')
+    check_access(page)
+    look(page, "form-filled", tmp_path)
+    reach(page, "#path")
+    page.keyboard.press("Enter")
+
+    expect(page.locator(".problem").first).to_contain_text("Metadata")
+    expect(page.locator("#recipe")).to_have_value("recipe mine\ndefault Q4_K\nffn_down -> Q6_K\n")
+    expect(page.locator("#split_max_tensors")).to_have_value("8")
+    expect(page.locator("#tensor_first_split")).to_be_checked()
+    check_access(page)
+    look(page, "form-refused", tmp_path)
+    reach(page, "#metadata")
+    page.keyboard.press("Control+a")
+    page.keyboard.type('{"general.license": "mit"}')
+    reach(page, "#path")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/plans/*")
+    expect(page.locator(".lines ins")).to_contain_text(re.compile(r"-00001-of-0000\d\.gguf"))
+
+    first = page.url
+    reach(page, "section.panel > details > summary")
+    page.keyboard.press("Enter")
+    expect(page.locator("#c-metadata")).to_have_value('{\n  "general.license": "mit"\n}')
+    reach(page, "#c-split_max_tensors")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("12")
+    check_access(page)
+    look(page, "form-on-a-plan", tmp_path)
+    page.keyboard.press("Enter")
+    page.wait_for_url(lambda url: url != first)
+    reach(page, "form.bottom button.primary")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/models/*")
+    expect(page.locator(".badge").first).to_have_text("proved", timeout=90_000)
+    job = page.url.rpartition("/")[2]
+    client = server.client()
+    names = [each["name"] for each in client.get(f"/jobs/{job}/files").json()]
+    output = Path(client.get(f"/jobs/{job}").json()["output"])
+    readers = [gguf.GGUFReader(output.parent / name) for name in names]
+    assert len(readers) > 2 and not readers[0].tensors and max(len(each.tensors) for each in readers) == 12
+    assert readers[0].fields["general.license"].contents() == "mit"
+    assert "quantize.imatrix.file" in readers[0].fields
+    kinds = {each.name: each.tensor_type.name for each in (tensor for one in readers for tensor in one.tensors)}
+    assert kinds["blk.0.ffn_down.weight"] == "Q6_K" and kinds["blk.0.ffn_up.weight"] == "Q4_K"
+    expect(page.get_by_role("link", name=re.compile("^Download"))).to_have_count(len(names))
+    check_access(page)
+    look(page, "model-of-shards", tmp_path)
+    reach(page, "#text")
+    page.keyboard.type("The cat")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator(".tokens li").first).to_be_visible()
+
+
+def test_a_file_that_is_no_text_is_not_loaded(page: Page, tmp_path: Path) -> None:
+    page.goto(page.url + "add")
+    page.get_by_text("All options").click()
+    (tmp_path / "odd.recipe").write_bytes(b"\xff\xfe\x00")
+    page.locator("#recipe-text").set_input_files(str(tmp_path / "odd.recipe"))
+    expect(page.get_by_text("odd.recipe is not UTF-8 text.")).to_be_visible()
+    (tmp_path / "long.recipe").write_text("x" * 200_001)
+    page.locator("#recipe-text").set_input_files(str(tmp_path / "long.recipe"))
+    expect(page.get_by_text("long.recipe is longer than 200000 characters.")).to_be_visible()
+    expect(page.locator("#recipe")).to_have_value("")
+    check_access(page)
