@@ -47,7 +47,7 @@ class HubSearch:
         text = " ".join(text.split())
         if not SHORTEST <= len(text) <= LONGEST or not text.isprintable():
             raise UsageError("a name to search for", found=text[:200], expected=f"{SHORTEST} to {LONGEST} characters")
-        found: list[HubModel] = self._within(("name", text.lower()), lambda: self._asked(text))
+        found: list[HubModel] = self._within(("name", text.lower()), lambda: self._search(text))
         return found
 
     def files(self, repository: str) -> list[HubFile]:
@@ -84,7 +84,7 @@ class HubSearch:
                 self._kept.pop(next(iter(self._kept)))
         return found
 
-    def _asked(self, text: str) -> list[HubModel]:
+    def _search(self, text: str) -> list[HubModel]:
         owners = dict.fromkeys(root.removeprefix(HUB).partition("/")[0] or None for root in self.roots)
         found = [model for owner in [*owners][:OWNERS] for model in search(text, owner, LIMIT)]
         inside = {model.id: model for model in found if any(_is_below(model.source, root) for root in self.roots)}

@@ -257,8 +257,8 @@ class Qualities:
 
     def _write(self, key: str, **values: Any) -> None:
         table = self._store.t.qualities
-        mine = (table.c.id == key) & (table.c.owner == self._owner)
-        self._store.run(sa.update(table).where(mine).values(**values))
+        condition = (table.c.id == key) & (table.c.owner == self._owner)
+        self._store.run(sa.update(table).where(condition).values(**values))
 
 
 def _figure(found: JSONObject) -> tuple[float, float]:
