@@ -64,6 +64,8 @@ def delete(service: Service, caller: Caller, job: str) -> None:
         raise RefusedError("the job has not ended", found=state, hint="cancel it first")
     if state == DONE:
         _remove_files(service, job)
+    elif state:
+        service.outputs.clear(job)
     removal.forget(service.store, [job])
 
 

@@ -292,6 +292,21 @@ def test_of_a_job_that_is_cancelled_then_nothing_stays(step: str, store: S3Store
 
 
 @pytest.mark.slow
+def test_a_job_that_is_deleted_takes_along_what_a_killed_server_left(
+    store: S3Store, tmp_path: Path, root: Path
+) -> None:
+    """Once its record is gone, nothing could tell whose the objects are."""
+    options = ("--root", root, "--dest", DEST, "--drain", "1")
+    job = killed_before("the receipt is put", store, tmp_path / "data", options)
+    with serving(tmp_path / "data", *options, "--jobs", "0", **store.env) as server:
+        client = server.client()
+        assert client.post(f"/jobs/{job}/cancel").json()["state"] == "cancelled"
+        assert len(store.keys("new")) == 1
+        assert client.delete(f"/jobs/{job}").status_code == 204
+        assert store.keys("new") == [] and store.uploads("new") == []
+
+
+@pytest.mark.slow
 def test_what_somebody_is_uploading_stays(store: S3Store, tmp_path: Path, root: Path) -> None:
     """A round of another server while an upload is under way removes nothing of it."""
     with serving(tmp_path / "data", "--root", root, "--dest", DEST, "--drain", "1", **store.env) as server:

@@ -166,6 +166,13 @@ class Outputs:
             with suppress(NotFoundError):
                 stores.remove(beside(row, name))
 
+    def clear(self, job: str) -> None:
+        """Remove what an ended server left in the store of a job that is not done: its record is about to go."""
+        output = self.store.row(job)["output"]
+        if output is not None and is_remote(output) and is_within(output, self.settings.outputs):
+            with retrying_within(ANSWER):
+                sweep_store(self.store, output.rpartition("/")[0], self.mark)
+
     def check(self) -> None:
         """Try whether the store of the outputs may be written and deleted in; on a disk that is known already.
 
