@@ -29,6 +29,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.files.publication_record import is_interrupted
 from ggferry.formats.files.sources import known_by, open_source
+from ggferry.formats.gguf.llamafile import Entry
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, kind_of, label_of
 from ggferry.support.records import dataclass
@@ -200,7 +201,7 @@ def _checkpoint(checkpoint: Checkpoint, path: str, name: str) -> Diagnosis:
     kind = kind_of(checkpoint.container)
     what = _words(checkpoint)
     findings = list(checkpoint.notes)
-    if kind is Kind.GGUF and not os.path.isdir(path) and not path.lower().endswith(".gguf"):
+    if _is_misnamed(checkpoint, path):
         findings.append("GGUF under another name: programs look for .gguf")
     if scheme := _unread(checkpoint.metadata):
         return Diagnosis(name, what, True, UNSUPPORTED, (f"{scheme} is not read",), (Remedy(foreign.CONVERTED),))
@@ -221,6 +222,12 @@ def _checkpoint(checkpoint: Checkpoint, path: str, name: str) -> Diagnosis:
             remedy = Remedy("correct the keys, if their right values are known", edit)
             return Diagnosis(name, what, True, 0, tuple(dict.fromkeys(findings)), (remedy,))
     return Diagnosis(name, what, True, 0, tuple(dict.fromkeys(findings)), tuple(_remedies(checkpoint, name)))
+
+
+def _is_misnamed(checkpoint: Checkpoint, path: str) -> bool:
+    """Return whether a file is GGUF from its first byte on and its name does not say so."""
+    plain = kind_of(checkpoint.container) is Kind.GGUF and not isinstance(checkpoint.files[0], Entry)
+    return plain and not os.path.isdir(path) and not path.lower().endswith(".gguf")
 
 
 def _words(checkpoint: Checkpoint) -> str:
@@ -248,7 +255,9 @@ def _remedies(checkpoint: Checkpoint, name: str) -> Iterator[Remedy]:
     quoted = shlex.quote(name)
     if kind_of(checkpoint.container) is Kind.GGUF:
         if checkpoint.version == 3:
-            if not os.path.isdir(name) and not name.lower().endswith(".gguf"):
+            if isinstance(checkpoint.files[0], Entry):
+                yield Remedy("take the model out of it", f"ggferry quantize {quoted} {shlex.quote(_beside(name))} copy")
+            elif _is_misnamed(checkpoint, name):
                 yield Remedy("give it its suffix", f"mv {quoted} {shlex.quote(f'{name}.gguf')}")
             yield Remedy("nothing has to be done; its tensors can be read, too", f"ggferry verify {quoted}")
         else:

@@ -67,8 +67,6 @@ HEADS: tuple[tuple[Head, OtherFormat], ...] = (
     (_is_ctranslate2, OtherFormat("a CTranslate2 model")),
     (_is_onnx, OtherFormat("an ONNX model")),
     (_starts(b"\x93NUMPY"), OtherFormat("a NumPy array", "save the tensors as safetensors")),
-    (_starts(b"MZqFpD"),
-     OtherFormat("a llamafile: a program with a GGUF model inside", "take the GGUF out of it", "unzip FILE '*.gguf'")),
     (_starts(b"7z\xbc\xaf'\x1c"), OtherFormat("a 7-Zip archive", _UNPACK, "7z x FILE")),
     (_starts(b"\x1f\x8b"), OtherFormat("gzip-compressed data", _UNPACK, "gunzip -k FILE")),
     (_starts(b"BZh"), OtherFormat("bzip2-compressed data", _UNPACK, "bunzip2 -k FILE")),

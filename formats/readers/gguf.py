@@ -31,6 +31,7 @@ from ggferry.formats.errors import (
 from ggferry.formats.fields import Cursor, Struct
 from ggferry.formats.files.local_files import read_start
 from ggferry.formats.files.sources import Source, open_source
+from ggferry.formats.gguf.llamafile import is_llamafile, open_llamafile
 from ggferry.formats.gguf.metadata import MetadataReader
 from ggferry.formats.gguf.shards import open_shards, shard_number, shortened
 from ggferry.formats.gguf.tensor_lines import LARGEST_LINE, TensorLine, TensorLines, tensor_of
@@ -92,7 +93,7 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
         return Match("gguf", _version_of(head[4:8])[0])
     if head and (head[:4].upper() == MAGIC or MAGIC.startswith(head[:4])):
         return Match("gguf")
-    return Match("gguf") if _is_stored(head, path) else None
+    return Match("gguf") if is_llamafile(head) or _is_stored(head, path) else None
 
 
 def _is_stored(head: bytes, path: str) -> bool:
@@ -108,10 +109,14 @@ def open_gguf(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
     Metadata values are `formats.gguf.values.Value`. Raises NotFoundError (also for an absent shard),
     UnsupportedVersionError, UnsupportedTypeError or a CorruptError.
     """
-    if not path.endswith(".gguf") and _is_stored(read_start(path, HEAD_BYTES) if os.path.isfile(path) else b"", path):
-        from ggferry.formats.ollama.model import open_model
+    if not path.endswith(".gguf"):
+        head = read_start(path, HEAD_BYTES) if os.path.isfile(path) else b""
+        if _is_stored(head, path):
+            from ggferry.formats.ollama.model import open_model
 
-        return open_model(path, parse)
+            return open_model(path, parse)
+        if is_llamafile(head):
+            return open_llamafile(path, parse)
     number = shard_number(path)
     found = parse(open_source(path), number)
     count = found.metadata.get("split.count")
@@ -351,4 +356,4 @@ def _version(source: Source) -> tuple[int, bool]:
 # The reversed magic: no program reads such a file, but it is a model, and the error should say so.
 CONTAINERS = (Container("gguf", "GGUF", Kind.GGUF, (MAGIC, MAGIC[::-1]), tuple(COUNTS)),)
 
-SPEC = Reader("gguf", probe, open_gguf, CONTAINERS, (".gguf",))
+SPEC = Reader("gguf", probe, open_gguf, CONTAINERS, (".gguf", ".llamafile"))
