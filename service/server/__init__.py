@@ -23,6 +23,8 @@ Data functions for the faces (`functions.py`). All are plain blocking functions:
     outputs(service, id) -> list[Output]                   name, bytes, sha256, blake3, url of each file to download
     roots(service) -> list[str]
     browse(service, path) -> list[dict]                    what is in a folder below a root
+    search_hub(service, caller, text) -> list[HubModel]    models of the Hub by name (`hub_search.py`)
+    hub_files(service, caller, repository) -> list[HubFile]   files of weights in one of them
     make_plan(service, caller, source, options) -> dict    id, state ('planning', 'ready', 'failed'), summary, error
     show_plan(service, id) -> dict                         the same, of a plan made before
     plan_lines(service, id, cursor, limit) -> (lines, next)   its lines, as the plan's file has them
@@ -31,8 +33,9 @@ Data functions for the faces (`functions.py`). All are plain blocking functions:
     progress(service, id=None) -> dict                     of a job or of everything: phase, done, total, rate, eta
     report(service, plan=None) -> dict                     as `ggferry ledger export`
 
-`changes.py`, likewise: cancel, retry, delete, delete_outputs of a job, `bulk` of several, `usage` of a token and the
-disk. `comparisons.py`: histogram(service, caller, id, tensor), difference(service, caller, id, other), by a worker.
+`changes.py`, likewise: cancel, retry, move, delete, delete_outputs of a job, `bulk` of several, `usage` of a token and
+the disk. `comparisons.py`: histogram(service, caller, id, tensor), difference(service, caller, id, other), by a worker;
+begin_quality(service, caller, id, text, context, chunks) and qualities(service, id), in the background (`quality.py`).
 
 Uploads and live progress are the API's (`api/uploads.py`, `api/events.py`): JavaScript calls it with the cookie and the
 header `X-CSRF-Token`.

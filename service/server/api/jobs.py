@@ -90,7 +90,7 @@ class QueuePage:
     """Some of the jobs that wait, how many wait in all, and where the next page begins (null after the last)."""
 
     items: list[QueueItem]
-    total: int
+    queued: int
     next: int | None
 
 

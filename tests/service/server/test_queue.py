@@ -118,7 +118,7 @@ def test_who_may_move_what(idle: Server) -> None:
 
     def names() -> list[str]:
         found = reader.get("/queue").json()
-        assert found["total"] == 4 and [each["position"] for each in found["items"]] == [1, 2, 3, 4]
+        assert found["queued"] == 4 and [each["position"] for each in found["items"]] == [1, 2, 3, 4]
         return [Path(each["source"]).stem for each in found["items"]]
 
     ids = {Path(each["source"]).stem: each["id"] for each in reader.get("/queue").json()["items"]}
