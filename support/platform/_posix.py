@@ -40,6 +40,11 @@ def scan_folder(fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
     return os.scandir(fd)
 
 
+def stat_file(path: str) -> os.stat_result:
+    """Return the status of a file, which compares with that of an open one. Raises OSError."""
+    return os.stat(path)
+
+
 def lock(fd: int) -> None:
     """Lock an open file until it is closed or the process ends. Raises OSError, of `HELD` where another has it."""
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -38,6 +38,7 @@ from ggferry.support.platform._posix import (
     pread_into,
     pwrite,
     scan_folder,
+    stat_file,
     sync_folder,
     unlock_folder,
     unusable_name,
@@ -52,7 +53,7 @@ __all__ = [
     "end_group", "end_with_parent", "exchange", "free_bytes", "group_options", "is_mine", "is_readable", "lock",
     "lock_folder", "longest_name", "lowered_memory", "machine", "make_private", "memory_cap", "nameless_file",
     "open_file", "open_folder", "peak_memory", "place_of", "pread", "pread_into", "pwrite", "real_path", "rename_new",
-    "scan_folder", "start_time", "sync_data", "sync_folder", "unlock_folder", "unusable_name", "user_name",
+    "scan_folder", "start_time", "stat_file", "sync_data", "sync_folder", "unlock_folder", "unusable_name", "user_name",
     "write_no_core",
 ]  # fmt: skip
 

@@ -27,7 +27,7 @@ __all__ = [
     "end_group", "end_with_parent", "exchange", "free_bytes", "group_options", "is_mine", "is_readable", "lock",
     "lock_folder", "longest_name", "lowered_memory", "machine", "make_private", "memory_cap", "nameless_file",
     "open_file", "open_folder", "peak_memory", "place_of", "pread", "pread_into", "pwrite", "real_path", "rename_new",
-    "scan_folder", "start_time", "sync_data", "sync_folder", "unlock_folder", "unusable_name", "user_name",
+    "scan_folder", "start_time", "stat_file", "sync_data", "sync_folder", "unlock_folder", "unusable_name", "user_name",
     "write_no_core",
 ]  # fmt: skip
 
@@ -70,6 +70,19 @@ def open_folder(path: str, *, follow: bool = True) -> int:
 def scan_folder(fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
     """List the place of the handle: Python lists no handle here."""
     return os.scandir(place_of(fd))
+
+
+def stat_file(path: str) -> os.stat_result:
+    """Ask the opened file: `os.stat` gives the time of its creation as ctime, `os.fstat` that of its change.
+
+    They differ since Python 3.12 (python/cpython#157671), and every file that was written after it was created would
+    seem to have changed.
+    """
+    fd = open_file(path, os.O_RDONLY)
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
 
 
 def lock(fd: int) -> None:
