@@ -49,7 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a database server, so that `-m 'not postgres'` leaves out all of it."""
+    """Mark what needs a database server, so that `-m 'not postgres'` leaves out all of it.
+
+    As Windows, leave out what only Unix has: the mark `unix` says what.
+    """
+    if as_system.current() == "windows":
+        items[:] = [item for item in items if item.get_closest_marker("unix") is None]
     for item in items:
         if isinstance(item, pytest.Function) and starts_postgres(item):
             item.add_marker(pytest.mark.postgres)

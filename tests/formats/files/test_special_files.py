@@ -172,6 +172,7 @@ def test_a_plan_has_a_line_for_each_and_waits_for_none(
     assert [name.partition("/")[0] for name in outputs] == ["good", "legacy.gguf"] and good.is_dir()
 
 
+@pytest.mark.unix("FIFOs among files: opening one of Windows waits for nobody")
 def test_a_file_exchanged_for_a_fifo_while_it_is_opened_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
