@@ -223,6 +223,7 @@ OTHERS = {
     "converters/tokenizers/building_blocks/bert_signs.py": "of the installation",
     "converters/tokenizers/building_blocks/unassigned_signs.py": "of the installation",
     "support/registry.py": "of the installation",
+    "service/workers/process.py": "the null device, in the place of its standard input",
     "quant/codecs/grids.py": "of the installation",
 }
 
