@@ -72,7 +72,7 @@ def open_file(path: str, flags: int, mode: int = 0o777) -> int:
 
 def open_folder(path: str, *, follow: bool = True) -> int:
     """Open a handle that can be asked for the folder's place, and nothing else."""
-    found = os.stat(path)  # says why it cannot be looked at, where `isdir` would say no
+    found = os.stat(path)  # its error says why, where `isdir` would say no
     if not stat.S_ISDIR(found.st_mode) or (not follow and os.path.islink(path)):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     return kernel.open_folder(path)

@@ -96,7 +96,7 @@ try:
 except FileExistsError:
     found["replaces nothing"] = True
 found["reserved"] = []
-for name in ("nul.gguf", "a:b", "x."):
+for name in ("nul.gguf", "a?b", "x."):
     try:
         os.close(here.open_file(name, os.O_RDWR | os.O_CREAT))
     except OSError as error:
