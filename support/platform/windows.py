@@ -1,4 +1,4 @@
-"""Windows: `linux` documents each function. It was run by Python for Windows in Wine, not on Windows (docs/platforms.md).
+"""Windows: `linux` documents each function. It was run by Python for Windows in Wine (docs/platforms.md).
 
 A file is opened so that others may rename and remove it while it is open, as everywhere else: `os.open` forbids that.
 Locks lie on one byte far behind every end, because a lock of Windows keeps other processes from reading what it covers.
