@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser container corpus models faults fuzz kills reference-checked dist docs check lint types clean
+.PHONY: setup demo test slow postgres browser container corpus models faults fuzz kills reference-checked dist wine docs check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,7 +21,7 @@ demo: setup
 
 # Everything that a clone can show; none is skipped (tests/conftest.py).
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m 'not slow and not faults and not postgres and not browser'
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not faults and not postgres and not browser and not wine'
 
 # WITHIN=seconds begins no test after that, and says how many were not reached. Tests of the server behind proxies need nginx and Caddy, which Debian has.
 slow: $(VENV)/.dev
@@ -60,6 +60,12 @@ faults: $(VENV)/.dev
 # of it, days; FUZZ='gguf --seconds 600' ten minutes of one. It goes on from .fuzz/corpus; finds are in .fuzz/finds.
 fuzz: $(VENV)/.dev
 	$(BIN)/python tests/fuzz/run.py $(FUZZ)
+
+# CPython for Windows, run by Wine: installs both (1.7 GB in .wine, with torch for Windows), then minutes.
+wine: $(VENV)/.dev
+	command -v wine >/dev/null && command -v x86_64-w64-mingw32-gcc >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends wine wine64 gcc-mingw-w64-x86-64 >/dev/null; }
+	test -d .wine/prefix || $(BIN)/python tools/wine_python.py
+	$(BIN)/python -m pytest -n 0 -m wine tests/wine
 
 # The Containerfile built, and what it makes started read only as its own user: as root, with buildah (apt-get install
 # buildah). CONTAINER='--base IMAGE' takes another base image.

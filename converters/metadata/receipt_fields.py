@@ -85,13 +85,15 @@ class RuntimesRecord(TypedDict):
 
 
 class PromptRecord(TypedDict):
-    """A prompt whose logits were compared; `rows` where not every token's."""
+    """A prompt whose logits were compared; `rows` where not every token's; the shape of a picture or of a spectrum."""
 
     name: str
     tokens: list[int]
     positions: NotRequired[list[int]]
     context: NotRequired[int]
     rows: NotRequired[list[int]]
+    picture: NotRequired[list[int]]
+    spectrum: NotRequired[list[int]]
 
 
 class LogitsRecord(TypedDict, total=False):
@@ -99,19 +101,25 @@ class LogitsRecord(TypedDict, total=False):
 
     what: str
     prompts: list[PromptRecord]
+    max_error: float
     relative_rms: float
     structure: float | None
     limit: float
-    top1_agreement: float
+    top1_agreement: float | None
     kl_divergence: float | None
     reached: list[str]
     not_reached: list[str]
+    embedding: float | None
+    device: str
+    rounding: float | None
+    in_float64: float | None
 
 
 class DeltasRecord(TypedDict):
     """The products of an adapter's pairs compared."""
 
     pairs: int
+    vectors: int
     worst: str
     relative_rms: float
     limit: float
@@ -160,17 +168,19 @@ class CrossCheckRecord(TypedDict):
     side: str
     what: str
     count: int
-    worst: float
+    worst: float | None
     limit: float | None
-    place: str
-    why: str
+    place: str | None
+    why: str | None
+    missed: NotRequired[list[str]]
+    refused: NotRequired[bool]
 
 
 class Receipt(TypedDict):
     """The receipt of an output.
 
-    `mmproj` lists the files of the vision or audio encoder beside a text model, `text` those of the text models beside
-    such an encoder.
+    `edits` has what was done to the file since: the command, the files before it, and what it changed. `mmproj` lists
+    the files of the vision or audio encoder beside a text model, `text` those of the models beside such an encoder.
     """
 
     ggferry: str
@@ -191,6 +201,7 @@ class Receipt(TypedDict):
     testimonies: list[CrossCheckRecord]
     verified: str
     notes: list[str]
+    edits: NotRequired[list[JSONObject]]
     mmproj: NotRequired[list[FileRecord]]
     text: NotRequired[list[FileRecord]]
 

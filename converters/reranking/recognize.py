@@ -143,7 +143,7 @@ def _called(path: str) -> Iterator[str]:
     """Yield the names of a model's folder, here and where it is from, that are a reranker's."""
     place = os.path.abspath(path)
     folder = place if os.path.isdir(place) else os.path.dirname(place)
-    for each in dict.fromkeys((folder, known_by(folder).rstrip("/"))):
+    for each in dict.fromkeys((folder, known_by(folder).rstrip("/" + os.sep))):
         if _NAME.search(os.path.basename(each)):
             yield os.path.basename(each)
 

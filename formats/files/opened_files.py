@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ggferry.formats.errors import ChangedError, RefusedError
+from ggferry.support.platform import here
 from ggferry.support.records import dataclass
 
 Identity = tuple[int, int]
@@ -52,7 +53,7 @@ class Opened:
         """Record files that belong to what was opened, whether they are read or not."""
         for path in paths:
             if os.path.isfile(path):
-                self.add(path, os.stat(path))
+                self.add(path, here.stat_file(path))
 
     @property
     def identities(self) -> dict[Identity, str]:
@@ -63,7 +64,7 @@ class Opened:
         """Raise ChangedError naming the first file that is no longer what was opened."""
         for path, before in self._stamps.items():
             try:
-                now = Stamp.of(os.stat(path))
+                now = Stamp.of(here.stat_file(path))
             except OSError as error:
                 raise ChangedError(f"gone while it was read: {error.strerror}", path=path) from None
             if now != before:

@@ -343,5 +343,5 @@ def _base(group: Group, homes: Mapping[str, Sequence[str]]) -> str | None:
         named = load_object(config).get("base_model_name_or_path")
     except GgferryError:
         return None  # opening the adapter says what is wrong
-    near = homes.get(os.path.basename(str(named or "").rstrip("/")).lower(), ())
+    near = homes.get(os.path.basename(str(named or "").rstrip("/" + os.sep)).lower(), ())
     return near[0] if len(near) == 1 else None

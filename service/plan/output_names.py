@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import reduce
 from itertools import chain, count
 
 from ggferry.converters.conversion.options import AUTO
@@ -13,7 +14,7 @@ from ggferry.formats.reader import model_suffixes
 from ggferry.service.plan.group_files import ADAPTER, FOLDER, SHARDS, Group
 from ggferry.service.records.plan_file import Head
 from ggferry.service.storage.safe_names import mark_of, safe_name
-from ggferry.service.storage.stores import join
+from ggferry.service.storage.stores import join, parts_below, split
 
 STEM_MAX = 180  # bytes of an output's name before .gguf: leaves room for shard numbers, .receipt.json and partial names
 
@@ -31,7 +32,7 @@ class Names:
         A file keeps its name (`x.q4_0.bin` → `x.q4_0.gguf`); a folder's model gets the conventional name inside it. If
         another file has that name, the whole old name stands before the suffix, then a number.
         """
-        folder, _, name = source.rpartition("/")
+        folder, name = split(source)
         stem = _stem(name, group) + _type(outtype)
         if group.kind in (FOLDER, ADAPTER):
             stem = conventional.removesuffix(".gguf")
@@ -48,11 +49,11 @@ class Names:
         if self.head.dest is None:
             return folder
         for root in self.head.roots:
-            inner = _inside(folder, root)
+            inner = parts_below(folder, root)
             if inner is not None:
-                several = [root.rpartition("/")[2]] if len(self.head.roots) > 1 else []
+                several = [split(root)[1]] if len(self.head.roots) > 1 else []
                 parts = [*several, *map(safe_name, inner)]
-                return join(self.head.dest, "/".join(parts)) if parts else self.head.dest
+                return reduce(join, parts, self.head.dest)
         return self.head.dest  # a root that is a single file
 
 
@@ -64,14 +65,6 @@ def _files(stem: str, shards: int) -> list[str]:
 
 def _type(outtype: str) -> str:
     return "" if outtype.lower() in ("keep", AUTO) else f"-{outtype.upper()}"
-
-
-def _inside(folder: str, root: str) -> list[str] | None:
-    """Return the names of the folders from `root` to `folder`; None where `folder` is not below `root`."""
-    if folder == root:
-        return []
-    prefix = root.rstrip("/") + "/"
-    return folder[len(prefix) :].split("/") if folder.startswith(prefix) else None
 
 
 def _short(stem: str) -> str:

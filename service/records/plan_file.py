@@ -25,7 +25,7 @@ from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.partial_files import write_text
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.records.fields import FoundRecord
-from ggferry.service.storage.stores import Found, is_remote, local_path, local_roots
+from ggferry.service.storage.stores import Found, is_remote, local_path, local_roots, parts_below, split
 from ggferry.support.printable import printable_json
 
 FORMAT = 1
@@ -421,7 +421,7 @@ def _check_types(head: Head, entries: Iterable[Entry], path: str) -> None:
                 if types
                 else f"one output, of {outtype}",
             )
-        if len({local_path(each).rpartition("/")[0] for each in entry.outputs}) > 1:
+        if len({split(local_path(each))[0] for each in entry.outputs}) > 1:
             raise UsageError(
                 "outputs of one model in several folders", path=path, found=", ".join(entry.outputs), expected="one"
             )
@@ -467,9 +467,9 @@ def outside(head: Head, entries: Iterable[Entry]) -> list[str]:
     """Return the outputs that a plan with a `dest` would write elsewhere."""
     if head.dest is None:
         return []
-    inside = local_path(head.dest).rstrip("/") + "/"
+    inside = local_path(head.dest)
     outputs = [output for entry in entries if entry.verdict == CONVERT for output in entry.outputs]
-    return [output for output in outputs if not _plainly(output).startswith(inside)]
+    return [output for output in outputs if not parts_below(_plainly(output), inside)]
 
 
 def _plainly(output: str) -> str:

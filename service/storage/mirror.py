@@ -146,7 +146,7 @@ class Mirror:
         while folder.startswith(os.path.join(self.folder, "")):
             if folder in self.folders:
                 return self.folders[folder] + rest
-            folder, _, name = folder.rpartition("/")
+            folder, name = os.path.split(folder)
             rest = f"/{name}{rest}"
         return path
 

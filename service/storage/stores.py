@@ -46,7 +46,10 @@ def local_path(path: str) -> str:
     Raises UsageError for a password where none can be used.
     """
     if not is_remote(path):
-        return os.path.abspath(path.partition("://")[2] if path.startswith(LOCAL) else path)
+        if path.startswith(LOCAL):
+            path = path.partition("://")[2]
+            path = path[1:] if os.path.splitdrive(path[1:])[0] else path  # file:///C:/x
+        return os.path.abspath(path)
     if path.partition("://")[0] in WEB:
         return redact_in(path)
     if redact(path) != path:
@@ -63,6 +66,23 @@ def local_roots(roots: Iterable[str]) -> list[str]:
 
 def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if is_remote(folder) else os.path.join(folder, name)
+
+
+def split(path: str) -> tuple[str, str]:
+    """Return the folder of a path or URL, and its last name."""
+    if is_remote(path):
+        folder, _, name = path.rpartition("/")
+        return folder, name
+    return os.path.split(path)
+
+
+def parts_below(path: str, folder: str) -> list[str] | None:
+    """Return the names that lead from a folder to a path; none for the folder itself, None for what is not below it."""
+    separator = "/" if is_remote(folder) else os.sep
+    prefix = folder.rstrip(separator) + separator
+    if path in (folder, prefix):
+        return []
+    return path[len(prefix) :].split(separator) if path.startswith(prefix) else None
 
 
 def place(url: str) -> Place:

@@ -23,7 +23,7 @@ from ggferry.formats.files.digests import digest
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
-from ggferry.service.storage.stores import is_remote, local_path
+from ggferry.service.storage.stores import is_remote, join, local_path, split
 from ggferry.support.progress import Stage
 
 HINT = "move it away, or choose another output in the plan"
@@ -168,13 +168,13 @@ def not_intact(outs: Sequence[str], receipts: Sequence[Mapping[str, Any]], scrat
 
 
 def _is_intact(out: str, receipt: Mapping[str, Any], scratch: str, seen: dict[str, str]) -> bool:
-    folder, _, name = local_path(out).rpartition("/")
+    folder, name = split(local_path(out))
     try:
         written = _written(receipt)
-        for path in (f"{folder}/{each}" for each in written):
+        for path in (join(folder, each) for each in written):
             if path not in seen:
                 seen[path] = _digest(path, scratch)
-        return name in written and all(seen[f"{folder}/{each}"] == blake3 for each, blake3 in written.items())
+        return name in written and all(seen[join(folder, each)] == blake3 for each, blake3 in written.items())
     except (KeyError, TypeError, NotFoundError):
         return False
 

@@ -37,6 +37,11 @@ class Channel:
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
         os.dup2(2, 1)  # nothing a library prints may look like an event
+        # Libraries of Windows look at the standard input when they are loaded, and wait while a thread reads from it.
+        self._in = os.fdopen(os.dup(0), encoding="utf-8")
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
         self._lock = threading.Lock()
         self._lines: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -56,7 +61,7 @@ class Channel:
         return reply
 
     def _read(self) -> None:
-        for line in sys.stdin:
+        for line in self._in:
             self._lines.put(json.loads(line))
         os._exit(PARENT_GONE)
 

@@ -31,15 +31,17 @@ KEPT = (
     "TZ",
     "VIRTUAL_ENV",
     "LD_LIBRARY_PATH",
-    "SYSTEMROOT",
+    "KMP_AFFINITY",  # how torch binds its threads
     "NUMBA_CPU_NAME",
     "NUMBA_CPU_FEATURES",
     "COVERAGE_PROCESS_START",
+    *here.ENVIRONMENT,
 )
 """The whole environment of a worker, besides LC_*, PLACES and the place of our own package.
 
 It contains nothing that could be a token, and a home without any.
 """
+PLAIN = {"NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"}
 PLACES = ("TMPDIR", "NUMBA_CACHE_DIR")  # kept as absolute paths: a worker stands elsewhere
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 JOBS_A_WORKER = 200  # then a fresh one: what hostile files may have left in memory goes with the old
@@ -202,6 +204,7 @@ class Supervisor:
             cwd=self._home,
             **here.group_options(),
         )
+        here.hold_group(self._process)
         assert self._process.stdout is not None
         if self._stopped:  # meanwhile
             self.stop()
@@ -211,7 +214,7 @@ class Supervisor:
         kept = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith("LC_")}
         kept |= {k: os.path.abspath(os.environ[k]) for k in PLACES if os.environ.get(k)}
         kept |= dict.fromkeys(THREADS, str(self.limits.threads))
-        return {**kept, **import_path(), "HOME": self._home, "NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"}
+        return {**kept, **import_path(), **here.home_variables(self._home), **PLAIN}
 
     def _send(self, value: Mapping[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None

@@ -14,6 +14,7 @@ _BACKUP_SEMANTICS, _NORMAL = 0x02000000, 0x80
 _FAIL_AT_ONCE, _EXCLUSIVE = 1, 2
 _FAR = (1 << 62) - 1
 """Offset of the byte that is locked: no file is so long, and Windows locks bytes that do not exist."""
+_NO_DIALOGS = 0x8003  # SEM_FAILCRITICALERRORS, SEM_NOGPFAULTERRORBOX, SEM_NOOPENFILEERRORBOX
 _QUERY_LIMITED, _STILL_ACTIVE = 0x1000, 259
 _INVALID, _LOCKED, _SHARING, _EXISTS = (1 << 64) - 1, 33, 32, 183
 
@@ -48,11 +49,11 @@ def lock_name(name: str) -> int:
     """Make a mutex of this name and return its handle. Raises BlockingIOError where another process has made it."""
     import ctypes
 
-    kernel = _kernel32()
+    kernel = kernel32()
     kernel.CreateMutexW.restype = ctypes.c_void_p
     handle = kernel.CreateMutexW(None, False, ctypes.c_wchar_p(name))
     if not handle:
-        raise _error(name)
+        raise last_error(name)
     last: Any = ctypes
     if last.get_last_error() == _EXISTS:
         unlock_name(handle)
@@ -63,7 +64,7 @@ def lock_name(name: str) -> int:
 def unlock_name(handle: int) -> None:
     import ctypes
 
-    _kernel32().CloseHandle(ctypes.c_void_p(handle))
+    kernel32().CloseHandle(ctypes.c_void_p(handle))
 
 
 def lock(fd: int) -> None:
@@ -80,16 +81,16 @@ def lock(fd: int) -> None:
 
     where = Overlapped(None, None, _FAR & 0xFFFFFFFF, _FAR >> 32, None)
     flags = _EXCLUSIVE | _FAIL_AT_ONCE
-    if not _kernel32().LockFileEx(_handle(fd), flags, 0, 1, 0, ctypes.byref(where)):
-        raise _error("a file that is to be locked")
+    if not kernel32().LockFileEx(_handle(fd), flags, 0, 1, 0, ctypes.byref(where)):
+        raise last_error("a file that is to be locked")
 
 
 def final_path(fd: int) -> str:
     import ctypes
 
     room = ctypes.create_unicode_buffer(32768)
-    if not _kernel32().GetFinalPathNameByHandleW(_handle(fd), room, len(room), 0):
-        raise _error("an open file")
+    if not kernel32().GetFinalPathNameByHandleW(_handle(fd), room, len(room), 0):
+        raise last_error("an open file")
     return room.value
 
 
@@ -98,7 +99,7 @@ def has_bytes(fd: int) -> bool:
     import ctypes
 
     waiting = ctypes.c_uint32()
-    if _kernel32().PeekNamedPipe(_handle(fd), None, 0, None, ctypes.byref(waiting), None):
+    if kernel32().PeekNamedPipe(_handle(fd), None, 0, None, ctypes.byref(waiting), None):
         return waiting.value > 0
     return True
 
@@ -115,7 +116,7 @@ def peak_memory() -> int:
         )
 
     found = Counters(ctypes.sizeof(Counters))
-    kernel = _kernel32()
+    kernel = kernel32()
     kernel.GetCurrentProcess.restype = ctypes.c_void_p
     own = ctypes.c_void_p(kernel.GetCurrentProcess())
     return found.PeakWorkingSetSize if kernel.K32GetProcessMemoryInfo(own, ctypes.byref(found), found.cb) else 0
@@ -134,13 +135,13 @@ def available_memory() -> int:
         )
 
     found = Status(ctypes.sizeof(Status))
-    return found.ullAvailPhys if _kernel32().GlobalMemoryStatusEx(ctypes.byref(found)) else 0
+    return found.ullAvailPhys if kernel32().GlobalMemoryStatusEx(ctypes.byref(found)) else 0
 
 
 def start_time(pid: int) -> str | None:
     import ctypes
 
-    kernel = _kernel32()
+    kernel = kernel32()
     kernel.OpenProcess.restype = ctypes.c_void_p
     process = kernel.OpenProcess(_QUERY_LIMITED, False, pid)
     if not process:
@@ -160,7 +161,7 @@ def start_time(pid: int) -> str | None:
 def _create(path: str, access: int, shared: int, how: int, attributes: int) -> int:
     import ctypes
 
-    call = _kernel32().CreateFileW
+    call = kernel32().CreateFileW
     call.restype = ctypes.c_void_p
     call.argtypes = (
         *(ctypes.c_wchar_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p),
@@ -168,7 +169,7 @@ def _create(path: str, access: int, shared: int, how: int, attributes: int) -> i
     )
     handle = call(path, access, shared, None, how, attributes, None)
     if handle in (None, _INVALID):
-        raise _error(path)
+        raise last_error(path)
     return int(handle)
 
 
@@ -178,7 +179,12 @@ def _handle(fd: int) -> Any:
     return ctypes.c_void_p(_msvcrt().get_osfhandle(fd))
 
 
-def _error(path: str) -> OSError:
+def no_dialogs() -> None:
+    """Let a process that crashes end, instead of waiting for somebody to close a window."""
+    kernel32().SetErrorMode(_NO_DIALOGS)
+
+
+def last_error(path: str) -> OSError:
     """Return the last error of a call; one of a lock or of sharing says that another process holds the file."""
     import ctypes
 
@@ -195,7 +201,8 @@ def _msvcrt() -> Any:
     return importlib.import_module("msvcrt")
 
 
-def _kernel32() -> Any:
+def kernel32() -> Any:
+    """Return kernel32, whose errors are kept apart from those of other libraries."""
     import ctypes
 
     library: Any = ctypes

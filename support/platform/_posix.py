@@ -22,6 +22,8 @@ KILL = int(signal.SIGKILL)
 """The signal by whose number a killed process says so."""
 OVER_TIME: tuple[int, ...] = (int(signal.SIGXCPU), KILL)
 """Signals that end a process whose processor time is used up."""
+ENVIRONMENT: tuple[str, ...] = ()
+"""Variables without which a process does not start, or finds no place for temporary files."""
 FAULTS = ("SIGABRT", "SIGSEGV", "SIGFPE", "SIGILL", "SIGBUS")
 
 
@@ -38,6 +40,11 @@ def open_folder(path: str, *, follow: bool = True) -> int:
 def scan_folder(fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
     """Return what an open folder contains. Raises OSError."""
     return os.scandir(fd)
+
+
+def stat_file(path: str) -> os.stat_result:
+    """Return the status of a file, which compares with that of an open one. Raises OSError."""
+    return os.stat(path)
 
 
 def lock(fd: int) -> None:
@@ -161,6 +168,10 @@ def group_options() -> Mapping[str, Any]:
     return {"start_new_session": True}
 
 
+def hold_group(process: subprocess.Popen[bytes]) -> None:
+    """Make a process that was just started with `group_options` one whose group `end_group` ends."""
+
+
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """End at once a process that was started with `group_options`, and all that it started."""
     with suppress(ProcessLookupError):
@@ -174,6 +185,11 @@ def is_readable(fd: int, seconds: float | None) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+
+def home_variables(folder: str) -> dict[str, str]:
+    """Return the variables by which a process takes a folder for its user's home."""
+    return {"HOME": folder}
 
 
 # --- names of a file system ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from ggferry.support.platform._posix import (
     CLOEXEC,
     DIRECTORY,
+    ENVIRONMENT,
     FAULTS,
     HELD,
     KILL,
@@ -29,6 +30,8 @@ from ggferry.support.platform._posix import (
     end_group,
     free_bytes,
     group_options,
+    hold_group,
+    home_variables,
     is_own,
     is_readable,
     lock,
@@ -41,6 +44,7 @@ from ggferry.support.platform._posix import (
     pread_into,
     pwrite,
     scan_folder,
+    stat_file,
     sync_folder,
     unlock_folder,
     unusable_name,
@@ -49,13 +53,13 @@ from ggferry.support.platform._posix import (
 )
 
 __all__ = [
-    "CAPS", "CLOEXEC", "DIRECTORY", "FAULTS", "HELD", "KERNEL_FILES", "KILL", "NAME", "NOCTTY", "NOFOLLOW", "NONBLOCK",
-    "OVER_TIME", "PASSES_FILES",
-    "RAY", "available_memory", "bytes_on_disk", "cap_files", "cap_memory", "cores", "data_in_use",
-    "end_group", "end_with_parent", "exchange", "free_bytes", "group_options", "is_own", "is_readable", "lock",
-    "lock_folder", "longest_name", "lowered_memory", "machine", "make_private", "memory_cap", "nameless_file",
-    "open_file", "open_folder", "peak_memory", "place_of", "pread", "pread_into", "pwrite", "real_path", "rename_new",
-    "scan_folder", "start_time", "sync_data", "sync_folder", "unlock_folder", "unusable_name", "user_name",
+    "CAPS", "CLOEXEC", "DIRECTORY", "ENVIRONMENT", "FAULTS", "HELD", "KERNEL_FILES", "KILL", "NAME", "NOCTTY",
+    "NOFOLLOW", "NONBLOCK", "OVER_TIME", "PASSES_FILES", "RAY", "available_memory", "bytes_on_disk", "cap_files",
+    "cap_memory", "cores", "data_in_use", "end_group", "end_with_parent", "exchange", "free_bytes", "group_options",
+    "hold_group", "home_variables", "is_own", "is_readable", "lock", "lock_folder", "longest_name",
+    "lowered_memory", "machine", "make_private", "memory_cap", "nameless_file", "open_file", "open_folder",
+    "peak_memory", "place_of", "pread", "pread_into", "pwrite", "real_path", "rename_new", "scan_folder",
+    "start_time", "stat_file", "sync_data", "sync_folder", "unlock_folder", "unusable_name", "user_name",
     "write_no_core",
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Windows: `linux` documents each function. Nothing here was run on Windows (docs/platforms.md).
+"""Windows: `linux` documents each function. It was run by Python for Windows in Wine (docs/platforms.md).
 
 A file is opened so that others may rename and remove it while it is open, as everywhere else: `os.open` forbids that.
 Locks lie on one byte far behind every end, because a lock of Windows keeps other processes from reading what it covers.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+import ggferry.support.platform._jobs as jobs
 import ggferry.support.platform._kernel32 as kernel
 from ggferry.support.platform.windows_names import unusable_name
 
@@ -21,13 +25,13 @@ if TYPE_CHECKING:
     import subprocess
 
 __all__ = [
-    "CAPS", "CLOEXEC", "DIRECTORY", "FAULTS", "HELD", "KERNEL_FILES", "KILL", "NAME", "NOCTTY", "NOFOLLOW", "NONBLOCK",
-    "OVER_TIME", "PASSES_FILES",
-    "RAY", "available_memory", "bytes_on_disk", "cap_files", "cap_memory", "cores", "data_in_use",
-    "end_group", "end_with_parent", "exchange", "free_bytes", "group_options", "is_own", "is_readable", "lock",
-    "lock_folder", "longest_name", "lowered_memory", "machine", "make_private", "memory_cap", "nameless_file",
-    "open_file", "open_folder", "peak_memory", "place_of", "pread", "pread_into", "pwrite", "real_path", "rename_new",
-    "scan_folder", "start_time", "sync_data", "sync_folder", "unlock_folder", "unusable_name", "user_name",
+    "CAPS", "CLOEXEC", "DIRECTORY", "ENVIRONMENT", "FAULTS", "HELD", "KERNEL_FILES", "KILL", "NAME", "NOCTTY",
+    "NOFOLLOW", "NONBLOCK", "OVER_TIME", "PASSES_FILES", "RAY", "available_memory", "bytes_on_disk", "cap_files",
+    "cap_memory", "cores", "data_in_use", "end_group", "end_with_parent", "exchange", "free_bytes", "group_options",
+    "hold_group", "home_variables", "is_own", "is_readable", "lock", "lock_folder", "longest_name",
+    "lowered_memory", "machine", "make_private", "memory_cap", "nameless_file", "open_file", "open_folder",
+    "peak_memory", "place_of", "pread", "pread_into", "pwrite", "real_path", "rename_new", "scan_folder",
+    "start_time", "stat_file", "sync_data", "sync_folder", "unlock_folder", "unusable_name", "user_name",
     "write_no_core",
 ]  # fmt: skip
 
@@ -41,10 +45,16 @@ NOFOLLOW = 1 << 30
 """A mark of our own among the flags, which `open_file` takes out."""
 HELD = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
 KILL = 9
+ENVIRONMENT: tuple[str, ...] = (
+    *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP"),
+    *("NUMBER_OF_PROCESSORS", "PROCESSOR_ARCHITECTURE"),
+)
 OVER_TIME: tuple[int, ...] = ()
 FAULTS = ("0xC0000005", "0xC000001D", "0xC0000094", "0xC0000409")
 """Exit statuses of a fault: access violation, illegal instruction, division by zero, an abort of the C library."""
 _LONGEST = 255
+_groups: WeakKeyDictionary[subprocess.Popen[bytes], tuple[int, weakref.finalize[Any, Any]]] = WeakKeyDictionary()
+"""The job of each group of processes, by its first process, and what closes it once nobody knows that process."""
 _seeking: dict[int, threading.Lock] = {}
 _guard = threading.Lock()
 
@@ -62,7 +72,8 @@ def open_file(path: str, flags: int, mode: int = 0o777) -> int:
 
 def open_folder(path: str, *, follow: bool = True) -> int:
     """Open a handle that can be asked for the folder's place, and nothing else."""
-    if not os.path.isdir(path) or (not follow and os.path.islink(path)):
+    found = os.stat(path)  # its error says why, where `isdir` would say no
+    if not stat.S_ISDIR(found.st_mode) or (not follow and os.path.islink(path)):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     return kernel.open_folder(path)
 
@@ -70,6 +81,19 @@ def open_folder(path: str, *, follow: bool = True) -> int:
 def scan_folder(fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
     """List the place of the handle: Python lists no handle here."""
     return os.scandir(place_of(fd))
+
+
+def stat_file(path: str) -> os.stat_result:
+    """Ask the opened file: `os.stat` gives the time of its creation as ctime, `os.fstat` that of its change.
+
+    They differ since Python 3.12 (python/cpython#157671), and every file that was written after it was created would
+    seem to have changed.
+    """
+    fd = open_file(path, os.O_RDONLY)
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
 
 
 def lock(fd: int) -> None:
@@ -203,11 +227,16 @@ def cap_files(nbytes: int) -> None:
 
 
 def cap_memory(nbytes: int, reserved: int) -> None:
-    """Do nothing: `CAPS` says so."""
+    """Cap what this process commits, by a job of its own: addresses that are only reserved do not count.
+
+    `CAPS` does not promise it: no Windows has shown yet that it holds, and Wine takes the cap and does not apply it.
+    """
+    jobs.add_this_process(jobs.new_job(memory=nbytes))
 
 
 def write_no_core() -> None:
-    """Do nothing: Windows writes none by default."""
+    """Let a crash open no window: Windows writes no image by default."""
+    kernel.no_dialogs()
 
 
 def memory_cap() -> int | None:
@@ -261,15 +290,36 @@ def group_options() -> Mapping[str, Any]:
     return {"creationflags": kernel.NEW_GROUP}
 
 
+def hold_group(process: subprocess.Popen[bytes]) -> None:
+    """Put it into a job, which ends with this process, too. Where that is refused, `end_group` has another way."""
+    handle: Any = process
+    with suppress(OSError):
+        job = jobs.new_job(kill_on_close=True)
+        try:
+            jobs.add_process(job, int(handle._handle))
+        except OSError:  # it is in a job that allows no other
+            jobs.close(job)
+            raise
+        _groups[process] = job, weakref.finalize(process, jobs.close, job)
+
+
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Use taskkill, which ends what a process started, too; and the process itself where that is missing."""
-    if process.poll() is None:
+    """End its job; without one use taskkill, or end the process itself where that is missing."""
+    if (held := _groups.pop(process, None)) is not None:
+        held[1].detach()
+        jobs.end(held[0])
+    elif process.poll() is None:
         import subprocess
 
         with suppress(OSError):
             subprocess.run(["taskkill", "/F", "/T", "/PID", str(process.pid)], capture_output=True, check=False)
         with suppress(OSError):
             process.kill()
+
+
+def home_variables(folder: str) -> dict[str, str]:
+    """Name the folder as programs of Windows and as those of Unix look for it."""
+    return dict.fromkeys(("USERPROFILE", "HOME", "APPDATA", "LOCALAPPDATA"), folder)
 
 
 def is_readable(fd: int, seconds: float | None) -> bool:

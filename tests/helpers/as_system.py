@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import fcntl
+import ctypes
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -25,6 +24,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+try:
+    import fcntl
+    import resource
+except ImportError:  # on Windows itself, where nothing stands in for anything
+    pass
 
 VARIABLE = "GGFERRY_AS"
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,11 +83,22 @@ def _rename(path: Any, target: Any) -> None:
     os.rename(path, target)
 
 
+class _CDLL(ctypes.CDLL):
+    """A library, which has a name: nothing is found by the process itself."""
+
+    def __init__(self, name: Any, *rest: Any, **named: Any) -> None:
+        if name is None:
+            raise TypeError("argument of type 'NoneType' is not iterable")
+        super().__init__(name, *rest, **named)
+
+
 def become(system: str) -> None:
     """Let what is imported of ggferry from now on see that system; `ggferry` is not imported yet."""
     assert not any(name.startswith("ggferry.") for name in sys.modules), "ggferry was imported before"
     real = builtins.__import__
     changed: dict[str, dict[str, Any]] = {"os": {"rename": _rename}} if system == "windows" else {}
+    if system == "windows":
+        GONE[system]["ctypes"], changed["ctypes"] = {"PyDLL"}, {"CDLL": _CDLL}
     views = {name: View(real(name), gone, changed.get(name, {})) for name, gone in GONE[system].items()}
 
     def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
@@ -95,8 +111,8 @@ def become(system: str) -> None:
         if name in views:
             return views[name]
         found = real(name, globals, locals, fromlist, level)
-        if name == "ggferry.support.platform._kernel32":
-            vars(sys.modules[name]).update(_STAND_INS)
+        if name in _STAND_INS:
+            vars(sys.modules[name]).update(_STAND_INS[name])
         return found
 
     builtins.__import__ = imported
@@ -113,6 +129,7 @@ def _lead_children(system: str) -> None:
         if isinstance(args, list | tuple) and args:
             args = _led([os.fspath(each) for each in args], system)
         start(self, args, *rest, **named)
+        self._handle = self.pid
 
     subprocess.Popen.__init__ = started  # type: ignore[method-assign]
 
@@ -128,6 +145,11 @@ def _led(command: list[str], system: str) -> list[str]:
     if at >= len(command) or command[at] == "-":
         return command
     return [*command[:at], __file__, system, *command[at:]]
+
+
+def current() -> str:
+    """Return the system that tests see."""
+    return {"win32": "windows", "darwin": "macos"}.get(sys.platform) or os.environ.get(VARIABLE) or "linux"
 
 
 def start() -> None:
@@ -177,7 +199,22 @@ def _start_time(pid: int) -> str | None:
     return None
 
 
-_STAND_INS: dict[str, Any] = {
+_jobs: dict[int, list[int]] = {}
+
+
+def _new_job(**_: Any) -> int:
+    job = max(_jobs, default=0) + 1
+    _jobs[job] = []
+    return job
+
+
+def _end_job(job: int) -> None:
+    for pid in _jobs.pop(job):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+_KERNEL: dict[str, Any] = {
     "open_shared": lambda path, flags, mode: os.open(path, flags | os.O_CLOEXEC, mode),
     "open_folder": lambda path: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
     "lock": _lock,
@@ -188,7 +225,23 @@ _STAND_INS: dict[str, Any] = {
     "peak_memory": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     "available_memory": _available_memory,
     "start_time": _start_time,
+    "no_dialogs": lambda: None,
 }
+_JOBS: dict[str, Any] = {
+    "new_job": _new_job,
+    "add_process": lambda job, pid: _jobs[job].append(pid),
+    "add_this_process": lambda job: None,
+    "end": _end_job,
+    "close": lambda job: _jobs.pop(job, None),
+}
+_STAND_INS = {"ggferry.support.platform._kernel32": _KERNEL, "ggferry.support.platform._jobs": _JOBS}
+
+
+def stand_in(monkeypatch: Any) -> None:
+    """Let Linux answer, within a test, what Windows's module asks of its kernel."""
+    for name, calls in _STAND_INS.items():
+        for call, stand in calls.items():
+            monkeypatch.setattr(f"{name}.{call}", stand)
 
 
 def main() -> None:

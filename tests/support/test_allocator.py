@@ -33,6 +33,7 @@ def resident(library: str) -> tuple[int, int]:
     return kib, count
 
 
+@pytest.mark.unix("madvise")
 def test_code_is_forgotten_and_comes_back_a_few_pages_at_a_time() -> None:
     x = np.random.default_rng(0).standard_normal((200, 200))
     product = x @ x

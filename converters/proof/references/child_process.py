@@ -22,7 +22,7 @@ SECONDS = 120
 SECONDS_A_GIB = 90
 ROOM = 6 << 30
 """Bytes that a witness's process may use besides its weights: libraries, buffers, rows."""
-_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR", *here.ENVIRONMENT)
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -85,7 +85,7 @@ class Child:
         """Start `programs/PROGRAM.py`."""
         self._folder = folder
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        environment |= {**_OFFLINE, "HOME": folder, "HF_HOME": folder}
+        environment |= {**_OFFLINE, **here.home_variables(folder), "HF_HOME": folder}
         with open(os.path.join(folder, "said.txt"), "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, os.path.join(PROGRAMS, f"{program}.py")],
@@ -96,6 +96,7 @@ class Child:
                 stderr=log,
                 **here.group_options(),
             )
+        here.hold_group(self._process)
 
     def wait(self, seconds: float) -> Answer | None:
         """Wait for its end, at most so long; return an answer that says why there is none, or None when it gave one."""

@@ -27,7 +27,7 @@ SECONDS = 10  # of CPU; a vocabulary of 262,144 tokens takes one
 PER_TEXT = 2e-3  # of CPU, for each text beyond; real ones take 5e-6
 MEMORY = 2 << 30  # a vocabulary of 262,144 tokens takes a quarter of it
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
-KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
+KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", *here.ENVIRONMENT)  # of the environment
 
 
 @dataclass(frozen=True, slots=True)

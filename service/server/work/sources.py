@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ggferry.formats.errors import AccessError, NotFoundError, RefusedError, UsageError
 from ggferry.formats.files.local_files import confined, open_folder
 from ggferry.service.records.fields import FolderItem
-from ggferry.service.storage.stores import is_remote, local_path
+from ggferry.service.storage.stores import is_remote, local_path, parts_below
 from ggferry.service.storage.urls import WEB
 from ggferry.support.platform import here
 
@@ -74,7 +74,7 @@ def real_path(path: str, roots: Sequence[str]) -> str:
 
 def is_within(path: str, root: str) -> bool:
     """Return whether a path without `..` is a root or below it."""
-    return path == root or path.startswith(root.rstrip("/") + "/")
+    return parts_below(path, root) is not None
 
 
 def browse(path: str, roots: Sequence[str]) -> list[FolderItem]:

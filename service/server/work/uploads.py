@@ -397,4 +397,4 @@ def _listed(each: Mapping[str, Any]) -> JSONObject:
 
 
 def _below(path: Any, folder: str) -> Any:
-    return os.path.relpath(path, folder) if isinstance(path, str) and path.startswith(folder + "/") else path
+    return os.path.relpath(path, folder) if isinstance(path, str) and path.startswith(folder + os.sep) else path

@@ -12,6 +12,7 @@ import ggferry
 from ggferry.formats.errors import BusyError, GgferryError, RefusedError
 from ggferry.formats.files import output_folder, partial_files
 from ggferry.formats.files.output_folder import OutputFolder
+from ggferry.support.platform import here
 from helpers.builders import Llama
 
 
@@ -108,7 +109,7 @@ def test_short_writes_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     source = Llama(n_layer=1, kind="F16", version=1).write(tmp_path / "s.bin")
     model = ggferry.convert(source, tmp_path / "m.gguf", outtype="f16", verify="none").output
     whole = ggferry.convert(model, tmp_path / "whole", to="safetensors", verify="fast").output
-    real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, bytes(data)[: max(1, len(data) // 2)], at))
+    real = here.pwrite
+    monkeypatch.setattr(here, "pwrite", lambda fd, data, at: real(fd, bytes(data)[: max(1, len(data) // 2)], at))
     cut = ggferry.convert(model, tmp_path / "cut", to="safetensors", verify="fast").output
     assert (Path(cut) / "model.safetensors").read_bytes() == (Path(whole) / "model.safetensors").read_bytes()

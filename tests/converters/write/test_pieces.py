@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,18 @@ from ggferry.formats.gguf.values import string
 from ggferry.formats.gguf.write import GGUFFile, lay_out
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.quant.codec import block_type
+from ggferry.support.platform import here
 
 
 def test_a_large_chunk_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    pwrite = os.pwrite
+    pwrite = here.pwrite
 
     def counted(fd: int, data: Any, offset: int) -> int:
         sizes.append(len(data))
         return pwrite(fd, data, offset)
 
-    monkeypatch.setattr(os, "pwrite", counted)
+    monkeypatch.setattr(here, "pwrite", counted)
     values = np.random.default_rng(0).standard_normal(700_000, np.float32)
     layout = lay_out({"general.architecture": string("llama")}, [("a", block_type("F32"), values.shape)])
     with GGUFFile(tmp_path / "x.gguf", layout) as file:

@@ -24,6 +24,7 @@ from ggferry.formats.files.partial_names import is_partial
 from ggferry.formats.gguf.header_layout import lay_out
 from ggferry.formats.gguf.values import string
 from ggferry.quant.codec import block_type
+from helpers import as_system
 from helpers.builders import Llama
 
 pytestmark = pytest.mark.attack
@@ -199,6 +200,10 @@ with OutputSet(paths, [layout] * shards, overwrite=force) as output:
 """
 
 
+SKIPPED = int(as_system.current() == "windows")
+"""Of each pair of fsyncs one is of a folder, which Windows does not have."""
+
+
 def publish(out: Path, shards: int, step: int, *, force: bool = False, byte: int = 1) -> int:
     arguments = [str(out), str(shards), "force" if force else "", str(byte), str(step)]
     return subprocess.run([sys.executable, "-c", KILLED, *arguments]).returncode
@@ -210,10 +215,10 @@ def first_of(out: Path, shards: int) -> Path:
 
 def last(shards: int) -> int:
     """Steps of a publication of new names: two fsyncs, the names, another fsync, and the partials' ends."""
-    return 2 + (shards + 1) + 1 + (shards + 1)
+    return 2 - SKIPPED + (shards + 1) + 1 - SKIPPED + (shards + 1)
 
 
-REPLACING = 14
+REPLACING = 14 - 3 * SKIPPED
 """Steps in which a file and its receipt are replaced: two fsyncs, the record with two more, the older receipt aside, a
 second name for the older file, the new names, a fsync, and the ends of what was aside, the partials and the record."""
 
@@ -252,12 +257,12 @@ def test_killed_while_it_replaces_by_force(step: int, tmp_path: Path) -> None:
     recover(str(out))
     check_pair(out)
     assert sorted(os.listdir(tmp_path)) == ["new.gguf", "new.gguf.receipt.json"]
-    assert (out.read_bytes() == old) == (step < 7)
+    assert (out.read_bytes() == old) == (step < 7 - 2 * SKIPPED)
 
 
 def test_a_killed_publication_is_not_finished_over_a_strangers_file(tmp_path: Path) -> None:
     out = tmp_path / "new.gguf"
-    assert publish(out, 1, 3) == -signal.SIGKILL
+    assert publish(out, 1, 3 - SKIPPED) == -signal.SIGKILL
     assert out.exists() and not receipt_of(out).exists()
     out.unlink()
     out.write_text("somebody's")

@@ -22,6 +22,7 @@ from ggferry.formats.files.partial_files import Partial, new_token
 from ggferry.formats.files.sources import LocalFile
 from ggferry.service.cli.app import _run
 from ggferry.service.storage import stores
+from ggferry.support.platform import here
 from helpers.archive_tools import applied, planned, write
 from helpers.builders import Llama
 
@@ -33,7 +34,7 @@ def bad_sector(path: Path, good: int = 0) -> Iterator[list[int]]:
     """Within it, every read of the file but the first `good` fails; yields the reads that did."""
     failed: list[int] = []
     count = iter(range(1 << 30))
-    whole = {name: getattr(os, name) for name in ("pread", "preadv")}
+    whole = {name: getattr(here, name) for name in ("pread", "pread_into")}
 
     def reading(name: str) -> Any:
         def read(fd: int, what: Any, offset: int) -> Any:
@@ -46,7 +47,7 @@ def bad_sector(path: Path, good: int = 0) -> Iterator[list[int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         for name in whole:
-            patch.setattr(os, name, reading(name))
+            patch.setattr(here, name, reading(name))
         yield failed
 
 
@@ -185,7 +186,7 @@ def test_an_error_of_the_system_that_nobody_expects_is_none_of_the_program(
 
 def test_a_folder_nested_deeper_than_python_goes(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.bin", Llama())
-    here, deep = os.getcwd(), 1100
+    before, deep = os.getcwd(), 1100
     os.chdir(tmp_path / "in")
     try:
         for _ in range(deep):
@@ -196,24 +197,24 @@ def test_a_folder_nested_deeper_than_python_goes(tmp_path: Path) -> None:
             found = list(stores.listing(str(tmp_path / "in")))
         assert [each.path for each in found] == [str(tmp_path / "in" / "a.bin")]
     finally:
-        os.chdir(here)
+        os.chdir(before)
         subprocess.run(["rm", "-rf", tmp_path / "in"], check=True)  # shutil's is recursive
 
 
 def test_a_folder_beyond_the_longest_path_is_a_line_of_the_plan(tmp_path: Path) -> None:
     write(tmp_path / "in" / "z.bin", Llama())
-    here = os.getcwd()
+    before = os.getcwd()
     os.chdir(tmp_path / "in")
     try:
         for _ in range(20):
             os.mkdir("d" * 250)
             os.chdir("d" * 250)
-        os.chdir(here)
+        os.chdir(before)
         found = list(stores.listing(str(tmp_path / "in")))
         assert found[0].trouble and "File name too long" in found[0].trouble["message"]
         assert found[-1].path.endswith("z.bin") and len(found) == 2
     finally:
-        os.chdir(here)
+        os.chdir(before)
         shutil.rmtree(tmp_path / "in", ignore_errors=True)
 
 

@@ -22,6 +22,7 @@ from ggferry.formats.gguf.write import GGUFFile, write_gguf
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.quant.codec import block_type, types_by_id
 from ggferry.quant.endian import swap
+from ggferry.support.platform import here
 from helpers.peers import Peers
 
 F32, F16, Q8_0, Q4_K = (block_type(name) for name in ("F32", "F16", "Q8_0", "Q4_K"))
@@ -287,7 +288,7 @@ def test_until_finished_the_bytes_are_no_model(tmp_path: Path) -> None:
 def test_bytes_go_to_disk_while_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ggferry.formats.gguf.write.FLUSH", 1)
     flushed = threading.Event()
-    monkeypatch.setattr(os, "fdatasync", lambda fd: flushed.set())
+    monkeypatch.setattr(here, "sync_data", lambda fd: flushed.set())
     with GGUFFile(tmp_path / "m.gguf", lay_out(LLAMA, TABLE)) as file:
         file.pwrite("a", 0, DATA["a"])
         assert flushed.wait(10)
@@ -310,7 +311,7 @@ def test_a_flush_that_fails_beside_the_writing_ends_it(
             failed.set()
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    monkeypatch.setattr(here, "sync_data", fdatasync)
     with (
         pytest.raises(e.GgferryError, match="cannot be written: Input/output error"),
         GGUFFile(tmp_path / "m.gguf", lay_out(LLAMA, TABLE)) as file,
@@ -470,15 +471,15 @@ def test_errors_of_the_disk_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with GGUFFile(tmp_path / "m.gguf", layout) as file:
-        monkeypatch.setattr(os, "pwrite", full)
+        monkeypatch.setattr(here, "pwrite", full)
         with pytest.raises(e.GgferryError, match="No space left"):
             file.pwrite("a", 0, DATA["a"])
     assert os.listdir(tmp_path) == ["d.gguf"]
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[:7], offset))
+    real = here.pwrite
+    monkeypatch.setattr(here, "pwrite", lambda fd, data, offset: real(fd, data[:7], offset))
     path = tmp_path / "m.gguf"
     layout = write_gguf(path, LLAMA, [(n, k, s, DATA[n]) for n, k, s in TABLE])
     data = path.read_bytes()

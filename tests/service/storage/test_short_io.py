@@ -15,6 +15,7 @@ import pytest
 from ggferry.formats.files.sources import LocalFile
 from ggferry.service.storage.ranged_file import RangedFile
 from ggferry.service.storage.stores import stat
+from ggferry.support.platform import here
 
 pytestmark = pytest.mark.attack
 
@@ -32,18 +33,14 @@ def half(real: Callable[..., int]) -> Callable[..., int]:
     """Does half of what is asked, at least a byte: what a system call may do."""
 
     def call(fd: int, what: Any, offset: int) -> int:
-        if isinstance(what, list):
-            what = [what[0][: max(1, len(what[0]) // 2)]]
-        else:
-            what = what[: max(1, len(what) // 2)]
-        return real(fd, what, offset)
+        return real(fd, what[: max(1, len(what) // 2)], offset)
 
     return call
 
 
 def test_short_writes_and_reads_of_the_cache_lose_nothing(remote: RangedFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "pwrite", half(os.pwrite))
-    monkeypatch.setattr(os, "preadv", half(os.preadv))
+    monkeypatch.setattr(here, "pwrite", half(here.pwrite))
+    monkeypatch.setattr(here, "pread_into", half(here.pread_into))
     with remote:
         assert remote.read(0, SIZE) == DATA and remote.fetched == SIZE
         assert remote.read(0, SIZE) == DATA and remote.read(777, 5000) == DATA[777:5777]
@@ -55,7 +52,7 @@ def test_a_full_disk_costs_fetches_and_no_bytes(
     code: int | None, remote: RangedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`None`: a write that takes nothing and says no more."""
-    real, room = os.pwrite, [3 * BLOCK + 100]
+    real, room = here.pwrite, [3 * BLOCK + 100]
 
     def filling(fd: int, data: Any, offset: int) -> int:
         count = min(len(data), room[0])
@@ -64,7 +61,7 @@ def test_a_full_disk_costs_fetches_and_no_bytes(
         room[0] -= count
         return real(fd, data[:count], offset) if count else 0
 
-    monkeypatch.setattr(os, "pwrite", filling)
+    monkeypatch.setattr(here, "pwrite", filling)
     with remote:
         for _ in range(2):
             for offset in range(0, SIZE, 700):
@@ -83,15 +80,15 @@ def test_a_cache_that_lost_what_it_kept_gives_nothing_from_it(
         def broken(fd: int, data: Any, offset: int) -> int:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        monkeypatch.setattr(os, "preadv", broken)
+        monkeypatch.setattr(here, "pread_into", broken)
         assert remote.read(0, BLOCK) == DATA[:BLOCK] and remote.fetched == 3 * BLOCK
 
 
 def test_short_reads_of_a_local_file_are_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m.bin").write_bytes(DATA)
-    monkeypatch.setattr(os, "preadv", half(os.preadv))
-    real = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, size, offset: real(fd, max(1, size // 2), offset))
+    monkeypatch.setattr(here, "pread_into", half(here.pread_into))
+    real = here.pread
+    monkeypatch.setattr(here, "pread", lambda fd, size, offset: real(fd, max(1, size // 2), offset))
     with LocalFile(str(tmp_path / "m.bin")) as file:
         buffer = bytearray(SIZE)
         file.read_into(0, memoryview(buffer))

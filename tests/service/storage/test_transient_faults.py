@@ -18,6 +18,7 @@ from ggferry.service.plan.make_plan import PlanRequest
 from ggferry.service.storage import retry, stores, urls
 from ggferry.service.storage.publish import publish
 from ggferry.service.storage.ranged_file import HEADER_BLOCK, RangedFile
+from ggferry.support.platform import here
 from helpers.archive_tools import command, plan, rows, write
 from helpers.builders import Llama
 from helpers.store_faults import Rules, S3Store, Web
@@ -130,14 +131,14 @@ def test_a_full_disk_costs_the_cache_not_the_bytes(
     place: tuple[str, Rules], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, _ = place
-    real: Callable[..., int] = os.pwrite
+    real: Callable[..., int] = here.pwrite
 
     def short(descriptor: int, data: bytes, offset: int) -> int:
         if offset + len(data) > 2 * HEADER_BLOCK:
             raise OSError(28, "No space left on device")
         return real(descriptor, data[: max(1, len(data) // 2)], offset)
 
-    monkeypatch.setattr(os, "pwrite", short)
+    monkeypatch.setattr(here, "pwrite", short)
     with RangedFile(stores.stat(url), str(tmp_path), block=HEADER_BLOCK) as source:
         source.read(0, HEADER_BLOCK)
         assert source.read(0, len(DATA)) == DATA

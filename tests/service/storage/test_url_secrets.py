@@ -90,6 +90,7 @@ def test_a_password_for_a_place_that_takes_none_is_refused() -> None:
 # --- the file they are kept in ---
 
 
+@pytest.mark.unix("modes: who may read a file of Windows is inherited from its folder")
 def test_secrets_are_kept_in_a_file_of_their_owner(tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.jsonl")
     kept = urls.write_secrets(plan, {"https://h/a": "https://h/a?token=TOKEN456"})

@@ -28,8 +28,7 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mod
     """A module; what Windows's asks of its kernel is answered by Linux."""
     module: ModuleType = request.param
     if module is windows:
-        for name, call in as_system._STAND_INS.items():
-            monkeypatch.setattr(windows.kernel, name, call)
+        as_system.stand_in(monkeypatch)
     return module
 
 

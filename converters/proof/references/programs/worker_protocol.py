@@ -30,7 +30,9 @@ class Refused(CannotRun):
 
 def answer(main: Callable[[dict[str, Any]], tuple[str, list[Any], dict[str, Any]]]) -> None:
     """Run `main` on the job and write what it returns (version, rows of every prompt, facts), or why it failed."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # libraries of Windows wait for a standard input that a thread reads
+    threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     with open("job.json", encoding="utf-8") as file:
         job = json.load(file)
     if resource is not None:
@@ -62,6 +64,7 @@ def reason() -> str:
     return f": {reasons[0]}" if reasons else ""
 
 
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+def _end_with_parent(pipe: int) -> None:
+    while os.read(pipe, 1 << 10):
+        pass
     os._exit(1)
