@@ -1,8 +1,9 @@
 """Build the source archive and the wheel, and use the wheel as a stranger would: python tools/dist.py [--keep]
 
-The wheel is made from the archive, and both are dated by the commit. The commands of README.md and docs/cli.md are then
-run from the wheel, in an environment and a folder that have nothing else; those that need a server or a terminal are
-named in ELSEWHERE. `--keep` leaves that folder.
+The wheel is made from the archive, and both are dated by the commit; a second build must have the same bytes. The
+commands of README.md and docs/cli.md are then run from the wheel, in an environment and a folder that have nothing
+else; those that need a server or a terminal are named in ELSEWHERE. `--keep` leaves that folder; `--python PYTHON`
+makes the environment for another interpreter.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ def unused() -> set[str]:
     return {word for word in shown if word not in run | {*ELSEWHERE, "old"}}
 
 
-def install(wheel: Path, folder: Path) -> Path:
+def install(wheel: Path, folder: Path, python: str = sys.executable) -> Path:
     """Return the folder of commands of a new environment that has the wheel alone."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([python, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", str(wheel)]
     subprocess.run(pip, check=True, cwd=folder)
     return folder / "bin"
@@ -127,6 +128,7 @@ def main() -> None:
     """Build, install, use; print the digests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keep", action="store_true", help="leave the folder in which the wheel was used")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter to install for")
     arguments = parser.parse_args()
     if lacking := unused():
         raise SystemExit(
@@ -135,7 +137,10 @@ def main() -> None:
     files = build(ROOT / "dist")
     place = Path(tempfile.mkdtemp(prefix="ggferry-dist-"))
     try:
-        use(install(files[1], place / "environment"), place / "folder")
+        for file, again in zip(files, build(place / "again"), strict=True):
+            if file.read_bytes() != again.read_bytes():
+                raise SystemExit(f"{file.name}: a second build has other bytes")
+        use(install(files[1], place / "environment", arguments.python), place / "folder")
     finally:
         if not arguments.keep:
             shutil.rmtree(place, ignore_errors=True)
