@@ -6,31 +6,21 @@ from dataclasses import replace
 
 from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.fields import FolderItem, Usage
+from ggferry.service.server.pages.model_page import Agreement, Attempt, Fact, ModelPage, Proof, TensorPage, TensorRow
 from ggferry.service.server.pages.option_form import form_of
+from ggferry.service.server.pages.plan_pages import Activity, AddPage, PlannedModel, PlanPage, Upload
 from ggferry.service.server.pages.render import page
 from ggferry.service.server.pages.routes.administration import AuditPage, TokenPage
 from ggferry.service.server.pages.routes.changes import Ask, Browse, BulkResult
 from ggferry.service.server.pages.views import (
     PER_PAGE,
-    Activity,
-    AddPage,
-    Agreement,
     Archive,
     ArchiveAddress,
-    Attempt,
-    Fact,
-    ModelPage,
     ModelRow,
-    PlannedModel,
-    PlanPage,
     Problem,
     Progress,
-    Proof,
     Provider,
     Shell,
-    TensorPage,
-    TensorRow,
-    Upload,
 )
 from ggferry.service.server.store.audit import AuditRecord
 from ggferry.service.server.store.models import Folder

@@ -11,17 +11,8 @@ from ggferry.formats.reader import label_of
 from ggferry.service.records.ledger import DONE, FAILED, HELD, QUARANTINED, SKIPPED
 from ggferry.service.server import functions
 from ggferry.service.server.guard.callers import Caller
-from ggferry.service.server.pages.views import (
-    ACTIVE,
-    PER_PAGE,
-    SORTS,
-    Activity,
-    Archive,
-    ArchiveAddress,
-    ModelRow,
-    Progress,
-    QueueRow,
-)
+from ggferry.service.server.pages.plan_pages import Activity, QueueRow
+from ggferry.service.server.pages.views import ACTIVE, PER_PAGE, SORTS, Archive, ArchiveAddress, ModelRow, Progress
 from ggferry.service.server.state import Service
 from ggferry.service.server.store import models, queue
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from ggferry.service.server.pages import wording
-from ggferry.service.server.pages.views import Agreement, TensorRow
+from ggferry.service.server.pages.model_page import Agreement, TensorRow
 from ggferry.support.printable import printable
 
 if TYPE_CHECKING:

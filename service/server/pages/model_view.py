@@ -30,19 +30,9 @@ from ggferry.service.records.plan_file import CONVERT
 from ggferry.service.records.receipts import receipts_of
 from ggferry.service.server.pages import wording
 from ggferry.service.server.pages.archive_view import row_of
+from ggferry.service.server.pages.model_page import Agreement, Attempt, Fact, ModelPage, Proof, TensorPage, TensorRow
 from ggferry.service.server.pages.option_form import OptionForm, form_of, source_named
-from ggferry.service.server.pages.views import (
-    ACTIVE,
-    PER_PAGE,
-    Agreement,
-    Attempt,
-    Fact,
-    ModelPage,
-    Problem,
-    Proof,
-    TensorPage,
-    TensorRow,
-)
+from ggferry.service.server.pages.views import ACTIVE, PER_PAGE, Problem
 from ggferry.service.server.work.outputs.output_files import Output
 
 LONGEST = 600  # characters of a value

@@ -10,7 +10,8 @@ from ggferry.service.records.plan_file import CONVERT, OTHER, outputs_of, sizes_
 from ggferry.service.server.pages.archive_view import container_of, place_of
 from ggferry.service.server.pages.model_view import problem_of
 from ggferry.service.server.pages.option_form import form_of
-from ggferry.service.server.pages.views import PER_PAGE, PlannedModel, PlannedOutput, PlanPage
+from ggferry.service.server.pages.plan_pages import PlannedModel, PlannedOutput, PlanPage
+from ggferry.service.server.pages.views import PER_PAGE
 
 LOST_SHOWN = 20
 

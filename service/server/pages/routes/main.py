@@ -20,10 +20,12 @@ from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.context import below_root
 from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.pages import archive_view, model_view, option_form, plan_view, render
+from ggferry.service.server.pages.model_page import ModelPage
+from ggferry.service.server.pages.plan_pages import AddPage, Upload
 from ggferry.service.server.pages.routes import changes as change_routes
 from ggferry.service.server.pages.routes import quality as quality_routes
 from ggferry.service.server.pages.shown import FOUND, known, part, problem_answer, service_of, shell, show
-from ggferry.service.server.pages.views import AddPage, ModelPage, Problem, Provider, Upload
+from ggferry.service.server.pages.views import Problem, Provider
 from ggferry.service.server.state import Service
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

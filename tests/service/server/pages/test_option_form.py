@@ -22,7 +22,8 @@ from ggferry.service.server.pages.option_form import (
     options_in,
     source_named,
 )
-from ggferry.service.server.pages.views import AddPage, Shell
+from ggferry.service.server.pages.plan_pages import AddPage
+from ggferry.service.server.pages.views import Shell
 
 
 class Fields(HTMLParser):

@@ -10,7 +10,8 @@ import pytest
 
 from ggferry.converters.conversion.summary import OutputSummary
 from ggferry.service.server.pages import charts, render, wording
-from ggferry.service.server.pages.views import Agreement, ArchiveAddress, ModelRow, TensorRow
+from ggferry.service.server.pages.model_page import Agreement, TensorRow
+from ggferry.service.server.pages.views import ArchiveAddress, ModelRow
 from helpers.page_samples import NASTY, model, pages, row, tensors
 
 VOID = {"meta", "link", "input", "wbr", "br", "hr", "img", "option"}

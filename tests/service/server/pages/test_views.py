@@ -9,8 +9,10 @@ import pytest
 
 import ggferry
 from ggferry.service.server.pages import archive_view, model_view, plan_view, render
+from ggferry.service.server.pages.model_page import ModelPage
 from ggferry.service.server.pages.option_form import form_of
-from ggferry.service.server.pages.views import PER_PAGE, AddPage, ArchiveAddress, ModelPage
+from ggferry.service.server.pages.plan_pages import AddPage
+from ggferry.service.server.pages.views import PER_PAGE, ArchiveAddress
 from ggferry.service.workers.questions import answer
 from helpers.page_samples import SHELL
 
