@@ -173,7 +173,7 @@ def test_an_option_read_before_the_model_counts_from_then_on(
     stated.write_text('{"general.author": "me"}')
     stage = at("writing", stated.touch)
     progress = "ggferry.service.cli.progress_bar.progress"
-    monkeypatch.setattr(progress, lambda title, total, wanted: stage(title, total))
+    monkeypatch.setattr(progress, lambda title, total, enabled: stage(title, total))
     assert _run(["convert", str(source), "-o", out, "--metadata", str(stated), "--verify", "fast"]) == CORRUPT
     assert str(stated) in capsys.readouterr().err and not os.listdir(os.path.dirname(out))
 

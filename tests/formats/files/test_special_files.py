@@ -225,6 +225,7 @@ OTHERS = {
     "support/registry.py": "of the installation",
     "service/workers/process.py": "the null device, in the place of its standard input",
     "quant/codecs/grids.py": "of the installation",
+    "service/server/store/secret_box.py": "the server's own key, in its data folder or where its operator says",
 }
 
 

@@ -55,7 +55,7 @@ def test_a_ladder_is_compared_as_the_library_does(client: httpx.Client, root: Pa
 def test_what_cannot_be_compared(server: Server, client: httpx.Client, root: Path) -> None:
     (job,) = submitted(client, root / "old.bin", verify="none", outtype="bf16", allow_requantize=True)
     ended(client, job)
-    reader = server.client(made_token(server.data, "reader", "read"))
+    reader = server.client(made_token(server.data, "quality reader", "read"))
     assert reader.post(f"/models/{job}/quality", json={"text": "x"}).status_code == 403
     for body in ({"text": ""}, {"text": "x" * 200_001}, {"text": "x", "chunks": 65}, {"text": "x", "context": 63}):
         assert client.post(f"/models/{job}/quality", json=body).status_code == 422, body

@@ -88,12 +88,12 @@ def test_tokens_are_kept_as_digests(server: Server, client: httpx.Client) -> Non
 
 
 def test_scopes_and_revocation(server: Server, root: Path) -> None:
-    reader = server.client(made_token(server.data, "reader", "read"))
+    reader = server.client(made_token(server.data, "revoked", "read"))
     assert reader.get("/models").status_code == 200
     assert_problem(reader.post("/plans", json={"source": str(root / "old.bin")}), 403, "scope")
     assert_problem(reader.post("/jobs", json={"plan": "0" * 16}), 403, "scope")
     assert_problem(reader.post("/uploads", json={"files": [{"name": "a", "bytes": 1}]}), 403, "scope")
-    command = ["serve", "--data", str(server.data), "token", "revoke", "reader"]
+    command = ["serve", "--data", str(server.data), "token", "revoke", "revoked"]
     assert _run(command) == 0
     time.sleep(1.1)
     assert_problem(reader.get("/models"), 401, "unauthorized")
