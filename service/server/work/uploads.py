@@ -266,12 +266,13 @@ class Uploads:
     def resume(self) -> None:
         """Continue what a server that ended had begun."""
         table = self.store.t.uploads
+        begun = self.store.all(sa.select(table.c.id).where(table.c.state == INSPECTING))  # before `_finish` adds some
         for row in self.store.all(sa.select(table.c.id, table.c.bytes).where(table.c.state == RECEIVING)):
             received = self.store.t.received
             came = sa.select(sa.func.sum(received.c.offset).label("n")).where(received.c.upload == row["id"])
             if int((self.store.first(came) or {}).get("n") or 0) == row["bytes"]:
                 self._finish(row["id"])
-        for row in self.store.all(sa.select(table.c.id).where(table.c.state == INSPECTING)):
+        for row in begun:
             self._pool.submit(self._inspect, row["id"])
 
     def close(self) -> None:
@@ -309,7 +310,8 @@ class Uploads:
             words = f"could not be inspected: {type(error).__name__}: {error}"
             values = {"state": REFUSED, "error": {"code": "internal", "message": words}}
         table = self.store.t.uploads
-        self.store.run(sa.update(table).where(table.c.id == key).values(**values, updated=time.time()))
+        inspected = (table.c.id == key) & (table.c.state == INSPECTING)
+        self.store.run(sa.update(table).where(inspected).values(**values, updated=time.time()))
 
     def _purpose(self, key: str) -> str:
         table = self.store.t.uploads
