@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 from ggferry.formats.errors import ChecksumError
@@ -13,6 +15,8 @@ from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import tokens
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.uploads import ACCEPTED, INSPECTING, RECEIVING, Uploads
+
+CALLER: Any = SimpleNamespace(owner="t", quota=None, id="t")
 
 
 class Recorded:
@@ -25,49 +29,43 @@ class Recorded:
         self.keys.append(key)
 
 
-def test_each_is_inspected_once(tmp_path: Path) -> None:
+@pytest.fixture
+def uploads(tmp_path: Path) -> Iterator[Uploads]:
+    settings = Settings(str(tmp_path))
+    for folder in (settings.uploads, settings.quarantine):
+        Path(folder).mkdir(parents=True)
+    store = Store(str(tmp_path / "ledger"))
+    tokens.add(store, "t", "admin")
+    yield Uploads(store, settings, SimpleNamespace())  # type: ignore[arg-type]
+    store.close()
+
+
+def begun(uploads: Uploads) -> str:
+    return str(uploads.begin(CALLER, [{"name": "m.bin", "bytes": 4}])["id"])
+
+
+def test_each_is_inspected_once(uploads: Uploads) -> None:
     """Killed between the last piece and the state that follows, an upload was inspected by two threads at the next
     start, and the one that came second refused what the other had moved into its place."""
-    settings = Settings(str(tmp_path))
-    for folder in (settings.uploads, settings.quarantine):
-        Path(folder).mkdir(parents=True)
-    store = Store(str(tmp_path / "ledger"))
-    try:
-        tokens.add(store, "t", "admin")
-        caller: Any = SimpleNamespace(owner="t", quota=None, id="t")
-        uploads = Uploads(store, settings, SimpleNamespace())  # type: ignore[arg-type]
-        complete, begun, open_still = (uploads.begin(caller, [{"name": "m.bin", "bytes": 4}])["id"] for _ in range(3))
-        received, table = store.t.received, store.t.uploads
-        store.run(sa.update(received).where(received.c.upload != open_still).values(offset=4))
-        store.run(sa.update(table).where(table.c.id == begun).values(state=INSPECTING))
-        pool: Any = Recorded()
-        uploads._pool = pool
-        uploads.resume()
-        assert sorted(pool.keys) == sorted([complete, begun])
-        states = {row["id"]: row["state"] for row in store.all(sa.select(table.c.id, table.c.state))}
-        assert states == {complete: INSPECTING, begun: INSPECTING, open_still: RECEIVING}
-    finally:
-        store.close()
+    store, (complete, inspecting, receiving) = uploads.store, (begun(uploads) for _ in range(3))
+    received, table = store.t.received, store.t.uploads
+    store.run(sa.update(received).where(received.c.upload != receiving).values(offset=4))
+    store.run(sa.update(table).where(table.c.id == inspecting).values(state=INSPECTING))
+    pool: Any = Recorded()
+    uploads._pool = pool
+    uploads.resume()
+    assert sorted(pool.keys) == sorted([complete, inspecting])
+    states = {row["id"]: row["state"] for row in store.all(sa.select(table.c.id, table.c.state))}
+    assert states == {complete: INSPECTING, inspecting: INSPECTING, receiving: RECEIVING}
 
 
-def test_what_is_accepted_is_not_refused_by_who_comes_late(tmp_path: Path, monkeypatch: Any) -> None:
-    settings = Settings(str(tmp_path))
-    for folder in (settings.uploads, settings.quarantine):
-        Path(folder).mkdir(parents=True)
-    store = Store(str(tmp_path / "ledger"))
-    try:
-        tokens.add(store, "t", "admin")
-        caller: Any = SimpleNamespace(owner="t", quota=None, id="t")
-        uploads = Uploads(store, settings, SimpleNamespace())  # type: ignore[arg-type]
-        key = uploads.begin(caller, [{"name": "m.bin", "bytes": 4}])["id"]
-        table = store.t.uploads
+def test_what_is_accepted_is_not_refused_by_who_comes_late(uploads: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, table = begun(uploads), uploads.store.t.uploads
 
-        def late(key: str, folder: str) -> None:
-            store.run(sa.update(table).where(table.c.id == key).values(state=ACCEPTED))  # by another meanwhile
-            raise ChecksumError("another's", path=folder)
+    def late(key: str, folder: str) -> None:
+        uploads.store.run(sa.update(table).where(table.c.id == key).values(state=ACCEPTED))  # by another meanwhile
+        raise ChecksumError("another's", path=folder)
 
-        monkeypatch.setattr(uploads, "_check_digests", late)
-        uploads._inspect(key)
-        assert uploads.show(key, "t")["state"] == ACCEPTED
-    finally:
-        store.close()
+    monkeypatch.setattr(uploads, "_check_digests", late)
+    uploads._inspect(key)
+    assert uploads.show(key, "t")["state"] == ACCEPTED
