@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,8 @@ def serving(data: Path, *options: str | Path, **env: str) -> Iterator[Server]:
     """A server for the time of the context; it must end in order."""
     server = start(data, *options, **env)
     try:
+        with suppress(httpx.TransportError):  # it says its link before it listens to signals; what answers does
+            httpx.get(server.url, timeout=30)
         yield server
     finally:
         code = server.stop()
