@@ -12,7 +12,7 @@ from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion.kinds.adapter import adapter_plan
 from ggferry.converters.conversion.kinds.gguf import plan_in, text_request
-from ggferry.converters.conversion.kinds.gguf_plan import edited, tokenizer_of
+from ggferry.converters.conversion.kinds.gguf_plan import edited, imatrix_of, tokenizer_of
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_references, depth_of
 from ggferry.converters.conversion.plan import plan_conversion
 from ggferry.converters.conversion.receipt_options import missing_files, with_receipt_options
@@ -55,7 +55,6 @@ from ggferry.formats.files.digesting import digesting
 from ggferry.formats.files.sources import Source
 from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.values import Value
-from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
@@ -154,10 +153,7 @@ def _model_again(
     request: Request, before: Checkpoint, after: Checkpoint, stage: Stage, allow: Sequence[str]
 ) -> tuple[Proof, KeyProof, tuple[str, ...]]:
     raw = before
-    matrix = None
-    if request.imatrix:
-        matrix = read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
-    before, matrix = edited(request, with_adapters(before), matrix)
+    before, matrix = edited(request, with_adapters(before), imatrix_of(request))
     vocab_only = not after.tensors
     mirror = understand(after, vocab_only=vocab_only)
     graph = _same_half(request, before, mirror)

@@ -72,11 +72,11 @@ class HubSearch:
             at, found = self._kept.get(key, (0.0, None))
         if at and time.monotonic() - at < KEPT:
             return found
-        asked = self._pool.submit(copy_context().run, work)
+        future = self._pool.submit(copy_context().run, work)
         try:
-            found = asked.result(SECONDS)
+            found = future.result(SECONDS)
         except TimeoutError:
-            asked.cancel()
+            future.cancel()
             raise UnreachableError(f"the Hub did not answer within {SECONDS:g} s", hint="try again") from None
         with self._lock:
             self._kept[key] = (time.monotonic(), found)

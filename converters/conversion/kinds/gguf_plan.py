@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from ggferry.converters.conversion.draft_target import check_target
@@ -44,10 +45,7 @@ def understood(request: Request, checkpoint: Checkpoint) -> Understood:
 
 
 def _understood(request: Request, checkpoint: Checkpoint) -> Understood:
-    imatrix = None
-    if request.imatrix:
-        imatrix = read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
-    checkpoint, imatrix = edited(request, checkpoint, imatrix)
+    checkpoint, imatrix = edited(request, checkpoint, imatrix_of(request))
     graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp, rerank=request.rerank)
     check_target(graph, request.target, not (request.vocab.none or request.vocab.source))
     tokenizer = tokenizer_of(graph, checkpoint, request)
@@ -156,13 +154,18 @@ def _without_vocabulary(graph: ModelGraph) -> tuple[str, ...]:
     return () if graph.architecture.projector else ("no vocabulary: the output has no tokenizer",)
 
 
+def imatrix_of(request: Request) -> Imatrix | None:
+    """Open the importance matrix that a request names, None where it names none; the caller closes it."""
+    if not request.imatrix:
+        return None
+    return read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
+
+
 def with_explicit_experts(request: Request, checkpoint: Checkpoint) -> Request:
     """Return the request with the experts that `--prune-experts` drops by their numbers, as the receipt has them."""
     if not request.prune_experts or checkpoint.container != "gguf":
         return request
-    if request.imatrix is None:
-        return replace(request, prune_experts=explicit_choice(checkpoint, request.prune_experts, None))
-    with read_imatrix(request.imatrix, request.include_weights, request.exclude_weights) as imatrix:
+    with imatrix_of(request) or nullcontext() as imatrix:
         return replace(request, prune_experts=explicit_choice(checkpoint, request.prune_experts, imatrix))
 
 

@@ -177,8 +177,10 @@ def _columns(store: Store) -> dict[str, Any]:
 
 
 def _joined(store: Store) -> Any:
-    models, asked = store.t.models, store.t.asked
-    return models.outerjoin(store.jobs, store.jobs.c.id == models.c.id).outerjoin(asked, asked.c.job == models.c.id)
+    models, requests = store.t.models, store.t.asked
+    return models.outerjoin(store.jobs, store.jobs.c.id == models.c.id).outerjoin(
+        requests, requests.c.job == models.c.id
+    )
 
 
 def _matching(store: Store, query: Query) -> list[Any]:

@@ -40,10 +40,10 @@ class QueuedJob:
 
 def waiting(store: Store, offset: int = 0, limit: int | None = None) -> list[QueuedJob]:
     """Return the jobs that wait for this server, in the order in which they will be claimed."""
-    jobs, asked = store.jobs, store.t.asked
+    jobs, requests = store.jobs, store.t.asked
     query = (
-        sa.select(jobs.c.id, jobs.c.source, jobs.c.bytes_in, asked.c.name, asked.c.token)
-        .select_from(jobs.outerjoin(asked, asked.c.job == jobs.c.id))
+        sa.select(jobs.c.id, jobs.c.source, jobs.c.bytes_in, requests.c.name, requests.c.token)
+        .select_from(jobs.outerjoin(requests, requests.c.job == jobs.c.id))
         .where(*_is_waiting(store))
         .order_by(*claim_order(jobs))
         .offset(offset)
