@@ -47,6 +47,8 @@ def signed_in(browser: Browser, server: Server) -> Generator[Page, None, None]:
     page = context.new_page()
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
+    # Without a listener from the start, half of all choosers open before Playwright asks Chromium to hand them over.
+    page.on("filechooser", lambda chooser: None)
     page.on("console", lambda message: faults.append(message.text) if is_fault(message) else None)
     page.goto(server.link)
     yield page

@@ -45,12 +45,15 @@ def test_a_ladder_is_compared_on_a_text(browser: Browser, server: Server, tmp_pa
         look(page, "quality-form", tmp_path)
         reach(page, "#q-text")
         page.keyboard.type("too short")
+        texts = page.locator('section[aria-labelledby^="text-"]')
+        before = texts.count()
         reach(page, "form.change button.primary")
         page.keyboard.press("Enter")
-        expect(page.locator(".problem")).to_contain_text("shorter than one chunk", timeout=60_000)
+        expect(texts).to_have_count(before + 1, timeout=20_000)
+        expect(page.locator("[data-reload]")).to_have_count(0, timeout=60_000)
+        expect(texts.first.locator(".problem")).to_contain_text("shorter than one chunk", timeout=60_000)
         check_access(page)
 
-        expect(page.locator("#q-file")).to_be_attached(timeout=20_000)
         reach(page, "#q-file")
         with page.expect_file_chooser() as chooser:
             page.keyboard.press("Enter")
