@@ -47,7 +47,7 @@ class Default(Written):
 class HParam(Written):
     """One hyper-parameter: its short name, GGUF key and type, where each dialect keeps it, and how else to find it.
 
-    Order of authority: `--hparam`; the value the dialect fixes (`Dialect.given`); the source's field; the tensors'
+    Order of authority: `--hparam`; the value the dialect fixes (`Dialect.fixed`); the source's field; the tensors'
     shapes (always compared with the former); `derive`; `defaults`; `absent`.
 
     Attributes:
@@ -64,7 +64,7 @@ class HParam(Written):
         absent: What a GGUF file without the key means; this value is never written.
         implied: How readers derive the value where the key is absent (as `derive`); then the key is written only where
             the source states the value or it differs.
-        many: How many values there are, as an expression: the value is a tuple, written as an array. One with 'n_layer'
+        length: How many values there are, as an expression: the value is a tuple, written as an array. One with 'n_layer'
             items may be used in shapes and conditions, where it means the item of block `n`.
         allow_scalar: Whether a single value may stand for a list: the same for all.
         check: A condition that the values must not contradict.
@@ -74,8 +74,8 @@ class HParam(Written):
             refused.
         tensors: Name, with {n}, of the tensors that hold the list in a checkpoint: one number in one tensor per block.
             Without {n}, the name of the tensor that holds the number.
-        bare: Whether the key is written without the architecture's name.
-        silent: Whether a written configuration says null where the value is that of `null`.
+        global_key: Whether the key is written without the architecture's name.
+        null_default: Whether a written configuration says null where the value is that of `null`.
         scalar: Whether the tensors that hold the list have no axes, where a checkpoint is written.
         text: Whether the source may state a text in place of the number, for a derivation to read.
     """
@@ -208,8 +208,8 @@ class Caveat(Written):
         when: The condition under which it applies: `expressions.holds` over hparams by short name and header fields as
             `header_NAME`.
         text: The remark; it may name hparams and header fields in braces.
-        stops: The runtime that does not run such a model, or runs another one in its place.
-        otherwise: The program that runs it, but computes something else, beyond rounding.
+        unsupported_by: The runtime that does not run such a model, or runs another one in its place.
+        differs_in: The program that runs it, but computes something else, beyond rounding.
     """
 
     when: str
@@ -227,32 +227,33 @@ class Dialect(Written):
         names: The column of the role table it uses; its own name if empty.
         conventions: What its forward pass does differently from GGUF's.
         drops: Tensors that are not copied.
-        remarks: What the user should know of its models.
-        given: Hparams that always have these values in this dialect.
-        within: The member of the configuration that describes this model, if there is one (the text part of a vision
-            model).
+        caveats: What the user should know of its models.
+        fixed: Hparams that always have these values in this dialect.
+        config_section: The member of the configuration that describes this model, if there is one (the text part of a
+            vision model).
         renames: (prefix, replacement) pairs, both possibly with {n}; the first that fits is used.
-        behind: (prefix, other prefix), both with {n}: blocks of the first are numbered behind those of the second.
+        appended_blocks: (prefix, other prefix), both with {n}: blocks of the first are numbered behind those of the
+            second.
         renumbered: (prefix, list) pairs. The number behind the prefix counts the items of the list, an hparam that
             holds the numbers of blocks.
-        marks: Shell patterns of tensor names. Weights that have all of them are of this dialect, also where no
+        required_tensors: Shell patterns of tensor names. Weights that have all of them are of this dialect, also where no
             configuration names a class; the number of blocks is then found from the tensors.
         classes: Classes of config.json whose models use this dialect, also those of another architecture.
-        lacks: Shell patterns of tensors that a model found by `classes` must not have; of several dialects that fit,
-            the one with the most patterns is taken.
-        types: Of `classes`, only models whose text part (`within`) states one of these model types.
+        forbidden_tensors: Shell patterns of tensors that a model found by `classes` must not have; of several dialects
+            that fit, the one with the most patterns is taken.
+        types: Of `classes`, only models whose text part (`config_section`) states one of these model types.
         fields: The column of `HParam.fields` it uses; its own name if empty.
         layouts: The GGML-era header layouts it is for; all if empty.
         shaped: A tensor and its shape in header fields, by which the dialect is recognized; the first dialect of the
             architecture that fits is taken.
         header: The part of the checkpoint's header that states the hparams, where the configuration does not.
-        tiled: Shell patterns of the fused tensors in which keys and values are repeated for every head
+        repeated_kv: Shell patterns of the fused tensors in which keys and values are repeated for every head
             (`model_graph.repeated_heads`).
         substitutes: (name, others…): where no tensor has the name, the first existing one of the others is used.
-        harmless: Keys of the configuration that are rightly not read, besides those harmless in every configuration
+        ignored_keys: Keys of the configuration that are rightly not read, besides those harmless in every configuration
             (`config_keys.GENERAL`).
         nested: Members that are configurations of their own in transformers, and may have such keys, too.
-        respelled: (prefix in the role table, prefix in a written checkpoint, condition on hparams), where a checkpoint
+        export_renames: (prefix in the role table, prefix in a written checkpoint, condition on hparams), where a checkpoint
             that is written has other names than those that `renames` leads to.
         shapes: 'PATTERN: SIZE SIZE …', shapes of tensors by which the dialect is recognized; a name in them stands for
             the same number everywhere.
@@ -309,7 +310,7 @@ class Architecture(Written):
         display_name: Its name for people.
         runtimes: Current programs that run it; a table claims none by saying nothing.
         blocks: How the names of blocks begin → the hparam that counts them.
-        remarks: What the user of any of its models should know.
+        caveats: What the user of any of its models should know.
         projector: Of the mmproj file of a multimodal model (`converters/projectors`): its projector types,
             that of pictures first, joined by '+'.
     """

@@ -61,7 +61,7 @@ class Settings:
         ray_address: Of the Ray cluster; None: RAY_ADDRESS, else one of this machine.
         limits: Limits of each worker.
         timeout: Longest time of a job; None: by its size.
-        lookers: Worker processes that inspect and plan.
+        inspectors: Worker processes that inspect and plan.
         upload_bytes: Largest upload, all files of it.
         upload_silence: Longest pause in the body of a request, and in a client's reading of an answer.
         upload_slowest: Bytes a second that a body must have on average.

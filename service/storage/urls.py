@@ -33,7 +33,7 @@ class Access:
     Attributes:
         secrets: Shown URL → whole URL.
         redirects: Whether a web server may redirect to another.
-        patience: For how many seconds a place in trouble is asked again.
+        retry_timeout: For how many seconds a place in trouble is asked again.
         private: Whether web servers of private, link-local and loopback addresses are asked at all.
     """
 

@@ -201,3 +201,29 @@ def test_what_is_public_is_documented() -> None:
 def test_the_library_is_documented(name: str) -> None:
     text = getattr(ggferry, name).__doc__
     assert text and text.splitlines()[0].endswith((".", ":"))
+
+
+def attributes_that_are_not(path: Path) -> list[str]:
+    """What docstrings list under `Attributes:` that their classes do not have."""
+    wrong = []
+    for node in ast.walk(parsed(path)):
+        if not isinstance(node, ast.ClassDef) or "Attributes:" not in (text := ast.get_docstring(node) or ""):
+            continue
+        has = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+        has |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+        for each in node.body:
+            targets = each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)]
+            has |= {target.id for target in targets if isinstance(target, ast.Name)} | {getattr(each, "name", "")}
+        listed = re.findall(r"^    (\w+):", text.partition("Attributes:")[2], re.MULTILINE)
+        wrong += [f"{path.relative_to(ROOT)}:{node.lineno} {node.name}.{name}" for name in listed if name not in has]
+    return wrong
+
+
+def test_attributes_are_those_of_the_class() -> None:
+    product = [
+        path
+        for room in ("converters", "formats", "quant", "service", "support")
+        for path in (ROOT / room).rglob("*.py")
+    ]
+    assert len(product) > 500
+    assert not [each for path in product for each in attributes_that_are_not(path)]

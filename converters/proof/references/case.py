@@ -60,9 +60,9 @@ class ReferenceImplementation:
     Attributes:
         name: Its name.
         side: The side it speaks of, 'source' or 'output'.
-        refuse: Returns why it cannot be compared, or None.
-        hear: Returns its comparison, and how far its results are from ours.
-        otherwise: Returns in what respects it is known to compute something else from the output.
+        unsupported: Returns why it cannot be compared, or None.
+        run: Returns its comparison, and how far its results are from ours.
+        known_differences: Returns in what respects it is known to compute something else from the output.
     """
 
     name: str

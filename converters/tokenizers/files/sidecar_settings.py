@@ -56,7 +56,7 @@ class Source:
         files: Names of its files, for the message when none is there.
         probe: Returns whether the files it reads are there.
         load: Returns the tokenizer with added tokens, but without special roles and flags.
-        witness: Returns the library that such models are made with and what it reads; None where there is none.
+        reference: Returns the library that such models are made with and what it reads; None where there is none.
     """
 
     name: str
