@@ -64,8 +64,8 @@ class HParam(Written):
         absent: What a GGUF file without the key means; this value is never written.
         implied: How readers derive the value where the key is absent (as `derive`); then the key is written only where
             the source states the value or it differs.
-        length: How many values there are, as an expression: the value is a tuple, written as an array. One with 'n_layer'
-            items may be used in shapes and conditions, where it means the item of block `n`.
+        length: How many values there are, as an expression: the value is a tuple, written as an array. One with
+            'n_layer' items may be used in shapes and conditions, where it means the item of block `n`.
         allow_scalar: Whether a single value may stand for a list: the same for all.
         check: A condition that the values must not contradict.
         null: What an explicit null in the source means; by default it states nothing.
@@ -236,8 +236,8 @@ class Dialect(Written):
             second.
         renumbered: (prefix, list) pairs. The number behind the prefix counts the items of the list, an hparam that
             holds the numbers of blocks.
-        required_tensors: Shell patterns of tensor names. Weights that have all of them are of this dialect, also where no
-            configuration names a class; the number of blocks is then found from the tensors.
+        required_tensors: Shell patterns of tensor names. Weights that have all of them are of this dialect, also
+            where no configuration names a class; the number of blocks is then found from the tensors.
         classes: Classes of config.json whose models use this dialect, also those of another architecture.
         forbidden_tensors: Shell patterns of tensors that a model found by `classes` must not have; of several dialects
             that fit, the one with the most patterns is taken.
@@ -253,8 +253,8 @@ class Dialect(Written):
         ignored_keys: Keys of the configuration that are rightly not read, besides those harmless in every configuration
             (`config_keys.GENERAL`).
         nested: Members that are configurations of their own in transformers, and may have such keys, too.
-        export_renames: (prefix in the role table, prefix in a written checkpoint, condition on hparams), where a checkpoint
-            that is written has other names than those that `renames` leads to.
+        export_renames: (prefix in the role table, prefix in a written checkpoint, condition on hparams), where a
+            checkpoint that is written has other names than those that `renames` leads to.
         shapes: 'PATTERN: SIZE SIZE …', shapes of tensors by which the dialect is recognized; a name in them stands for
             the same number everywhere.
     """
