@@ -20,7 +20,7 @@ from ggferry.converters.model_graph.open_checkpoint import (
     projectors_of_classes,
 )
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
-from ggferry.converters.model_graph.tensor_roles import is_dropped
+from ggferry.converters.model_graph.tensor_roles import any_of_role, is_dropped
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.expressions import evaluate, solve
 from ggferry.converters.unsupported_classes import refusal
@@ -35,6 +35,8 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.reader import Kind, kind_of
 
+NEXT_TOKENS = "blk.{n}.nextn.eh_proj.weight"
+"""What every block that predicts further tokens has, and no other (gguf-py `NEXTN_EH_PROJ`)."""
 CLIP = "clip"
 """What GGUF calls the architecture of every mmproj file."""
 
@@ -44,7 +46,7 @@ def understand(
     hparams: Mapping[str, str] | None = None,
     vocab_only: bool = False,
     *,
-    mtp: bool = False,
+    mtp: bool | None = None,
     rerank: str = "auto",
 ) -> ModelGraph:
     """Bind a checkpoint to its architecture, and return the graph.
@@ -53,7 +55,8 @@ def understand(
         checkpoint: A model file or folder that has been opened.
         hparams: `--hparam` overrides: GGUF key without the architecture → text.
         vocab_only: Whether to take the vocabulary alone and ignore the tensors, if there are any.
-        mtp: Whether blocks that predict further tokens are part of the graph; a GGUF file has them where it states so.
+        mtp: Whether blocks that predict further tokens are part of the graph; None: where the checkpoint has them whole
+            and GGUF a place for them. A GGUF file has them where it states so.
         rerank: Whether a causal model is a reranker, two rows of its output matrix a classifier: 'yes', 'no', or
             'auto', as what stands beside it says (`converters.reranking`).
 
@@ -65,7 +68,7 @@ def understand(
             Also for missing tensors and hparams.
         UnsupportedError: No architecture or dialect is known for the checkpoint.
         UnexpectedTensorError, DuplicateError, ShapeError, InconsistentError, TableError: See `bind`.
-        UsageError: `mtp` is asked of a model that GGUF has no place for such blocks of, or that has none; `rerank` of
+        UsageError: `mtp` is True for a model that GGUF has no place for such blocks of, or that has none; `rerank` of
             one that cannot be a reranker.
     """
     if not checkpoint.tensors and not vocab_only:
@@ -83,8 +86,9 @@ def understand(
         what = f"projector {projector_types(checkpoint)!r}" if named == CLIP else f"architecture {named!r}"
         return undescribed(checkpoint, f"no table describes the {what}")
     architecture, dialect = _architecture_of(whole)
-    if mtp and checkpoint.container != "gguf":
-        architecture = _predicting(architecture, dialect)
+    trunk = architecture
+    if mtp is not False and checkpoint.container != "gguf":
+        architecture = _predicting(checkpoint, architecture, dialect, required=mtp is True)
     if architecture.dialect(dialect).repeated_kv:
         checkpoint = untiled(checkpoint, architecture.dialect(dialect))
     if dialect == "hf" and any(each.name == "reranker" for each in architecture.dialects):
@@ -103,6 +107,14 @@ def understand(
         )
     try:
         graph = bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
+    except MissingError as error:
+        if mtp is not None or architecture is trunk:
+            raise
+        note = (
+            f"blocks that predict further tokens are left out, as they are not whole: {error.message} ({error.found})"
+        )
+        graph = bind(checkpoint, trunk, dialect, hparams, tensors=not vocab_only)
+        return replace(graph, notes=(*graph.notes, note))
     except UnexpectedTensorError as error:
         if checkpoint.container != "gguf":
             raise
@@ -112,18 +124,25 @@ def understand(
     return graph
 
 
-def _predicting(architecture: Architecture, dialect: str) -> Architecture:
-    """Return the architecture with the blocks that predict further tokens. Raises UsageError."""
-    if "mtp" not in (param.name for param in architecture.hparams):
-        able = sorted(name for name, spec in architectures().items() if "mtp" in (param.name for param in spec.hparams))
+def _predicting(checkpoint: Checkpoint, architecture: Architecture, dialect: str, *, required: bool) -> Architecture:
+    """Return the architecture with the blocks that predict further tokens, where the checkpoint has some.
+
+    Raises UsageError where they are required and GGUF has no place for them.
+    """
+    able = "mtp" in (param.name for param in architecture.hparams)
+    if required and not able:
+        names = sorted(
+            name for name, spec in architectures().items() if "mtp" in (param.name for param in spec.hparams)
+        )
         raise UsageError(
             "--mtp: blocks that predict further tokens are not carried for this architecture",
             found=architecture.name,
-            expected=", ".join(able),
+            expected=", ".join(names),
         )
-    speech = architecture.dialect(dialect)
-    carrying = replace(speech, fixed={**speech.fixed, "mtp": True})
-    return architecture.with_dialect(carrying)
+    naming = architecture.dialect(dialect)
+    if not able or not (required or any_of_role(NEXT_TOKENS, checkpoint, architecture, naming)):
+        return architecture
+    return architecture.with_dialect(replace(naming, fixed={**naming.fixed, "mtp": True}))
 
 
 def _plain(checkpoint: Checkpoint) -> Checkpoint:

@@ -10,6 +10,7 @@ from one, but for the one behind the delta net.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import linear, norm, tensor
@@ -23,16 +24,17 @@ BOOL = ValueType.BOOL
 
 
 def recurrent_layers(values: Values) -> tuple[bool, ...]:
-    """attention.recurrent_layers: all but one a period, where no list says it."""
-    every = values.get("interval_stated", 4)
+    """attention.recurrent_layers: as listed, else all but one a period; blocks that predict further tokens attend."""
+    every, listed = values.get("interval_stated", 4), values.get("recurrent_listed")
     if not every > 0:
         raise ValueError(f"one block of attention every {every}")
-    return tuple((n + 1) % every != 0 for n in range(values["n_layer"]))
+    of_decoder = listed or tuple((n + 1) % every != 0 for n in range(values["n_layer"]))
+    return (*of_decoder, *[False] * int(values["n_nextn"] or 0))
 
 
 def interval(values: Values) -> int | None:
     """full_attention_interval: every how many blocks one attends to everything, where that is so."""
-    recurrent = values["recurrent"]
+    recurrent = values["recurrent"][: values["n_layer"]]
     every = recurrent.index(False) + 1 if False in recurrent else 0
     regular = (
         all(is_recurrent == ((n + 1) % every != 0) for n, is_recurrent in enumerate(recurrent)) if every else False
@@ -40,8 +42,14 @@ def interval(values: Values) -> int | None:
     return every if regular else None
 
 
+PREDICTING = HParam(
+    "nextn_stated", None, fields={"hf": "mtp_num_hidden_layers", "gguf": nextn.COUNT}, required=False,
+    check="nextn_stated <= 1",
+    defaults=(Default(1, "published models have one", when="mtp == 1", dialect="hf"), Default(0, "none", dialect="hf")),
+)
 HPARAMS = (
-    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_HEAD, common.N_HEAD_KV, common.HEAD_DIM,
+    common.N_VOCAB, common.N_CTX, common.N_EMBD, *nextn.counted((common.N_LAYER,), PREDICTING),
+    common.N_HEAD, common.N_HEAD_KV, common.HEAD_DIM,
     common.HEAD_DIM_V, common.RMS_EPS,
     rope.BASE, replace(rope.FRACTION, defaults=(Default(0.25, "transformers' default", dialect="hf"),)), rope.N_ROT,
     rope.KIND, *rope.SCALING,
@@ -53,8 +61,9 @@ HPARAMS = (
     HParam("value_width", None, fields={"hf": "linear_value_head_dim"}, required=False),
     HParam("n_inner", "ssm.inner_size", derive="n_heads * value_width"),
     HParam("interval_stated", None, fields={"hf": "full_attention_interval"}, required=False),
-    HParam("recurrent", "attention.recurrent_layers", BOOL, {"hf": "layer_types"}, length="n_layer",
-           words={"linear_attention": True, "full_attention": False}, derive=recurrent_layers),
+    HParam("recurrent_listed", None, BOOL, {"hf": "layer_types"}, length="n_layer", required=False,
+           words={"linear_attention": True, "full_attention": False}),
+    HParam("recurrent", "attention.recurrent_layers", BOOL, length="n_blocks", derive=recurrent_layers),
     HParam("interval", "full_attention_interval", derive=interval, required=False),
     common.TIED, common.SILU,
 )
@@ -114,7 +123,23 @@ RECIPE: Conventions = {
 }
 CONVENTIONS: Conventions = {"norm_offset": 1.0, "decay": "log"}
 
-NEXT_TOKENS = Drop("*mtp.*", "predicts further tokens for speculative decoding: no part of the decoder")
+_REASON = "predicts further tokens for speculative decoding: no part of the decoder"
+DROPS = (nextn.DROP, Drop("*mtp.*", _REASON, when="mtp == 0"))
+_OF_ONE = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm"}
+_BLOCKS = "model.layers.{n}."
+APPENDED = tuple(
+    one
+    for at in ("mtp.", "model.mtp.")
+    for one in (
+        (f"{at}layers.{{n}}.", _BLOCKS),
+        *((f"{at}{theirs}.", _BLOCKS, f"{ours}.") for theirs, ours in _OF_ONE.items()),
+    )
+)
+"""Names of what predicts further tokens: a block beside those of the decoder (llama.cpp `conversion/qwen.py`)."""
+EXPORTED = (
+    *((f"{_BLOCKS}{ours}.", f"mtp.{theirs}.", "n >= n_layer") for theirs, ours in _OF_ONE.items()),
+    (_BLOCKS, "mtp.layers.0.", "n >= n_layer"),
+)
 WIDTHS = Caveat(
     "n_inner != n_heads * n_state",
     "keys of the delta net are {n_state} wide and values are not; llama.cpp takes both to be alike",
@@ -128,7 +153,7 @@ EPSILON = Caveat(
 CAVEATS = (*rope.CAVEATS, WIDTHS, EPSILON)
 IGNORED_KEYS = (
     common.UNBIASED,
-    IgnoredKey("mtp_* num_nextn_predict_layers", "of what predicts further tokens, which is dropped"),
+    IgnoredKey("mtp_* num_nextn_predict_layers", "of what predicts further tokens"),
     IgnoredKey("mamba_ssm_dtype", "how it is computed, not what"),
     IgnoredKey("attn_output_gate", "attention has a gate", (True,)),
 )

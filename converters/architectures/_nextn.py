@@ -1,4 +1,4 @@
-"""Blocks that predict further tokens, behind those of the decoder: carried where `--mtp` asks for them.
+"""Blocks that predict further tokens, behind those of the decoder: carried, or dropped with `--no-mtp`.
 
 GGUF counts them in `block_count` and says in `nextn_predict_layers` how many they are; each is an ordinary block with
 experts, and has a few tensors more (llama.cpp `glm4-moe.cpp`, `deepseek2.cpp`; names: gguf-py `NEXTN_*`). In a
@@ -12,14 +12,16 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.layouts import SAME, Layout
 from ggferry.converters.schema.roles import roles
 
+COUNT = "nextn_predict_layers"
 BLOCKS = {"blk.": "n_blocks"}
 DROP = replace(routed.NEXT_TOKENS, when="n >= n_layer and mtp == 0")
 
 
 def _count(values: Values) -> int:
-    """nextn_predict_layers: as stated, where they are asked for."""
+    """nextn_predict_layers: as stated, where they are carried."""
     return int(values["nextn_stated"]) if values["mtp"] else 0
 
 
@@ -28,12 +30,13 @@ def _layers(values: Values) -> int:
     return int(values["n_blocks"]) - int(values.get("n_nextn") or 0)
 
 
+DECLARED = HParam("nextn_stated", None, fields={"hf": "num_nextn_predict_layers", "gguf": COUNT}, required=False,
+                defaults=(Default(0, "none is declared", dialect="hf"),))
 HPARAMS = (
     replace(common.N_LAYER, key=None, derive=_layers),
-    HParam("mtp", None, common.BOOL, required=False, defaults=(Default(False, "not asked for", dialect="hf"),)),
-    HParam("nextn_stated", None, fields={"hf": "num_nextn_predict_layers"}, required=False,
-           defaults=(Default(0, "none is stated", dialect="hf"),)),
-    HParam("n_nextn", "nextn_predict_layers", derive=_count, absent=0, check="n_nextn < n_blocks"),
+    HParam("mtp", None, common.BOOL, required=False, defaults=(Default(False, "not carried", dialect="hf"),)),
+    DECLARED,
+    HParam("n_nextn", COUNT, derive=_count, absent=0, check="n_nextn < n_blocks"),
     HParam("n_blocks", "block_count", derive="n_layer + n_nextn"),
 )
 CAVEAT = Caveat(
@@ -41,12 +44,13 @@ CAVEAT = Caveat(
     "{n_nextn} block(s) that predict further tokens are carried along and compared value by value; the forward "
     "passes of the proof do not use them",
 )
-IGNORED_KEYS = IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped")
+IGNORED_KEYS = IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder")
 
 
-def counted(hparams: Sequence[HParam]) -> tuple[HParam, ...]:
-    """Return `hparams` with such blocks counted apart from those of the decoder."""
-    return tuple(one for param in hparams for one in (HPARAMS if param is common.N_LAYER else (param,)))
+def counted(hparams: Sequence[HParam], declared: HParam = DECLARED) -> tuple[HParam, ...]:
+    """Return `hparams` with such blocks counted apart from those of the decoder; `declared` says how many they are."""
+    counts = tuple(declared if param is DECLARED else param for param in HPARAMS)
+    return tuple(one for param in hparams for one in (counts if param is common.N_LAYER else (param,)))
 
 
 def dropped(drops: Sequence[Drop]) -> tuple[Drop, ...]:
@@ -54,16 +58,17 @@ def dropped(drops: Sequence[Drop]) -> tuple[Drop, ...]:
     return tuple(DROP if drop.when == "n >= n_layer" else drop for drop in drops)
 
 
-def tensors() -> Sequence[Role]:
-    """Return what such a block has more than an ordinary one."""
+def tensors(norm: Layout = SAME) -> Sequence[Role]:
+    """Return what such a block has more than an ordinary one; `norm`: how norms are stored."""
     return roles(
         """
         nextn.eh_proj.weight                    : n_embd 2*n_embd | hf eh_proj.weight
-        nextn.enorm.weight f32                  : n_embd          | hf enorm.weight
-        nextn.hnorm.weight f32                  : n_embd          | hf hnorm.weight
+        nextn.enorm.weight f32                  : n_embd          | hf enorm.weight @norm
+        nextn.hnorm.weight f32                  : n_embd          | hf hnorm.weight @norm
         nextn.embed_tokens.weight optional      : n_vocab n_embd  | hf embed_tokens.weight
         nextn.shared_head_head.weight optional  : n_vocab n_embd  | hf shared_head.head.weight
-        nextn.shared_head_norm.weight f32 optional : n_embd       | hf shared_head.norm.weight
+        nextn.shared_head_norm.weight f32 optional : n_embd       | hf shared_head.norm.weight @norm
         """,
         when="n >= n_layer",
+        norm=norm,
     )

@@ -60,9 +60,11 @@ HF = Dialect(
     "hf",
     conventions={**delta.CONVENTIONS, "delta_values": "grouped"},
     drops=(
-        delta.NEXT_TOKENS, *common.DROPS,
+        *delta.DROPS, *common.DROPS,
         *half.drop_vision("model.visual.*", "visual.*", "model.vision_tower.*", "model.merger.*"),
     ),
+    appended_blocks=delta.APPENDED,
+    export_renames=delta.EXPORTED,
     caveats=delta.CAVEATS,
     config_section=half.WITHIN,
     renames=half.RENAMES,

@@ -5,6 +5,7 @@ Sources: `_gated_delta`, `_qwen35`.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gated_delta as delta
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _qwen35 as qwen35
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture
@@ -13,7 +14,14 @@ from ggferry.converters.schema.roles import block, roles
 
 ROLES = roles(
     tensors.embedding(layout=ADD_ONE),
-    block(delta.norms(), qwen35.PROJECTIONS, qwen35.delta_net(), delta.attention(), tensors.gated()),
+    block(
+        delta.norms(),
+        qwen35.PROJECTIONS,
+        qwen35.delta_net(),
+        delta.attention(),
+        tensors.gated(),
+        nextn.tensors(ADD_ONE),
+    ),
 )
 
 SPEC = Architecture(
@@ -23,5 +31,7 @@ SPEC = Architecture(
     hparams=(*qwen35.HPARAMS, common.N_FF),
     roles=ROLES,
     dialects=(qwen35.HF,),
+    blocks=nextn.BLOCKS,
+    caveats=(nextn.CAVEAT,),
     recipe=qwen35.RECIPE,
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gated_delta as delta
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _qwen35 as qwen35
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture
@@ -22,6 +23,7 @@ ROLES = roles(
         delta.attention(),
         tensors.or_joined(tensors.experts()),
         delta.shared_expert(),
+        nextn.tensors(ADD_ONE),
     ),
 )
 STACKED = "blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_proj"
@@ -41,5 +43,7 @@ SPEC = Architecture(
             fixed={"joined": True},
         ),
     ),
+    blocks=nextn.BLOCKS,
+    caveats=(nextn.CAVEAT,),
     recipe=qwen35.RECIPE,
 )

@@ -6,6 +6,7 @@ group: the heads that share a key. GGUF has all queries, all keys and all values
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gated_delta as delta
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
 from ggferry.converters.schema.layouts import ADD_ONE, Regroup, Split, Then
@@ -38,6 +39,7 @@ ROLES = roles(
         delta.attention(),
         tensors.experts(),
         delta.shared_expert(),
+        nextn.tensors(ADD_ONE),
     ),
 )
 
@@ -51,10 +53,14 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={**delta.CONVENTIONS, "delta_projections": "grouped"},
-            drops=(delta.NEXT_TOKENS, *common.DROPS),
+            drops=(*delta.DROPS, *common.DROPS),
+            appended_blocks=delta.APPENDED,
+            export_renames=delta.EXPORTED,
             caveats=delta.CAVEATS,
             ignored_keys=delta.IGNORED_KEYS,
         ),
     ),
+    blocks=nextn.BLOCKS,
+    caveats=(nextn.CAVEAT,),
     recipe=delta.RECIPE,
 )

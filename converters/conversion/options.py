@@ -277,8 +277,9 @@ OPTIONS: tuple[Option, ...] = (
            "Override a GGUF key (without architecture prefix): attention.head_count=4; repeatable.", "hparams",
            ("--hparam",),
            metavar="KEY=VALUE", in_plan=True, receipt="hparams"),
-    Option("mtp", Kind.FLAG, _READS, Heading.MODEL, "Include multi-token-prediction (MTP) layers.", "mtp",
-           default=False, in_plan=True, receipt="mtp"),
+    Option("mtp", Kind.FLAG, _READS, Heading.MODEL,
+           "Include multi-token-prediction (MTP) layers, or leave them out (default: included where the checkpoint has "
+           "them and GGUF a place for them).", "mtp", ("--mtp", "--no-mtp"), in_plan=True, receipt="mtp"),
     Option("rerank", Kind.TEXT, "convert verify open_model", Heading.MODEL,
            "Of a causal model's output matrix, keep the rows of 'yes' and 'no' as a classifier: yes, no, or auto, as "
            "its model card, modules or name say.", "rerank", default="auto", choices=RERANK, in_plan=True,

@@ -72,7 +72,8 @@ class Request:
         config: For files of the GGML era, the config.json that they do not hold.
         witness: The reference implementations that are run at the level 'full'.
         text: Lines that both tokenizers encode, too.
-        mtp: Whether blocks that predict further tokens are copied.
+        mtp: Whether blocks that predict further tokens are copied; None: where the checkpoint has them and GGUF a place
+            for them.
         rerank: Whether a causal model is a reranker: 'auto', 'yes', 'no' (`reranking`).
         target: The target model of a speculative draft.
         mistral_format: Whether a folder's consolidated weights and params.json are read (`open_source_of`).
@@ -115,7 +116,7 @@ class Request:
     witness: tuple[str, ...] = ()
     text: str | None = None
     allow_quantization_error: bool = False
-    mtp: bool = False
+    mtp: bool | None = None
     rerank: str = "auto"
     target: str | None = None
     mistral_format: bool = False

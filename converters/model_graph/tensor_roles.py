@@ -124,6 +124,16 @@ def assign(
     return assigned, [_explained(ref, drop, assigned) for ref, drop in dropped]
 
 
+def any_of_role(role: str, checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect) -> bool:
+    """Return whether a checkpoint has a tensor of the role of that name ('blk.{n}.attn_q.weight')."""
+    origins = [origin_of(each, dialect) for each in architecture.roles if each.name == role]
+    patterns = [pattern_regex(pattern) for origin in origins if origin for pattern in origin.patterns]
+    names = _base_names(checkpoint, architecture, dialect, _index(architecture, dialect)) if patterns else {}
+    meant = _behind(names.values(), dialect)
+    spellings = (meant.get(name) or spelled(name, dialect) for name in names.values())
+    return any(pattern.fullmatch(name) for name in spellings for pattern in patterns)
+
+
 def _base_prefixes(architecture: Architecture, dialect: Dialect) -> list[str]:
     """Return what the names of a base model's tensors may begin with in the model around it ('model.').
 
@@ -144,7 +154,7 @@ def _base_names(
     A checkpoint of the base model alone lacks the prefix that its names have there, and transformers loads it into the
     model around (`base_model_prefix`, core_model_loading.py of version 5.23).
     """
-    known = [pattern_regex(start) for start, _ in dialect.appended_blocks]
+    known = [pattern_regex(start) for start, *_ in dialect.appended_blocks]
     others = {other for _, *listed in dialect.substitutes for other in listed}
 
     def has_place(name: str) -> bool:
@@ -162,12 +172,20 @@ def _base_names(
 def _behind(names: Collection[str], dialect: Dialect) -> dict[str, str]:
     """Return the names of tensors whose blocks are numbered behind others → the names their numbers give them."""
     found = dict[str, str]()
-    for prefix, other in dialect.appended_blocks:
-        numbers = (match for name in names if (match := pattern_regex(other).match(name)))
-        count = 1 + max((int(match["n"]) for match in numbers), default=-1)
+    counts = dict[str, int]()
+    for prefix, other, *rest in dialect.appended_blocks:
+        if other not in counts:
+            both = (
+                match
+                for name in names
+                for each in {name, spelled(name, dialect)}
+                if (match := pattern_regex(other).match(each))
+            )
+            counts[other] = 1 + max((int(match["n"]) for match in both), default=-1)
         for name in names:
             if match := pattern_regex(prefix).match(name):
-                found[name] = spelled(other.format(n=int(match["n"]) + count) + name[match.end() :], dialect)
+                number = int(match.groupdict().get("n") or 0) + counts[other]
+                found[name] = spelled(other.format(n=number) + "".join(rest) + name[match.end() :], dialect)
     return found
 
 

@@ -233,7 +233,7 @@ class Dialect(Written):
             vision model).
         renames: (prefix, replacement) pairs, both possibly with {n}; the first that fits is used.
         appended_blocks: (prefix, other prefix), both with {n}: blocks of the first are numbered behind those of the
-            second.
+            second. A first prefix without {n} belongs to the first of them, under what a third item says.
         renumbered: (prefix, list) pairs. The number behind the prefix counts the items of the list, an hparam that
             holds the numbers of blocks.
         required_tensors: Shell patterns of tensor names. Weights that have all of them are of this dialect, also
@@ -267,7 +267,7 @@ class Dialect(Written):
     fixed: Mapping[str, Any] = field(default_factory=dict)
     config_section: str = ""
     renames: tuple[tuple[str, str], ...] = ()
-    appended_blocks: tuple[tuple[str, str], ...] = ()
+    appended_blocks: tuple[tuple[str, ...], ...] = ()
     renumbered: tuple[tuple[str, str], ...] = ()
     required_tensors: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()

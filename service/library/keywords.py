@@ -117,7 +117,7 @@ class SourceOptions(Opening, total=False):
     lora: Sequence[StrPath] | None
     mistral_format: bool
     ggla_permute: bool
-    mtp: bool
+    mtp: bool | None
     tokenizer: StrPath | None
     huggingface_json: bool
     trim_vocab: bool

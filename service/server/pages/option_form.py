@@ -63,6 +63,7 @@ _KINDS = {
     Kind.TEXT_FILE: "lines",
     Kind.JSON_FILE: "lines",
 }
+_EITHER = ("yes", "no")
 _LOADED = (Kind.TYPES, Kind.TEXT_FILE, Kind.JSON_FILE)
 """Kinds whose text people have in a file: the page can load it into the field."""
 _PAIRS = {Kind.PAIRS: "KEY=VALUE", Kind.TYPES: "REGEX=TYPE"}
@@ -210,7 +211,9 @@ def _choices(option: Option) -> tuple[str, ...]:
 def _control(option: Option, value: Any, uploads: str) -> Control:
     choices, kind = _choices(option), _KINDS.get(option.kind, "text")
     default = option.default
-    if kind == "text" and choices:
+    if option.either_way:
+        kind, choices = "choice", ("", *_EITHER)
+    elif kind == "text" and choices:
         kind = "choice"
         first = str(default) if default is not None else ""
         choices = (first, *(each for each in choices if each != first))
@@ -235,6 +238,8 @@ def _text(option: Option, value: Any, uploads: str) -> str:
     """Return what a control holds for a plan's value."""
     if value is None or value == option.default:
         return str(option.default) if value is not None and _choices(option) and option.kind is Kind.TEXT else ""
+    if option.either_way:
+        return _EITHER[not value]
     if option.kind is Kind.FLAG:
         return "on"
     if option.kind is Kind.JSON_FILE:
@@ -309,6 +314,8 @@ def as_typed(form: OptionForm, pairs: Iterable[tuple[str, str]]) -> OptionForm:
 
 
 def _value(option: Option, text: str) -> Any:
+    if option.either_way:
+        return text == _EITHER[0]
     if option.kind is Kind.FLAG:
         return not option.default
     if option.kind is Kind.TEXT_FILE:
