@@ -185,7 +185,7 @@ OPTIONS: tuple[Option, ...] = (
     # --- output ---
     Option("out", Kind.TEXT, "convert", Heading.OUTPUT,
            "File or folder (default: beside the source); ollama://NAME:TAG: a model in Ollama's store; "
-           "lmstudio://PUBLISHER/MODEL: a folder of LM Studio's.", "out",
+           "lmstudio://PUBLISHER/MODEL: a folder of LM Studio's; jan://NAME: one of Jan's.", "out",
            ("--outfile", "-o")),
     Option("to", Kind.TEXT, "convert", Heading.OUTPUT,
            "The format to write: gguf, or safetensors, a folder in Hugging Face's form.", "to", default="gguf",

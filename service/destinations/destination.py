@@ -1,7 +1,7 @@
 """Where an output goes: `destination` makes a path of what `--outfile` names, and knows what remains to be done.
 
 A path is what it is. `ollama://NAME:TAG` is written below Ollama's store and becomes a model of it once it is proved;
-`lmstudio://PUBLISHER/MODEL` is a folder of LM Studio's.
+`lmstudio://PUBLISHER/MODEL` is a folder of LM Studio's, `jan://NAME` one of Jan's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ggferry.formats.errors import UsageError
 if TYPE_CHECKING:
     from ggferry.converters.conversion.run import Result
 
-LM_STUDIO = "lmstudio://"
+LM_STUDIO, JAN = "lmstudio://", "jan://"
 
 
 class Destination(Protocol):
@@ -63,17 +63,26 @@ def destination(out: str | None, *, several: bool = False, force: bool = False) 
     elif out.startswith(SCHEME):
         from ggferry.service.destinations.ollama import OllamaDestination
 
-        if several:
-            raise UsageError("several types, and one name for them", found=out, expected="one --outtype")
+        _check_one(out, several)
         with OllamaDestination(out, force=force) as ollama:
             yield ollama
     elif out.startswith(LM_STUDIO):
         from ggferry.service.destinations.lm_studio import folder_of
 
         yield PlainPath(folder_of(out.removeprefix(LM_STUDIO)))
+    elif out.startswith(JAN):
+        from ggferry.service.destinations.jan import JanDestination
+
+        _check_one(out, several)
+        yield JanDestination(out, force=force)
     else:
         raise UsageError(
             "not a place that outputs can be written to",
             found=out,
-            expected=f"a path, {SCHEME}NAME:TAG or {LM_STUDIO}PUBLISHER/MODEL",
+            expected=f"a path, {SCHEME}NAME:TAG, {LM_STUDIO}PUBLISHER/MODEL or {JAN}NAME",
         )
+
+
+def _check_one(out: str, several: bool) -> None:
+    if several:
+        raise UsageError("several types, and one name for them", found=out, expected="one --outtype")

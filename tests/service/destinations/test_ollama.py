@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import ggferry
 from ggferry.formats.errors import GgferryError, RefusedError
@@ -113,7 +114,12 @@ def test_a_projector_goes_in_and_comes_out_as_an_mmproj_file(store: Path, tmp_pa
 
 @pytest.mark.parametrize(
     ("out", "words"),
-    [("ollama://a b", "not the name of a model"), ("s3://x/y", "not a place"), ("lmstudio://alone", "LM Studio")],
+    [
+        ("ollama://a b", "not the name of a model"),
+        ("s3://x/y", "not a place"),
+        ("lmstudio://alone", "LM Studio"),
+        ("jan://a/../b", "of Jan's"),
+    ],
 )
 def test_an_address_that_is_none_is_refused(out: str, words: str, store: Path, old: Path) -> None:
     with pytest.raises(GgferryError, match=words):
@@ -183,3 +189,22 @@ def test_lm_studios_folder_is_found_and_filled(old: Path, tmp_path: Path, monkey
     (tmp_path / ".lmstudio-home-pointer").write_text(str(tmp_path / "moved"))
     done = ggferry.convert(old, "lmstudio://me/tiny", verify="fast")
     assert Path(done.output).parent == tmp_path / "moved/models/me/tiny"
+
+
+def test_jans_folder_is_found_and_its_record_written_last(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    done = ggferry.convert(old, "jan://me/tiny", verify="fast")
+    data, output = tmp_path / "Jan/data", Path(done.output)
+    assert output.parent == data / "llamacpp/models/me/tiny"
+    record = yaml.safe_load((output.parent / "model.yml").read_text())
+    assert data / record.pop("model_path") == output
+    assert record == {"name": "me/tiny", "size_bytes": output.stat().st_size}
+    with pytest.raises(GgferryError, match="exists"):
+        ggferry.convert(old, "jan://me/tiny", verify="fast")
+    (tmp_path / "jan.ai.app").mkdir()
+    (tmp_path / "jan.ai.app/settings.json").write_text(json.dumps({"data_folder": str(tmp_path / "moved")}))
+    done = ggferry.convert(old, "jan://me/tiny", verify="fast")
+    assert Path(done.output).parent == tmp_path / "moved/llamacpp/models/me/tiny"
