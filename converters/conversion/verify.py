@@ -188,8 +188,10 @@ def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> Mode
     """
     if not output.architecture.projector or before.container == "gguf":
         texts = text_request(request)
-        options = request.options
-        return understand(before, texts.hparams, options.vocab_only, mtp=request.mtp, rerank=request.rerank)
+        options, mtp = request.options, request.mtp
+        if mtp is None and not output.sizes.get("n_nextn"):
+            mtp = False  # written by --no-mtp, or by a program that drops them
+        return understand(before, texts.hparams, options.vocab_only, mtp=mtp, rerank=request.rerank)
     graph = understand_projector(before, request.hparams)
     if graph is None:
         raise VerificationError(

@@ -154,6 +154,15 @@ def test_a_conversion_proves_them_and_says_what_it_does_not_compute(tmp_path: Pa
         reverify(replace(request, mtp=False), str(tmp_path / "x.gguf"), stage=silent)
 
 
+def test_a_file_without_them_is_verified_without_an_option(tmp_path: Path) -> None:
+    predicting("qwen35", tmp_path / "hf")
+    request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mtp=False, level="fast")
+    request = replace(request, vocab=replace(request.vocab, none=True))
+    convert(request)
+    (tmp_path / "x.gguf.receipt.json").unlink()
+    assert reverify(replace(request, mtp=None), str(tmp_path / "x.gguf"), stage=silent).proof.tensors
+
+
 def test_a_model_without_them(tmp_path: Path) -> None:
     make("llama", tmp_path / "llama")
     with pytest.raises(UsageError, match=r"for this architecture: found llama, expected bailingmoe2, deepseek2"):
