@@ -216,7 +216,7 @@ def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, 
     known: dict[int, Record] = {}
     found: list[OutputReceipt] = []
     for output, (proof, files) in zip(outputs, proofs, strict=True):
-        receipt = output.kind.receipt(output, proof, files, _source_records(output, known))
+        receipt = output.kind.receipt(output, proof, files, source_records(output, known))
         is_mmproj = output.kind.name == MMPROJ
         others = [
             file
@@ -232,7 +232,7 @@ def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, 
     return found
 
 
-def _source_records(output: PlannedOutput, known: dict[int, Record]) -> list[Record]:
+def source_records(output: PlannedOutput, known: dict[int, Record]) -> list[Record]:
     """Return the source's files as a receipt names them; `known` keeps those that several outputs are made of."""
     files = [file for file in output.plan.graph.checkpoint.files if not isinstance(file, Dequantized)]
     for file in files:
