@@ -26,7 +26,7 @@ from ggferry.converters.write.watch_weights import check_sums
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, UsageError, VerificationError
 from ggferry.formats.files.digesting import begin, digesting, record
-from ggferry.formats.files.digests import Record
+from ggferry.formats.files.digests import Record, without_blocks
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.sources import known_by
 from ggferry.formats.free_space import check_free_space
@@ -222,7 +222,7 @@ def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, 
             file
             for other, (_, records) in zip(outputs, proofs, strict=True)
             if (other.kind.name == MMPROJ) != is_mmproj
-            for file in records
+            for file in map(without_blocks, records)
         ]
         if others and is_mmproj:
             receipt = cast("OutputReceipt", {**receipt, TEXT: others})

@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "split": "Cut a GGUF file into shards.",
         "merge": "Join shards, or the pieces of a file.",
     },
+    "files.signing": {"sign": "Sign a GGUF file and its receipt with a key."},
     "files.publishing": {"publish": "Publish GGUF files on the Hugging Face Hub."},
     "archive": {
         "plan": "Scan an archive and write a migration plan.",

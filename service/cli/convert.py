@@ -90,6 +90,14 @@ def verify(
     The options of the conversion are taken from the receipt beside the output, where there is one. A file alone is
     judged by itself: structure, meaning, NaN and constants, vocabulary, template, and which programs load it.
     """
+    blockwise = any(given[name] is not None for name in ("receipt", "sample", "signed"))
+    if blockwise and output is None:
+        from ggferry.service.cli.files.signing import check_file
+
+        check_file(source, given)
+        return
+    if blockwise:
+        raise UsageError("--receipt, --sample and --signed: of a file alone", hint="verify FILE --sample 1%")
     if output is None:
         from ggferry.service.cli.files.surveying import judge
 
