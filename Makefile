@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser container corpus models faults fuzz kills reference-checked dist wine docs check lint types clean
+.PHONY: setup demo test slow postgres browser container corpus models faults fuzz kills reference-checked dist man wine docs check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -78,6 +78,10 @@ kills: $(VENV)/.dev
 # The source archive and the wheel in dist/, and README's commands run from the wheel in an environment of its own.
 dist: $(VENV)/.dev
 	$(BIN)/python tools/dist.py
+
+# The man pages in docs/man, from the command line itself; the wheel has them.
+man: $(VENV)/.dev
+	$(BIN)/python tools/man_pages.py
 
 # The documents as a site in build/docs/html, with the reference of Python and a search; warnings are errors.
 $(VENV)/.docs: $(BIN)/ggferry

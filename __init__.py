@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from ggferry.service.library.conversions import convert, convert_many, plan, quantize, verify
     from ggferry.service.library.models import open_model
     from ggferry.service.operations._rewritten import Rewritten
+    from ggferry.service.operations.check_blocks import check_blocks
     from ggferry.service.operations.check_shards import check_shards
     from ggferry.service.operations.compare import compare
     from ggferry.service.operations.diff import diff
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from ggferry.service.operations.inspect import inspect
     from ggferry.service.operations.merge import merge
     from ggferry.service.operations.publish import Publication, PublishedFile, publish
+    from ggferry.service.operations.sign import Signatures, sign
     from ggferry.service.operations.split import split
     from ggferry.service.operations.tokenize import tokenize
     from ggferry.support.progress import Phase
@@ -95,9 +97,11 @@ _HOMES = {
     "ggferry.service.operations.diff": "diff",
     "ggferry.service.operations.examine": "examine",
     "ggferry.service.operations.hashes": "hashes",
+    "ggferry.service.operations.check_blocks": "check_blocks",
     "ggferry.service.operations.check_shards": "check_shards",
     "ggferry.service.operations.merge": "merge",
     "ggferry.service.operations.publish": "Publication PublishedFile publish",
+    "ggferry.service.operations.sign": "Signatures sign",
     "ggferry.service.operations.split": "split",
     "ggferry.service.operations._rewritten": "Rewritten",
     "ggferry.service.library.answers": """
@@ -159,6 +163,7 @@ __all__ = [
     "Rewritten",
     "Route",
     "ShapeError",
+    "Signatures",
     "TableError",
     "TensorFacts",
     "TrailingBytesError",
@@ -176,6 +181,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "__version__",
+    "check_blocks",
     "check_shards",
     "compare",
     "convert",
@@ -193,6 +199,7 @@ __all__ = [
     "publish",
     "quantize",
     "repair",
+    "sign",
     "split",
     "tokenize",
     "verify",

@@ -9,4 +9,5 @@ FOLDERS = ("support", "quant", "formats", "converters", "service")
 found = find_packages(
     str(Path(__file__).parent), include=[pattern for name in FOLDERS for pattern in (name, f"{name}.*")]
 )
-setup(packages=["ggferry", *(f"ggferry.{name}" for name in found)])
+pages = sorted(str(path.relative_to(Path(__file__).parent)) for path in Path(__file__).parent.glob("docs/man/*.1"))
+setup(packages=["ggferry", *(f"ggferry.{name}" for name in found)], data_files=[("share/man/man1", pages)])

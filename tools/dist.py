@@ -42,6 +42,7 @@ ggferry verify old.bin new.gguf
 ggferry hash new.gguf
 ggferry diff new.gguf new.gguf
 ggferry verify new.gguf
+ggferry verify new.gguf --sample 2
 ggferry edit new.gguf --set general.name=Tin --in-place
 ggferry split model-f16.gguf --split-max-tensors 8
 ggferry merge model-f16-00001-of-00003.gguf --outfile whole.gguf
@@ -54,7 +55,7 @@ ggferry plan archive -o plan.jsonl --dest out -j 1
 ggferry apply plan.jsonl -j 1
 ggferry ledger status plan.jsonl.ledger
 """
-ELSEWHERE = {"serve": "a server", "remote": "a server", "completion": "a terminal"}
+ELSEWHERE = {"sign": "the extra sign", "serve": "a server", "remote": "a server", "completion": "a terminal"}
 """Commands of the pages that are not run here, and what they need."""
 PAGES = ("README.md", "docs/cli.md")
 _FIRST_WORDS = re.compile(r"^(?:ggferry|convert)\s+(?:--install-)?(\w+)", re.MULTILINE)

@@ -127,6 +127,10 @@ def commands() -> Iterator[str]:
             yield from command(offered[name], f"ggferry {name}", "###")
 
 
+EVERYWHERE = {"--help", "--quiet", "--verbose", "--log-json", "--install-completion", "--show-completion"}
+"""Options that every command has: the page says so once."""
+
+
 def command(made: Any, path: str, heading: str) -> Iterator[str]:
     """Yield the section of one command, then those of the commands below it."""
     context = made.context_class(made, info_name=path)
@@ -135,7 +139,7 @@ def command(made: Any, path: str, heading: str) -> Iterator[str]:
     groups: dict[str, list[tuple[str, str]]] = {}
     for param in made.get_params(context):
         record = param.get_help_record(context)
-        if record and not {"--help", "--install-completion", "--show-completion"} & set(param.opts):
+        if record and not EVERYWHERE & set(param.opts):
             panel = str(getattr(param, "rich_help_panel", None) or "Options")
             own = "Arguments" if param.param_type_name == "argument" else panel  # as `HeadedCommand` has them
             groups.setdefault(own, []).append(record)

@@ -187,6 +187,14 @@ OPTIONS: tuple[Option, ...] = (
            "File or folder (default: beside the source); ollama://NAME:TAG: a model in Ollama's store; "
            "lmstudio://PUBLISHER/MODEL: a folder of LM Studio's; jan://NAME: one of Jan's.", "out",
            ("--outfile", "-o")),
+    Option("publish", Kind.TEXT, "convert", Heading.OUTPUT,
+           "Publish what is proved on the Hugging Face Hub: hf://OWNER/NAME; a run that was interrupted goes on "
+           "(docs/publish.md).", metavar="REPO", terminal=True),
+    Option("private", Kind.FLAG, "convert", Heading.OUTPUT,
+           "With --publish: make a new repository private; refuse one that is public.", default=False, terminal=True),
+    Option("remove_published", Kind.FLAG, "convert", Heading.OUTPUT,
+           "With --publish: make, publish and remove one output after another, so that the disk holds one; receipts "
+           "stay.", default=False, terminal=True),
     Option("to", Kind.TEXT, "convert", Heading.OUTPUT,
            "The format to write: gguf, or safetensors, a folder in Hugging Face's form.", "to", default="gguf",
            choices=FORMATS),
@@ -220,7 +228,7 @@ OPTIONS: tuple[Option, ...] = (
            "keep; any type of llama-quantize: f16, bf16, q8_0, q4_k_m, … (`ggferry types` lists them); auto: bf16 or "
            "f16, as the source's weights are. Several, separated by commas, are written together (convert: "
            "-o 'model-{outtype}.gguf').",
-           "options.outtype", default="keep", choices=outtypes, in_plan=True, receipt="outtype"),
+           "options.outtype", ("--outtype", "--ladder"), "keep", choices=outtypes, in_plan=True, receipt="outtype"),
     Option("mmproj", Kind.TEXT, "convert plan", Heading.OUTPUT,
            "For multimodal models: both files, only the encoder (mmproj-….gguf), or none of it.",
            "mmproj", default="both", choices=MMPROJ, in_plan=True),
@@ -343,6 +351,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("witness", Kind.TEXTS, "convert quantize verify plan", Heading.PROOF,
            "Programs whose logits are compared: auto, transformers, llama.cpp, ctransformers; none.", "witness",
            default=(), metavar="NAME", choices=witnesses, in_plan=True, receipt="witness"),
+    Option("receipt", Kind.FILE, "verify", Heading.PROOF,
+           "Of a file alone: hold its blocks against the digests in this receipt (default: the one beside it).",
+           metavar="FILE", terminal=True),
+    Option("sample", Kind.TEXT, "verify", Heading.PROOF,
+           "Of a file alone: read only so many of its blocks, drawn at random.", metavar="N|N%", terminal=True),
+    Option("signed", Kind.FILE, "verify", Heading.PROOF,
+           "Of a file alone: check its signature with this public key (PEM); with --receipt or --sample that of the "
+           "receipt.", metavar="KEY", terminal=True),
     Option("allow_keys", Kind.TEXTS, "verify", Heading.PROOF, "Let these keys differ; repeatable.", metavar="GLOB"),
     Option("allow_quantization_error", Kind.FLAG, _ALL + " plan", Heading.PROOF,
            "Accept tensors that lie further from the source than quantizing them explains.",

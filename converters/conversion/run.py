@@ -26,7 +26,7 @@ from ggferry.converters.write.watch_weights import check_sums
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, UsageError, VerificationError
 from ggferry.formats.files.digesting import begin, digesting, record
-from ggferry.formats.files.digests import Record
+from ggferry.formats.files.digests import Record, without_blocks
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.sources import known_by
 from ggferry.formats.free_space import check_free_space
@@ -216,13 +216,13 @@ def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, 
     known: dict[int, Record] = {}
     found: list[OutputReceipt] = []
     for output, (proof, files) in zip(outputs, proofs, strict=True):
-        receipt = output.kind.receipt(output, proof, files, _source_records(output, known))
+        receipt = output.kind.receipt(output, proof, files, source_records(output, known))
         is_mmproj = output.kind.name == MMPROJ
         others = [
             file
             for other, (_, records) in zip(outputs, proofs, strict=True)
             if (other.kind.name == MMPROJ) != is_mmproj
-            for file in records
+            for file in map(without_blocks, records)
         ]
         if others and is_mmproj:
             receipt = cast("OutputReceipt", {**receipt, TEXT: others})
@@ -232,7 +232,7 @@ def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, 
     return found
 
 
-def _source_records(output: PlannedOutput, known: dict[int, Record]) -> list[Record]:
+def source_records(output: PlannedOutput, known: dict[int, Record]) -> list[Record]:
     """Return the source's files as a receipt names them; `known` keeps those that several outputs are made of."""
     files = [file for file in output.plan.graph.checkpoint.files if not isinstance(file, Dequantized)]
     for file in files:

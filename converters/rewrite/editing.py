@@ -25,7 +25,7 @@ from ggferry.converters.rewrite.rewrite_output import (
 from ggferry.converters.rewrite.typed_text import shown
 from ggferry.formats import limits
 from ggferry.formats.errors import InconsistentError, RefusedError, VerificationError
-from ggferry.formats.files.digests import Digests, Record
+from ggferry.formats.files.digests import BlockDigests, Digests, Record
 from ggferry.formats.files.local_files import Named, read_bytes, read_start
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.partial_files import sweep
@@ -312,16 +312,19 @@ def _both_digests(part: Part, old: bytes, new: bytes, progress: Progress) -> tup
     source, sums = part.source, (fresh_digest(workers()), fresh_digest(workers()))
     for state, header in zip(sums, (old, new), strict=True):
         state.update(header)
+    blocks = BlockDigests(source.size)
+    blocks.update(memoryview(new))
     buffer = memoryview(bytearray(CHUNK))
     for at in range(len(old), source.size, CHUNK):
         piece = buffer[: min(CHUNK, source.size - at)]
         source.read_into(at, piece)
         for state in sums:
             state.update(piece)
+        blocks.update(piece)
         progress(len(piece))
     name = os.path.basename(source.path)
     before, after = (Record(name=name, bytes=source.size, blake3=str(state.hexdigest())) for state in sums)
-    return before, after
+    return before, {**after, "blocks": blocks.finish()}
 
 
 FINISHED = "an edit of this file that was broken off was finished first"

@@ -128,7 +128,11 @@ def write(
             files = [_with_digest(file, whole) for file in files]
             output.lay_out_again([laid_out(list(file.keys.values()), file.tensors, file.like) for file in files])
         output.finish()
-        records = digests.begin([digests.open(path) for path in output.partials], beside=1) if lineage.receipt else []
+        records = (
+            digests.begin([digests.open(path) for path in output.partials], beside=1, blocks=True)
+            if lineage.receipt
+            else []
+        )
         with stage(Phase.VERIFYING, total) as progress:
             for file, partial in zip(files, output.partials, strict=True):
                 check_written(file, partial, sums, progress)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ggferry.formats.files.digests import Record, file_record, pieces
+from ggferry.formats.files.digests import BlockDigests, Record, file_record, pieces
 from ggferry.formats.files.sources import LocalFile, Source
 
 if TYPE_CHECKING:
@@ -31,10 +31,11 @@ class DigestingSource:
         again: How many bytes were read for the digest alone.
     """
 
-    def __init__(self, source: Source) -> None:
-        """Begin with a file that was opened; nothing is digested before `begin`."""
+    def __init__(self, source: Source, *, blocks: bool = False) -> None:
+        """Begin with a file that was opened; nothing is digested before `begin`. `blocks`: digest these, too."""
         self.source, self.path, self.size, self.again = source, source.path, source.size, 0
         self._state: blake3 | None = None
+        self._blocks = BlockDigests(source.size) if blocks else None
         self._begun = False
         self._at = 0
         self._filling = 0
@@ -103,6 +104,8 @@ class DigestingSource:
 
             self._state = blake3(max_threads=threads)
         self._state.update(data)
+        if self._blocks is not None:
+            self._blocks.update(data)
         self._at += len(data)
 
     def record(self, threads: int = 1, stopped: Callable[[], bool] = lambda: False) -> Record:
@@ -115,27 +118,28 @@ class DigestingSource:
             self._update(memoryview(b""), threads)
         self._fill(self.size, threads, stopped)
         assert self._state is not None
-        return {"name": os.path.basename(self.path), "bytes": self.size, "blake3": self._state.hexdigest()}
+        made: Record = {"name": os.path.basename(self.path), "bytes": self.size, "blake3": self._state.hexdigest()}
+        return {**made, "blocks": self._blocks.finish()} if self._blocks is not None else made
 
     def close(self) -> None:
         """Close the file."""
         self.source.close()
 
 
-def digesting(files: Iterable[Source]) -> tuple[Source, ...]:
-    """Return the files, those on disk as `Passing`."""
-    return tuple(DigestingSource(file) if isinstance(file, LocalFile) else file for file in files)
+def digesting(files: Iterable[Source], *, blocks: bool = False) -> tuple[Source, ...]:
+    """Return the files, those on disk as `DigestingSource`; `blocks`: their blocks are digested, too."""
+    return tuple(DigestingSource(file, blocks=blocks) if isinstance(file, LocalFile) else file for file in files)
 
 
 def begin(files: Iterable[Source]) -> None:
-    """Digest what passes of these files from now on, where they are `Passing`."""
+    """Digest what passes of these files from now on, where they are `DigestingSource`."""
     for file in files:
         if isinstance(file, DigestingSource):
             file.begin()
 
 
 def record(file: Source, threads: int = 1, stopped: Callable[[], bool] = lambda: False) -> Record:
-    """Return a file as a receipt names it; of a `Passing` one only what has not passed is read."""
+    """Return a file as a receipt names it; of a `DigestingSource` one only what has not passed is read."""
     if isinstance(file, DigestingSource):
         return file.record(threads, stopped)
     return file_record(file, threads, stopped)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
-from typing import NotRequired
+from typing import TYPE_CHECKING, NotRequired, cast
 
 from typing_extensions import TypedDict  # pydantic refuses that of typing below Python 3.12
 
@@ -17,13 +17,30 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.sources import LocalFile, Source
 from ggferry.support.progress import Progress
 
+if TYPE_CHECKING:
+    from blake3 import blake3
+
 BLOCK = 8 << 20
+SMALLEST, MOST = 64 << 10, 8192
+"""Bytes of a block that has a digest of its own, at least, and how many a file has, at most."""
+
+
+class Blocks(TypedDict):
+    """The digests of a file's blocks, from the first byte on: a tree of two levels.
+
+    `bytes`: of every block but the last. `blake3`: their BLAKE3 digests in hex, one after another. `root`: BLAKE3 of
+    these digests as bytes.
+    """
+
+    bytes: int
+    root: str
+    blake3: str
 
 
 class Record(TypedDict):
     """A file as a receipt names it: its name without a folder, its bytes, its digests in hex.
 
-    `transport`: how it is known that a file of a store was read as the store has it.
+    `transport`: how it is known that a file of a store was read as the store has it. `blocks`: of an output.
     """
 
     name: str
@@ -31,10 +48,62 @@ class Record(TypedDict):
     blake3: str
     sha256: NotRequired[str]
     transport: NotRequired[str]
+    blocks: NotRequired[Blocks]
 
 
 Taken = Callable[[], Record]
 """Returns the record of a file, once the file has been read."""
+
+
+class BlockDigests:
+    """Takes the bytes of a file in order, and digests each block."""
+
+    def __init__(self, size: int) -> None:
+        """Begin with a file of `size` bytes."""
+        self._bytes = block_bytes(size)
+        self._digests = bytearray()
+        self._state: blake3 | None = None
+        self._room = self._bytes
+
+    def update(self, data: memoryview) -> None:
+        """Add the next bytes."""
+        from blake3 import blake3
+
+        while data:
+            piece, data = data[: self._room], data[self._room :]
+            self._state = self._state or blake3()
+            self._state.update(piece)
+            self._room -= len(piece)
+            if not self._room:
+                self._end()
+
+    def _end(self) -> None:
+        if self._state is not None:
+            self._digests += self._state.digest()
+        self._state, self._room = None, self._bytes
+
+    def finish(self) -> Blocks:
+        """Return the digests of all blocks, after the last byte."""
+        self._end()
+        digests = bytes(self._digests)
+        return {"bytes": self._bytes, "root": root_of(digests), "blake3": digests.hex()}
+
+
+def block_bytes(size: int) -> int:
+    """Return how large the blocks of a file are: a power of two, of which it has MOST at the most."""
+    return max(SMALLEST, 1 << (-(-size // MOST) - 1).bit_length()) if size else SMALLEST
+
+
+def without_blocks(record: Record) -> Record:
+    """Return a record without the digests of blocks."""
+    return cast("Record", {key: value for key, value in record.items() if key != "blocks"})
+
+
+def root_of(digests: bytes) -> str:
+    """Return the digest of the digests of blocks, in hex."""
+    from blake3 import blake3
+
+    return str(blake3(digests).hexdigest())
 
 
 def digest(
@@ -90,10 +159,19 @@ def pieces(
             yield ahead.result()
 
 
-def file_record(source: Source, threads: int = -1, stopped: Callable[[], bool] = lambda: False) -> Record:
-    """Return a file as a receipt names it; `threads` and `stopped` as for `digest`."""
-    found = digest(source, threads, stopped=stopped)
-    return {"name": os.path.basename(source.path), "bytes": source.size, "blake3": found}
+def file_record(
+    source: Source, threads: int = -1, stopped: Callable[[], bool] = lambda: False, *, blocks: bool = False
+) -> Record:
+    """Return a file as a receipt names it, with the digests of its `blocks` or without; else as for `digest`."""
+    from blake3 import blake3
+
+    state, found = blake3(max_threads=threads), BlockDigests(source.size) if blocks else None
+    for piece in pieces(source, 0, source.size, threads, stopped):
+        state.update(piece)
+        if found is not None:
+            found.update(piece)
+    made: Record = {"name": os.path.basename(source.path), "bytes": source.size, "blake3": str(state.hexdigest())}
+    return {**made, "blocks": found.finish()} if found is not None else made
 
 
 class Digests:
@@ -113,7 +191,7 @@ class Digests:
         """Open a file that we wrote; it is closed at the end."""
         return self._opened.enter_context(LocalFile(Named(path)))
 
-    def begin(self, sources: Sequence[Source], beside: int) -> list[Taken]:
+    def begin(self, sources: Sequence[Source], beside: int, *, blocks: bool = False) -> list[Taken]:
         """Start digesting files; return a function for each that waits for its record.
 
         Local files are read at once, if more than one thread is allowed. A remote file is read when its record is asked
@@ -122,17 +200,18 @@ class Digests:
         Args:
             sources: The files.
             beside: Threads to leave to the other work meanwhile.
+            blocks: Whether their blocks are digested, too.
         """
         share = max(1, (self._threads - beside) // max(1, len(sources)))
         return [
-            self._pool.submit(self._record, source, share).result
+            self._pool.submit(self._record, source, share, blocks).result
             if self._threads > 1 and isinstance(source, LocalFile)
-            else partial(self._record, source, self._threads)
+            else partial(self._record, source, self._threads, blocks)
             for source in sources
         ]
 
-    def _record(self, source: Source, threads: int) -> Record:
-        return file_record(source, threads, self._left.is_set)
+    def _record(self, source: Source, threads: int, blocks: bool) -> Record:
+        return file_record(source, threads, self._left.is_set, blocks=blocks)
 
     def __enter__(self) -> Digests:
         return self

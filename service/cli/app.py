@@ -17,7 +17,8 @@ from ggferry.formats.errors import GgferryError, OutOfMemoryError, of_os
 from ggferry.formats.files.opened_files import recorded
 from ggferry.formats.memory_cap import HEADERS, ration
 from ggferry.quant.kernels import forget_expected, on_compilation
-from ggferry.service.cli.options import print_json, say, tell
+from ggferry.service.cli.options import PlainCommand, PlainGroup, print_json, say, tell
+from ggferry.service.cli.terminal import ERROR, Manner, manner, set_manner
 
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "convert": {
@@ -46,6 +47,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "split": "Cut a GGUF file into shards.",
         "merge": "Join shards, or the pieces of a file.",
     },
+    "files.signing": {"sign": "Sign a GGUF file and its receipt with a key."},
     "files.publishing": {"publish": "Publish GGUF files on the Hugging Face Hub."},
     "archive": {
         "plan": "Scan an archive and write a migration plan.",
@@ -73,6 +75,7 @@ def _app(arguments: list[str], alone: bool) -> Any:
 
     app = typer.Typer(
         name="ggferry",
+        cls=PlainGroup,
         help="Carries language-model weights out of legacy and training formats into GGUF v3, and proves the result.",
         no_args_is_help=not alone,
         rich_markup_mode=None,
@@ -83,7 +86,7 @@ def _app(arguments: list[str], alone: bool) -> Any:
     modules = [module for module, names in COMMANDS.items() if first in names]
     if not modules and COMPLETING not in os.environ:
         for name, words in ((name, words) for names in COMMANDS.values() for name, words in names.items()):
-            app.command(name, help=words)(_named_only)
+            app.command(name, help=words, cls=PlainCommand)(_named_only)
         return app
     if alone:
         offered = import_module(f"ggferry.service.cli.{modules[0]}").commands.registered_commands
@@ -105,6 +108,7 @@ def _run(arguments: list[str], alone: bool = False) -> int:
     """
     from ggferry import __version__
 
+    set_manner(Manner())
     on_compilation(_say_compilation)
     if arguments[:1] == ["--version"]:
         tell(f"ggferry {__version__}")
@@ -125,7 +129,7 @@ def _run(arguments: list[str], alone: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:  # of a disk or a folder that nobody asked about; those who know the file say more
-        if os.environ.get("GGFERRY_TRACEBACK"):
+        if os.environ.get("GGFERRY_TRACEBACK") or manner().verbose:
             raise
         return _fail(of_os(error), arguments)
     except MemoryError:
@@ -133,9 +137,12 @@ def _run(arguments: list[str], alone: bool = False) -> int:
     except Exception as error:
         if callable(getattr(error, "format_message", None)):
             return _wrong_arguments(error)
-        if os.environ.get("GGFERRY_TRACEBACK"):
+        if os.environ.get("GGFERRY_TRACEBACK") or manner().verbose:
             raise
-        say(f"error: internal: {type(error).__name__}: {error} (GGFERRY_TRACEBACK=1 shows where; please report it)")
+        say(
+            f"error: internal: {type(error).__name__}: {error} (GGFERRY_TRACEBACK=1 shows where; please report it)",
+            level=ERROR,
+        )
         return INTERNAL_ERROR
 
 
@@ -147,7 +154,7 @@ def _say_compilation(kept: bool) -> None:
 def _fail(error: GgferryError, arguments: list[str]) -> int:
     if "--json" in arguments:
         print_json({"error": error.as_dict()})
-    say(f"error: {error}")
+    say(f"error: {error}", level=ERROR)
     return error.exit_code
 
 
@@ -164,13 +171,13 @@ def _wrong_arguments(error: Any) -> int:
         hint = [f"Try '{context.command_path} -h' for help.", ""] if context is not None else []
         lines = [*usage, *hint, f"Error: {message}"]
     for line in lines:
-        say(line)
+        say(line, level=ERROR)
     return int(error.exit_code)
 
 
 def _interrupted(arguments: list[str]) -> int:
     """Return the exit code of an interrupt; `apply` has cleaned up by then and has reported what stayed."""
-    say("interrupted" if "apply" in arguments[:1] else "interrupted; nothing unfinished was left behind")
+    say("interrupted" if "apply" in arguments[:1] else "interrupted; nothing unfinished was left behind", level=ERROR)
     return INTERRUPTED
 
 

@@ -26,7 +26,7 @@ from ggferry.service.archive_operations.ledger import (
     StatusCommand,
 )
 from ggferry.service.archive_operations.plan import PlanCommand
-from ggferry.service.cli.options import HeadedCommand, print_json, say, takes, tell
+from ggferry.service.cli.options import HeadedCommand, PlainGroup, print_json, say, takes, tell
 from ggferry.support.platform import here
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from ggferry.service.records.plan_file import Entry
 
 commands = typer.Typer(rich_markup_mode=None)
-ledger = typer.Typer(help="Job status from a migration's ledger.", no_args_is_help=True, rich_markup_mode=None)
+ledger = typer.Typer(
+    cls=PlainGroup, help="Job status from a migration's ledger.", no_args_is_help=True, rich_markup_mode=None
+)
 commands.add_typer(ledger, name="ledger")
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ggferry.converters.conversion.request import Request
     from ggferry.converters.conversion.run import Result
     from ggferry.service.destinations.destination import Destination
+    from ggferry.service.operations._convert_and_publish import HubDestination
+    from ggferry.service.operations.publish import Publication
     from ggferry.service.sources.local_source import LocalSource
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -37,6 +39,11 @@ def convert(
     with access_of(source, given, tensors=_reads_tensors(given)) as path:
         out = given["out"] if given["out"] is not None or not path.url else os.getcwd()
         request = request_of(path, given)
+        if given["publish"] is not None:
+            _convert_and_publish(replace(request, out=out), path, given)
+            return
+        if given["private"] or given["remove_published"]:
+            raise UsageError("--private and --remove-published go with --publish")
         with _destination(out, request, given) as place:
             _convert(replace(request, out=place.out), path, given, place)
 
@@ -83,6 +90,14 @@ def verify(
     The options of the conversion are taken from the receipt beside the output, where there is one. A file alone is
     judged by itself: structure, meaning, NaN and constants, vocabulary, template, and which programs load it.
     """
+    blockwise = any(given[name] is not None for name in ("receipt", "sample", "signed"))
+    if blockwise and output is None:
+        from ggferry.service.cli.files.signing import check_file
+
+        check_file(source, given)
+        return
+    if blockwise:
+        raise UsageError("--receipt, --sample and --signed: of a file alone", hint="verify FILE --sample 1%")
     if output is None:
         from ggferry.service.cli.files.surveying import judge
 
@@ -126,9 +141,7 @@ def _destination(out: str | None, request: Request, given: Mapping[str, Any]) ->
 
 def _convert(request: Request, source: LocalSource, given: Mapping[str, Any], place: Destination) -> None:
     """Carry the request out and report what was done, or print its plan."""
-    from ggferry.converters.conversion.request import split_mmproj
     from ggferry.converters.conversion.run import convert
-    from ggferry.converters.conversion.summary import rating, table
     from ggferry.service.cli.progress_bar import progress
     from ggferry.support.allocator import tune_malloc
 
@@ -140,12 +153,67 @@ def _convert(request: Request, source: LocalSource, given: Mapping[str, Any], pl
     stage = source.staged(lambda title, total: progress(title, total, enabled=not as_json))
     results = convert(request, stage, lambda receipt: source.check_unchanged())
     stored = place.publish(results)
-    main, mmproj = split_mmproj(results, lambda result: result.kind)
     if as_json:
-        found = [_as_dict(result, mmproj) for result in main]
-        several = {"outputs": found, "table": [rating(result).as_dict() for result in main]}
-        print_json(several if len(found) > 1 else found[0])
+        several = _outputs(results)
+        print_json(several if len(several["outputs"]) > 1 else several["outputs"][0])
         return
+    _report(results)
+    for line in stored:
+        tell(line)
+
+
+def _convert_and_publish(request: Request, source: LocalSource, given: Mapping[str, Any]) -> None:
+    """Convert, prove and publish; of a dry run, print the plan and the card."""
+    from ggferry.service.cli.progress_bar import progress
+    from ggferry.service.operations._convert_and_publish import HubDestination, convert_and_publish
+    from ggferry.support.allocator import tune_malloc
+
+    as_json = given["as_json"]
+    to = HubDestination(given["publish"], given["private"], given["remove_published"])
+    if request.out is not None and "://" in request.out:
+        raise UsageError("--publish: outputs are files here first", found=request.out, expected="a path")
+    stage = source.staged(lambda title, total: progress(title, total, enabled=not as_json))
+    if given["dry_run"]:
+        _print_plans(request, source, as_json, to)
+        return
+    tune_malloc()
+    done = convert_and_publish(request, to, stage, lambda receipt: source.check_unchanged())
+    if as_json:
+        earlier = {"kept": list(done.kept), "published_before": list(done.elsewhere), "removed": list(done.removed)}
+        print_json({**_outputs(done.results), "published": [asdict(each) for each in done.publications], **earlier})
+        return
+    for path in done.kept:
+        say(f"kept     {path}: made before, of the same source with the same options")
+    for path in done.elsewhere:
+        say(f"kept     {path}: published before, says {path}.published.json, and the repository has it")
+    if done.results:
+        _report(done.results)
+    for publication in done.publications:
+        for note in publication.notes:
+            say(f"note     {note}")
+        tell(f"published {publication.url}")
+    for path in done.removed:
+        tell(f"removed  {path}")
+
+
+def _outputs(results: Sequence[Result]) -> dict[str, Any]:
+    """Return what was made for JSON."""
+    from ggferry.converters.conversion.request import split_mmproj
+    from ggferry.converters.conversion.summary import rating
+
+    main, mmproj = split_mmproj(results, lambda result: result.kind) if results else ((), None)
+    return {
+        "outputs": [_as_dict(result, mmproj) for result in main],
+        "table": [rating(result).as_dict() for result in main],
+    }
+
+
+def _report(results: Sequence[Result]) -> None:
+    """Print what was read, written and proved, and a table of several outputs."""
+    from ggferry.converters.conversion.request import split_mmproj
+    from ggferry.converters.conversion.summary import table
+
+    main, mmproj = split_mmproj(results, lambda result: result.kind)
     for note in dict.fromkeys(note for result in results for note in result.receipt["notes"]):
         say(f"note     {note}")
     for name, param in (item for result in (main[0], mmproj) if result for item in result.assumed.items()):
@@ -153,7 +221,7 @@ def _convert(request: Request, source: LocalSource, given: Mapping[str, Any], pl
     for result in results:
         for line in result.lines[0 if result is not mmproj else 1 :]:
             tell(line)
-    for line in (*(table(main) if len(main) > 1 else ()), *stored):
+    for line in table(main) if len(main) > 1 else ():
         tell(line)
 
 
@@ -163,7 +231,8 @@ def _as_dict(result: Result, mmproj: Result | None = None) -> dict[str, Any]:
     return {**own, "mmproj": _as_dict(mmproj)} if mmproj else own
 
 
-def _print_plans(request: Request, source: LocalSource, as_json: bool) -> None:
+def _print_plans(request: Request, source: LocalSource, as_json: bool, to: HubDestination | None = None) -> None:
+    """Print what would be written, and what of it would be published."""
     from ggferry.converters.conversion.plan import plan_source
     from ggferry.converters.conversion.request import HF_FOLDER, MMPROJ
     from ggferry.service.cli.progress_bar import progress
@@ -171,13 +240,34 @@ def _print_plans(request: Request, source: LocalSource, as_json: bool) -> None:
     stage = source.staged(lambda title, total: progress(title, total, enabled=not as_json))
     outputs = plan_source(request, stage).outputs
     plans = [output.kind.describe(output) for output in outputs]
+    card = None
+    if to is not None:
+        from ggferry.service.operations._convert_and_publish import planned_card
+
+        card = planned_card(outputs, to, stage)
     if as_json:
+        if card is not None:
+            print_json({"plans": plans, "published": asdict(card)})
+            return
         print_json({"plans": plans} if len(plans) > 1 else plans[0])
         return
     for output, facts in zip(outputs, plans, strict=True):
         if len(plans) > 1:
             tell(f"{'mmproj, ' if output.kind.name == MMPROJ else ''}{output.request.options.outtype}:")
         (_print_folder if output.kind.name == HF_FOLDER else _print_plan)(facts)
+    if card is not None:
+        _print_card(card)
+
+
+def _print_card(card: Publication) -> None:
+    for note in card.notes:
+        say(f"note     {note}")
+    tell("")
+    for line in card.card.rstrip("\n").split("\n"):
+        tell(line)
+    tell("")
+    for file in card.files:
+        tell(f"would send  {file.name}  {file.bytes:,} bytes, and its receipt")
 
 
 def _print_folder(facts: Mapping[str, Any]) -> None:

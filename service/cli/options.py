@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from ggferry.converters.conversion.options import Heading, Kind, Option, options_of
 from ggferry.formats.files.local_files import Named
+from ggferry.service.cli.terminal import manner, set_manner
 from ggferry.service.cli.terminal import print_json as print_json
 from ggferry.service.cli.terminal import say as say
 from ggferry.service.cli.terminal import tell as tell
@@ -153,7 +154,49 @@ def completing(option: Option) -> Callable[[str], list[str]] | None:
     return offer
 
 
-class HeadedCommand(TyperCommand):
+def _manner_options() -> list[TyperOption]:
+    """Return the options that every command has."""
+    helps = {
+        ("--quiet", "-q"): "Nothing on stderr but errors.",
+        ("--verbose", "-v"): "How long each phase took, and where an internal error came from.",
+        ("--log-json",): "What is printed on stderr as JSON, one object a line.",
+    }
+
+    def choose(context: Any, param: Any, value: bool) -> None:
+        if value:
+            set_manner(replace(manner(), **{str(param.name): True}))
+
+    return [
+        TyperOption(
+            param_decls=list(flags),
+            is_flag=True,
+            default=False,
+            expose_value=False,
+            is_eager=True,
+            callback=choose,
+            help=text,
+        )
+        for flags, text in helps.items()
+    ]
+
+
+class PlainCommand(TyperCommand):
+    """A command with the options that every command has."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its own parameters, and those."""
+        return [*super().get_params(ctx), *_manner_options()]
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands with these options."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its own parameters, and those."""
+        return [*super().get_params(ctx), *_manner_options()]
+
+
+class HeadedCommand(PlainCommand):
     """A command whose help groups its options under the table's headings, the rest under Options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

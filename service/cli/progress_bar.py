@@ -1,20 +1,28 @@
-"""The bar on a terminal: how much is done, how fast, time left. Without a terminal nothing is shown."""
+"""The bar on a terminal: how much is done, how fast, time left. Elsewhere one line at the end of a long phase."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ggferry.service.cli.terminal import INFO, log, manner, say
 from ggferry.support.printable import printable
 from ggferry.support.progress import Progress
 
+LONG = 5.0
+"""Seconds from which a phase has a line where there is no terminal; with --verbose every phase has one."""
+
 
 def has_terminal() -> bool:
-    """Return whether stderr is a terminal that can redraw a line."""
+    """Return whether stderr is a terminal that can redraw a line, and a bar may be drawn there."""
+    chosen = manner()
+    if chosen.quiet or chosen.log_json:
+        return False
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -67,11 +75,38 @@ def bar(title: str, total: int, *, counts: bool = False) -> Iterator[Bar]:
 @contextmanager
 def progress(title: str, total: int, *, enabled: bool = True, counts: bool = False) -> Iterator[Progress]:
     """Yield a function to call with what was just done: a number of bytes, or of things if it `counts`."""
-    if not enabled or not total or not has_terminal():
+    if not total or not (enabled or manner().log_json):
         yield lambda done: None
         return
-    with bar(title, total, counts=counts) as drawn:
-        yield drawn.advance
+    if not has_terminal():
+        with _timed(title, counts) as count:
+            yield count
+        return
+    with _timed(title, counts, shown=False) as count, bar(title, total, counts=counts) as drawn:
+
+        def advance(more: int) -> None:
+            count(more)
+            drawn.advance(more)
+
+        yield advance
+
+
+@contextmanager
+def _timed(title: str, counts: bool, *, shown: bool = True) -> Iterator[Progress]:
+    """Count what is done; say at the end how much it was, and how fast, if it was long and `shown`, or --verbose."""
+    done, begun = [0], time.monotonic()
+
+    def count(more: int) -> None:
+        done[0] += more
+
+    yield count
+    seconds, chosen = time.monotonic() - begun, manner()
+    if chosen.log_json:
+        log(INFO, phase=str(title), done=done[0], unit="things" if counts else "bytes", seconds=round(seconds, 3))
+    elif chosen.verbose or (shown and seconds >= LONG):
+        amount = f"{done[0]:,}" if counts else f"{done[0]:,} bytes"
+        rate = f", {done[0] / seconds / 1e6:,.0f} MB/s" if seconds and not counts else ""
+        say(f"phase    {title}: {amount} in {seconds:.1f} s{rate}")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from ggferry.service.apply.local_engine import Emit
 from ggferry.service.cli.progress_bar import bar, has_terminal
-from ggferry.service.cli.terminal import print_json, say
+from ggferry.service.cli.terminal import ERROR, print_json, say
 from ggferry.service.records.plan_file import Entry
 from ggferry.service.workers.messages import Event
 from ggferry.support.progress import Phase
@@ -95,7 +95,7 @@ def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
         def emit(event: Event) -> None:
             tracker.see(event)
             if line := words(event):
-                say(line)
+                say(line, level=ERROR)
 
         yield emit
 

@@ -8,6 +8,38 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ggferry.support.printable import printable
+from ggferry.support.records import dataclass
+
+INFO, ERROR = "info", "error"
+"""Levels of a line on stderr; --quiet leaves only the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How this command speaks on stderr.
+
+    Attributes:
+        quiet: Errors alone.
+        verbose: Also how long each phase took.
+        log_json: Each line is a JSON object.
+    """
+
+    quiet: bool = False
+    verbose: bool = False
+    log_json: bool = False
+
+
+_MANNER = [Manner()]
+
+
+def manner() -> Manner:
+    """Return how this command speaks on stderr."""
+    return _MANNER[-1]
+
+
+def set_manner(chosen: Manner) -> None:
+    """Let `say` and the progress displays speak so."""
+    _MANNER[:] = [chosen]
 
 
 def print_json(value: Any, **form: Any) -> None:
@@ -40,6 +72,21 @@ def tell(line: str) -> None:
     print(printable(line))
 
 
-def say(line: str, end: str = "\n") -> None:
-    """Print one line on stderr."""
+def say(line: str, end: str = "\n", level: str = INFO) -> None:
+    """Print one line on stderr, unless it is no error and `--quiet` is given."""
+    chosen = manner()
+    if chosen.quiet and level != ERROR:
+        return
+    if chosen.log_json:
+        log(level, message=printable(line))
+        return
     print(printable(line), end=end, file=sys.stderr, flush=True)
+
+
+def log(level: str, **facts: Any) -> None:
+    """Print a JSON object on stderr, with the time (UTC)."""
+    from datetime import UTC, datetime
+
+    moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+    text = json.dumps({"time": moment, "level": level, **facts}, ensure_ascii=True, allow_nan=False)
+    print(text, file=sys.stderr, flush=True)

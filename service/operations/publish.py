@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from typing import TYPE_CHECKING, Annotated
 
 from ggferry.converters.conversion.options import Kind
@@ -145,19 +145,17 @@ def run(request: PublishRequest) -> Publication:
     from ggferry.service.publishing.outputs import collect
     from ggferry.service.publishing.readme import with_card
 
-    target = _target(request)
+    target = target_of(request)
     paths = [request.paths] if isinstance(request.paths, str | os.PathLike) else request.paths
     models, notes = collect(
         [os.fspath(path) for path in paths], allow_unproved=request.allow_unproved, stage=request.progress
     )
     parts, card_notes = _card_parts(request, models, target.repository)
     uploads = [upload for model in models for upload in model.uploads]
-    files = tuple(
-        PublishedFile(each.name, each.size, each.sha256, model.name) for model in models for each in model.uploads
-    )
+    files = _files(models)
     if request.dry_run:
-        card, _ = with_card(None, parts)
-        return Publication(target.repository, files, card, notes=(*notes, *card_notes))
+        planned = card_of(request, models)
+        return replace(planned, notes=(*notes, *planned.notes))
     from ggferry.service.publishing.card import address
     from ggferry.service.publishing.hub import publish_files
 
@@ -173,7 +171,24 @@ def run(request: PublishRequest) -> Publication:
     )
 
 
-def _target(request: PublishRequest) -> Target:
+def card_of(request: PublishRequest, models: Sequence[PublishedModel]) -> Publication:
+    """Return what a request would publish of models, with the card of a new repository."""
+    from ggferry.service.publishing.readme import with_card
+
+    repository = target_of(request).repository
+    parts, notes = _card_parts(request, models, repository)
+    card, _ = with_card(None, parts)
+    return Publication(repository, _files(models), card, notes=notes)
+
+
+def _files(models: Sequence[PublishedModel]) -> tuple[PublishedFile, ...]:
+    return tuple(
+        PublishedFile(each.name, each.size, each.sha256, model.name) for model in models for each in model.uploads
+    )
+
+
+def target_of(request: PublishRequest) -> Target:
+    """Return the repository of a request. Raises UsageError."""
     from ggferry import __version__
     from ggferry.service.publishing.hub import Target
 

@@ -140,7 +140,7 @@ def _proof(model: PublishedModel) -> str:
     """Return the cell that says what the receipt proves, with a link to it."""
     receipt = model.receipt
     if receipt is None or not model.proved:
-        return "not proved"
+        return "after the conversion" if model.planned else "not proved"
     grades: dict[str, int] = {}
     for tensor in receipt["tensors"]:
         if "max_error" in tensor:

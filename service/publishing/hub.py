@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -146,23 +146,48 @@ def _token() -> str | None:
 
 def _repository(api: HfApi, target: Target) -> tuple[str, list[str]]:
     """Return the commit that ours follows, and the files there; the repository or branch is made where it is absent."""
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        info = api.model_info(target.repository)
-        if target.private and info.private is False:
-            hint = "make it private on the Hub, or leave out --private"
-            raise RefusedError("the repository is public", path=target.url, found="--private", hint=hint)
-    except RepositoryNotFoundError as error:
-        if error.response is not None and error.response.status_code == 401:
-            raise
+    if not _is_there(api, target):
         if target.create_pr:
-            raise NotFoundError("no such repository, so nothing to request of it", path=target.url) from None
+            raise NotFoundError("no such repository, so nothing to request of it", path=target.url)
         api.create_repo(target.repository, private=target.private or None, exist_ok=True)
     if target.revision is not None:
         api.create_branch(target.repository, branch=target.revision, exist_ok=True)
     info = api.model_info(target.repository, revision=target.revision)
     return str(info.sha), [each.rfilename for each in info.siblings or ()]
+
+
+def _is_there(api: HfApi, target: Target) -> bool:
+    """Return whether the repository exists. Raises RefusedError for one that is public and must not be."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        info = api.model_info(target.repository)
+    except RepositoryNotFoundError as error:
+        if error.response is not None and error.response.status_code == 401:
+            raise
+        return False
+    if target.private and info.private is False:
+        hint = "make it private on the Hub, or leave out --private"
+        raise RefusedError("the repository is public", path=target.url, found="--private", hint=hint)
+    return True
+
+
+def check_access(target: Target) -> None:
+    """Raise what keeps a commit from beginning, as far as it is known before: no token, or one that is not accepted."""
+    api = _api()
+    with _failures(target):
+        _is_there(api, target)
+
+
+def holds(target: Target, digests: Mapping[str, str]) -> bool:
+    """Return whether the repository has files of these SHA-256, by their paths."""
+    api = _api()
+    with _failures(target):
+        if not _is_there(api, target):
+            return False
+        infos = api.get_paths_info(target.repository, [*digests], revision=target.revision)
+        large = {each.path: getattr(each, "lfs", None) for each in infos}
+    return {path: str(lfs.sha256) for path, lfs in large.items() if lfs is not None} == {**digests}
 
 
 def _card_of(api: HfApi, target: Target, commit: str) -> str:

@@ -71,6 +71,7 @@ class PublishedModel:
         receipt_file: The receipt, as it is published.
         metadata: The keys of its header.
         bits_per_weight: Bits of its tensors by the number of their elements; 0 without tensors.
+        planned: Whether it is not yet made.
     """
 
     name: str
@@ -79,6 +80,7 @@ class PublishedModel:
     receipt_file: Upload | None
     metadata: Mapping[str, Any]
     bits_per_weight: float
+    planned: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -186,7 +188,7 @@ def _digested(checkpoint: Checkpoint, stage: Stage) -> tuple[tuple[Upload, ...],
             before = _stamp(source.path)
             blake3, sha256 = _digests(source, progress)
             local = os.path.basename(source.path)
-            uploads.append(Upload(_name_in_repository(source.path), source.size, sha256, source.path, None, before))
+            uploads.append(Upload(name_in_repository(source.path), source.size, sha256, source.path, None, before))
             records.append(Record(name=local, bytes=source.size, blake3=blake3))
     return tuple(uploads), records
 
@@ -211,7 +213,7 @@ def _stamp(path: str) -> tuple[int, ...]:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def _name_in_repository(path: str) -> str:
+def name_in_repository(path: str) -> str:
     """Return the path of a file in the repository: shards stand in a folder of their own, as the field has them."""
     name = os.path.basename(path)
     try:

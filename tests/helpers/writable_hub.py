@@ -17,8 +17,22 @@ from urllib.parse import parse_qs, unquote
 import yaml
 
 TOKEN = "hf_" + "Q" * 34
+SOURCE = "legacy-llama/ggjt1-20230428/q4_0.bin"
+METADATA = {
+    "general.source.repo_url": "https://huggingface.co/a/b",
+    "general.license": "apache-2.0",
+    "general.languages": ["no", "en"],
+    "general.tags": ["1e3", "safetensors", "text-generation"],
+}
+REPO = "me/b-GGUF"
+TO = f"hf://{REPO}"
 LARGE = (".gguf",)
 """What .gitattributes of a new repository keeps in the large storage, as far as these tests go."""
+
+
+def front(text: str) -> dict[str, Any]:
+    value: dict[str, Any] = yaml.safe_load(text.split("---\n")[1])
+    return value
 
 
 @dataclass

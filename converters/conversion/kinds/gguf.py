@@ -133,7 +133,7 @@ class GgufKind:
         except BaseException:
             again.close()
             raise
-        return replace(again, files=digesting(again.files))
+        return replace(again, files=digesting(again.files, blocks=True))
 
     def prove(
         self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint], stage: Stage, beside: Beside | None

@@ -12,13 +12,13 @@ import typer
 from ggferry.formats.errors import UsageError
 from ggferry.formats.files.local_files import Named, read_text
 from ggferry.formats.json_files.kinds import JSONObject
-from ggferry.service.cli.options import print_json, say, tell
+from ggferry.service.cli.options import PlainCommand, PlainGroup, print_json, say, tell
 
 if TYPE_CHECKING:
     from ggferry.service.client.client import Client
 
 commands = typer.Typer(rich_markup_mode=None)
-remote = typer.Typer(help="Client for a ggferry server.", no_args_is_help=True, rich_markup_mode=None)
+remote = typer.Typer(cls=PlainGroup, help="Client for a ggferry server.", no_args_is_help=True, rich_markup_mode=None)
 commands.add_typer(remote, name="remote")
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
@@ -48,7 +48,7 @@ def _client(context: typer.Context) -> Client:
     return Client(url, None if token_file is None else read_text(Named(token_file)).strip())
 
 
-@remote.command()
+@remote.command(cls=PlainCommand)
 def submit(
     context: typer.Context,
     source: Annotated[
@@ -70,7 +70,7 @@ def submit(
     _end(client.wait(jobs, see=_see(as_json)), as_json)
 
 
-@remote.command()
+@remote.command(cls=PlainCommand)
 def status(
     context: typer.Context,
     jobs: Annotated[list[str] | None, typer.Argument(metavar="[JOB…]", help="Ids; none: all by state.")] = None,
@@ -90,7 +90,7 @@ def status(
         _print(client.job(each), as_json)
 
 
-@remote.command()
+@remote.command(cls=PlainCommand)
 def wait(
     context: typer.Context,
     jobs: Jobs,
@@ -103,7 +103,7 @@ def wait(
     _end(client.wait(whole, seconds=timeout, see=_see(as_json)), as_json)
 
 
-@remote.command()
+@remote.command(cls=PlainCommand)
 def fetch(
     context: typer.Context,
     job: Annotated[str, typer.Argument(help="Id, or the beginning of one.")],
@@ -121,7 +121,7 @@ def fetch(
             tell(f"{each.path}: {each.bytes:,} bytes, sha256 {each.sha256}")
 
 
-@remote.command(name="list")
+@remote.command(cls=PlainCommand, name="list")
 def list_models(
     context: typer.Context,
     words: Annotated[list[str] | None, typer.Argument(metavar="[WORD…]", help="Words that the paths hold.")] = None,
@@ -136,7 +136,7 @@ def list_models(
             tell(f"{each['id'][:10]}  {each['state']:<12} {each['asked_by'] or '–':<12} {each['source']}")
 
 
-@remote.command()
+@remote.command(cls=PlainCommand)
 def cancel(context: typer.Context, jobs: Jobs, as_json: Json = False) -> None:
     """End jobs; nothing of them is published."""
     client = _client(context)
@@ -144,7 +144,7 @@ def cancel(context: typer.Context, jobs: Jobs, as_json: Json = False) -> None:
         _print(client.cancel(client.job(each)["id"]), as_json)
 
 
-@remote.command()
+@remote.command(cls=PlainCommand)
 def retry(context: typer.Context, jobs: Jobs, as_json: Json = False) -> None:
     """Queue jobs again that failed, were cancelled or have no files any more."""
     client = _client(context)
@@ -152,7 +152,7 @@ def retry(context: typer.Context, jobs: Jobs, as_json: Json = False) -> None:
         _print(client.retry(client.job(each)["id"]), as_json)
 
 
-@remote.command()
+@remote.command(cls=PlainCommand)
 def delete(context: typer.Context, jobs: Jobs, as_json: Json = False) -> None:
     """Remove jobs that have ended, with their files."""
     client = _client(context)
@@ -165,7 +165,7 @@ def delete(context: typer.Context, jobs: Jobs, as_json: Json = False) -> None:
             say(f"{whole[:10]}  deleted")
 
 
-@remote.command()
+@remote.command(cls=PlainCommand)
 def uploads(context: typer.Context, as_json: Json = False) -> None:
     """List this token's uploads: what names them in `submit`, state, bytes, name."""
     for each in _client(context).uploads():

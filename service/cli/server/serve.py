@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ggferry.formats.errors import UsageError
-from ggferry.service.cli.options import print_json, say, size_of, tell
+from ggferry.service.cli.options import PlainCommand, PlainGroup, print_json, say, size_of, tell
 from ggferry.service.cli.server.backup import backup, restore
 from ggferry.service.cli.server.serve_options import absolute, absolute_ledger, addresses, check, path_of_root
 from ggferry.support.platform import here
@@ -20,14 +20,20 @@ if TYPE_CHECKING:
 
 commands = typer.Typer(rich_markup_mode=None)
 serve = typer.Typer(
-    help="Serve the HTTP API and the page.", rich_markup_mode=None, invoke_without_command=True, no_args_is_help=False
+    cls=PlainGroup,
+    help="Serve the HTTP API and the page.",
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    no_args_is_help=False,
 )
-token = typer.Typer(help="Tokens that let callers in.", no_args_is_help=True, rich_markup_mode=None)
+token = typer.Typer(cls=PlainGroup, help="Tokens that let callers in.", no_args_is_help=True, rich_markup_mode=None)
 commands.add_typer(serve, name="serve")
 serve.add_typer(token, name="token")
-serve.command()(backup)
-serve.command()(restore)
-webhook = typer.Typer(help="Receivers of notices when jobs end.", no_args_is_help=True, rich_markup_mode=None)
+serve.command(cls=PlainCommand)(backup)
+serve.command(cls=PlainCommand)(restore)
+webhook = typer.Typer(
+    cls=PlainGroup, help="Receivers of notices when jobs end.", no_args_is_help=True, rich_markup_mode=None
+)
 serve.add_typer(webhook, name="webhook")
 
 SIZES = "4G is 4·10⁹ bytes, 4GiB is 4·2³⁰."
@@ -200,7 +206,7 @@ def _store(context: typer.Context) -> Store:
     return Store(settings.ledger_place)
 
 
-@token.command()
+@token.command(cls=PlainCommand)
 def add(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="What it is for.")],
@@ -225,7 +231,7 @@ def add(
         tell(made)
 
 
-@token.command(name="list")
+@token.command(cls=PlainCommand, name="list")
 def list_tokens(context: typer.Context, as_json: Json = False) -> None:
     """List tokens: id, scope, last use, expiry, name; never the token itself."""
     from ggferry.service.server.store import tokens
@@ -239,7 +245,7 @@ def list_tokens(context: typer.Context, as_json: Json = False) -> None:
             tell(f"{each['id']}  {each['scope']:<7} {used:<17} {ends:<17} {each['name']}")
 
 
-@token.command()
+@token.command(cls=PlainCommand)
 def revoke(context: typer.Context, name: Annotated[str, typer.Argument(metavar="TOKEN", help="Id or name.")]) -> None:
     """End a token, and the browser sessions that were begun with it."""
     from ggferry.service.server.store import audit, tokens
@@ -268,7 +274,7 @@ def _moment(seconds: float | None) -> str:
 # --- the audit log -------------------------------------------------------------------------------------------------
 
 
-@serve.command(name="audit")
+@serve.command(cls=PlainCommand, name="audit")
 def show_audit(
     context: typer.Context,
     text: Annotated[str, typer.Argument(metavar="[TEXT]", help="Stands in the actor, action, subject or detail.")] = "",
@@ -312,7 +318,7 @@ def _box(context: typer.Context, store: Store) -> SecretBox:
 Hook = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
 
 
-@webhook.command(name="add")
+@webhook.command(cls=PlainCommand, name="add")
 def add_webhook(
     context: typer.Context, url: Annotated[str, typer.Argument(help="Where notices are sent.")], as_json: Json = False
 ) -> None:
@@ -329,7 +335,7 @@ def add_webhook(
         tell(f"{made['id']}  {made['secret']}")
 
 
-@webhook.command(name="list")
+@webhook.command(cls=PlainCommand, name="list")
 def list_webhooks(context: typer.Context, as_json: Json = False) -> None:
     """List receivers: id, notices that wait, URL, and the last error."""
     from ggferry.service.server.work import notices
@@ -341,7 +347,7 @@ def list_webhooks(context: typer.Context, as_json: Json = False) -> None:
             tell(f"{each['id']}  {each['waiting']:>6} {each['url']}" + (f": {each['error']}" if each["error"] else ""))
 
 
-@webhook.command(name="test")
+@webhook.command(cls=PlainCommand, name="test")
 def test_webhook(context: typer.Context, name: Hook) -> None:
     """Send a notice of no job to a receiver, once."""
     from ggferry.service.server.work import notices
@@ -354,7 +360,7 @@ def test_webhook(context: typer.Context, name: Hook) -> None:
     say("taken")
 
 
-@webhook.command(name="remove")
+@webhook.command(cls=PlainCommand, name="remove")
 def remove_webhook(context: typer.Context, name: Hook) -> None:
     """Remove a receiver, and what waits for it."""
     from ggferry.service.server.store import audit

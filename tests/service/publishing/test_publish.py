@@ -10,14 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
 import pytest
-import yaml
 from markdown_it import MarkdownIt
 
 import ggferry
@@ -34,17 +32,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.service.cli.app import _run
 from ggferry.support.progress import Phase, Progress
-from helpers.writable_hub import TOKEN, Entry, WritableHub, writable_hub
-
-SOURCE = "legacy-llama/ggjt1-20230428/q4_0.bin"
-METADATA = {
-    "general.source.repo_url": "https://huggingface.co/a/b",
-    "general.license": "apache-2.0",
-    "general.languages": ["no", "en"],
-    "general.tags": ["1e3", "safetensors", "text-generation"],
-}
-REPO = "me/b-GGUF"
-TO = f"hf://{REPO}"
+from helpers.writable_hub import METADATA, REPO, SOURCE, TO, TOKEN, Entry, WritableHub, front
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +52,6 @@ def made(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 @pytest.fixture
 def out(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "out"))
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
-    with writable_hub() as found:
-        monkeypatch.setenv("HF_ENDPOINT", found.url)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield found
-
-
-def front(text: str) -> dict[str, Any]:
-    value: dict[str, Any] = yaml.safe_load(text.split("---\n")[1])
-    return value
 
 
 def test_a_new_repository_holds_files_receipts_and_a_card(out: Path, hub: WritableHub) -> None:
