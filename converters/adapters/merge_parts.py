@@ -24,6 +24,7 @@ from ggferry.formats.errors import (
     UsageError,
 )
 from ggferry.formats.files.local_files import Named
+from ggferry.formats.files.named_texts import path_and_number
 from ggferry.formats.reader import Kind, kind_of
 from ggferry.support.records import dataclass
 
@@ -31,7 +32,6 @@ MLX, PEFT = "adapters.safetensors", ("adapter_model.safetensors", "adapter_model
 CARRIED = ("use_dora", "lora_bias", "modules_to_save", "bias")
 """Settings of PEFT that only merging gets right."""
 TOP = "base_model.model."
-_SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
 _NAMES = (
     ("low", re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.(?P<adapter>[^.]+))?\.weight")),
     ("bias", re.compile(r"(?P<module>.+)\.lora_B(?:\.(?P<adapter>[^.]+))?\.bias")),
@@ -92,11 +92,8 @@ class Parts:
 
 
 def path_and_scale(text: str) -> tuple[str, float]:
-    """Return what PATH[:SCALE] means: a colon counts only before a number, and not where the whole is a path."""
-    match = _SCALED.fullmatch(text)
-    if match is None or os.path.exists(text):
-        return text, 1.0
-    return match["path"], float(match["scale"])
+    """Return what PATH[:SCALE] means."""
+    return path_and_number(text)
 
 
 def receipt_form(text: str) -> str:

@@ -1,8 +1,8 @@
 """Keep what a measurement of importances has summed so far, so that an interrupted one is continued where it was.
 
-The file is GGUF: of every weight `NAME.in_sum2`, float64 `(matrices seen, columns)`, and `NAME.counts`, float64
-`(matrices seen, 2)`, the number of the matrix and its tokens. Sums are kept as they are in memory, so that a continued
-measurement gives the bytes of one that was not interrupted.
+The file is GGUF: of every weight `NAME.in_sum2` and `NAME.in_sum`, float64 `(matrices seen, columns)`, and
+`NAME.counts`, float64 `(matrices seen, 3)`: the number of the matrix, its tokens as texts weigh them, and its tokens.
+Sums are kept as they are in memory, so that a continued measurement gives the bytes of one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import unrecorded
 from ggferry.formats.gguf.values import string, u32
 from ggferry.formats.gguf.write import write_gguf
-from ggferry.formats.imatrix import COUNTS, SUMS
+from ggferry.formats.imatrix import COUNTS, PLAIN, SUMS
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.formats.tensor_read import read_rows
 from ggferry.quant.codec import block_type
@@ -66,9 +66,11 @@ class PartialMatrix:
         kind, tensors = block_type("F64"), []
         for name in sorted(recorder.sums):
             items = sorted(recorder.sums[name])
-            sums = np.stack([recorder.sums[name][item] for item in items]).astype("<f8")
-            counts = np.array([(item, recorder.counts[name][item]) for item in items], "<f8")
-            tensors += [(name + SUMS, kind, sums.shape, sums), (name + COUNTS, kind, counts.shape, counts)]
+            counts = np.array([(n, recorder.counts[name][n], recorder.seen[name][n]) for n in items], "<f8")
+            tensors.append((name + COUNTS, kind, counts.shape, counts))
+            for part, of in ((SUMS, recorder.sums), (PLAIN, recorder.plain)):
+                sums = np.stack([of[name][item] for item in items]).astype("<f8")
+                tensors.append((name + part, kind, sums.shape, sums))
         keys = {"general.type": string("imatrix"), _OF: string(self.of), _DONE: u32(done)}
         write_gguf(self.path, keys, tensors, overwrite=True)
 
@@ -98,9 +100,13 @@ class PartialMatrix:
             checkpoint.close()
 
     def _put(self, recorder: Recorder, checkpoint: Checkpoint, name: str) -> None:
-        sums, counts = (self._numbers(checkpoint, name + part) for part in (SUMS, COUNTS))
-        recorder.sums[name] = {int(item): row.copy() for (item, _), row in zip(counts, sums, strict=True)}
-        recorder.counts[name] = {int(item): int(count) for item, count in counts}
+        counts = self._numbers(checkpoint, name + COUNTS)
+        items = [int(item) for item in counts[:, 0]]
+        for part, of in ((SUMS, recorder.sums), (PLAIN, recorder.plain)):
+            rows = self._numbers(checkpoint, name + part)
+            of[name] = {item: row.copy() for item, row in zip(items, rows, strict=True)}
+        recorder.counts[name] = dict(zip(items, counts[:, 1].tolist(), strict=True))
+        recorder.seen[name] = dict(zip(items, map(int, counts[:, 2]), strict=True))
 
     def _numbers(self, checkpoint: Checkpoint, name: str) -> Any:
         ref = checkpoint.tensors.get(name)
@@ -109,8 +115,10 @@ class PartialMatrix:
         return read_rows(checkpoint, ref, 0, ref.rows).view("<f8").reshape(ref.rows, -1)
 
 
-def measured(checkpoint: Checkpoint, chunks: Sequence[Sequence[int]], earlier: Sequence[str]) -> str:
-    """Return a digest of what is measured: the model's files, the tokens of all chunks, the matrices that are added."""
+def measured(
+    checkpoint: Checkpoint, chunks: Sequence[Sequence[int]], weights: Sequence[float], earlier: Sequence[str]
+) -> str:
+    """Return a digest of what is measured: the model's files, the chunks and their weights, what is added."""
     from blake3 import blake3
 
     def stamp(path: str) -> tuple[str, int, int]:
@@ -118,4 +126,4 @@ def measured(checkpoint: Checkpoint, chunks: Sequence[Sequence[int]], earlier: S
         return os.path.basename(path), status.st_size, status.st_mtime_ns
 
     files = [stamp(path) for path in (*(file.path for file in checkpoint.files if os.path.isfile(file.path)), *earlier)]
-    return blake3(json.dumps([files, [list(chunk) for chunk in chunks]]).encode()).hexdigest()
+    return blake3(json.dumps([files, [list(chunk) for chunk in chunks], list(weights)]).encode()).hexdigest()

@@ -1,9 +1,7 @@
-"""Importance matrices from our own forward pass: for each weight matrix, the sum of its squared inputs by column.
+"""Importance matrices from our own forward pass: for each weight matrix, the sums of its inputs and of their squares.
 
-The file is llama.cpp's GGUF imatrix (tools/imatrix): `NAME.in_sum2` float32 `(matrices, columns)`, `NAME.counts`
-float32 `(matrices, 1)` = tokens seen, general.type `imatrix`. A chunk is `chunk_size` consecutive tokens of the text.
-The text is tokenized as a whole; where the tokenizer adds a beginning-of-sequence token, that token then replaces the
-first one of every chunk. As in the original, only the matrices of blocks are written, and the output matrix on request.
+A chunk is `chunk_size` consecutive tokens of the text. The text is tokenized as a whole; where the tokenizer adds a
+beginning-of-sequence token, that token then replaces the first one of every chunk. `imatrix_files` writes the sums.
 
 Chunks pass through the model in groups, as large as ACTIVATIONS allows, so that the weights are read and decoded once
 for each group instead of once for each chunk.
@@ -12,7 +10,7 @@ for each group instead of once for each chunk.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,11 +20,7 @@ from ggferry.converters.forward.weights import Factor, Product, Weights, in_a_th
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.errors import ShapeError, UnsupportedError, UsageError
-from ggferry.formats.files.opened_files import Identity
-from ggferry.formats.gguf.values import Value, ValueType, array, string, u32
-from ggferry.formats.gguf.write import write_gguf
 from ggferry.formats.imatrix import Imatrix
-from ggferry.quant.codec import block_type
 from ggferry.support.heavy import np, torch
 
 OUTPUT = "output.weight"
@@ -40,22 +34,30 @@ CACHED = 64
 
 
 class Recorder(Weights):
-    """Weights that sum, in float64, the squares of what is multiplied with each of their columns.
+    """Weights that sum, in float64, what is multiplied with each of their columns, and its squares.
 
     The matrix that makes the logits is recorded but not multiplied: the logits are zeros.
 
     Attributes:
-        sums: Name → number of the matrix in its stack → float64 `(columns,)`.
-        counts: Name → number of the matrix in its stack → tokens seen.
+        sums: Name → number of the matrix in its stack → float64 `(columns,)`, of the squares.
+        plain: The same of the inputs themselves.
+        counts: Name → number of the matrix in its stack → tokens seen, each as often as its text weighs.
+        seen: The same without the weights of texts.
         kept: Names whose entries are written whatever they are, as an earlier matrix has them.
+        squares_only: Names of which an earlier matrix has no sums of the inputs themselves.
+        weight: How often a token counts.
     """
 
     def __init__(self, graph: ModelGraph) -> None:
         super().__init__(graph)
         self.sums: dict[str, dict[int, Any]] = {}
-        self.counts: dict[str, dict[int, int]] = {}
+        self.plain: dict[str, dict[int, Any]] = {}
+        self.counts: dict[str, dict[int, float]] = {}
+        self.seen: dict[str, dict[int, int]] = {}
         self.kept: set[str] = set()
-        self._squared: tuple[torch.Tensor, Any] | None = None
+        self.squares_only: set[str] = set()
+        self.weight = 1.0
+        self._summed: tuple[torch.Tensor, Any, Any] | None = None
 
     def add(self, earlier: Imatrix, chunk_size: int) -> None:
         """Add the sums of an earlier matrix of the same model, as llama-imatrix's --in-file does.
@@ -86,10 +88,15 @@ class Recorder(Weights):
                 )
             self.kept.add(name)
             sums = earlier.sums(name).astype(np.float64).reshape(matrices, columns) * tokens
+            inputs, plain = earlier.activations(name), np.zeros_like(sums)
+            if inputs is None:
+                self.squares_only.add(name)
+            else:
+                plain += inputs.reshape(matrices, columns)
             for item in range(matrices):
                 count = entry.counts[item if len(entry.counts) > 1 else 0] * tokens
                 if count:
-                    self._plus(name, item, sums[item], count)
+                    self._plus(name, item, (sums[item], plain[item]), count)
 
     def product(self, factor: Factor, x: torch.Tensor) -> Product:
         """Return the product, and add what is multiplied to the sums."""
@@ -101,17 +108,24 @@ class Recorder(Weights):
         return Product((add, *product.parts), product.result)
 
     def _add(self, name: str, item: int, x: torch.Tensor) -> None:
-        if self._squared is None or self._squared[0] is not x:  # queries, keys and values are made of the same rows
+        if self._summed is None or self._summed[0] is not x:  # queries, keys and values are made of the same rows
             with in_a_thread():
-                squares = [part.double().square().sum(0) for part in torch.split(x, CACHED)]
-                self._squared = x, torch.stack(squares).sum(0).cpu().numpy()
-        self._plus(name, item, self._squared[1], len(x))
+                parts = [(part.square().sum(0), part.sum(0)) for part in map(_double, torch.split(x, CACHED))]
+                squares, plain = (torch.stack(each).sum(0).cpu().numpy() for each in zip(*parts, strict=True))
+                self._summed = x, squares * self.weight, plain * self.weight
+        self._plus(name, item, self._summed[1:], len(x))
 
-    def _plus(self, name: str, item: int, squares: Any, count: int) -> None:
-        rows = self.sums.setdefault(name, {})
-        rows[item] = rows[item] + squares if item in rows else squares
-        counts = self.counts.setdefault(name, {})
-        counts[item] = counts.get(item, 0) + count
+    def _plus(self, name: str, item: int, summed: tuple[Any, Any], count: int) -> None:
+        for of, more in zip((self.sums, self.plain), summed, strict=True):
+            rows = of.setdefault(name, {})
+            rows[item] = rows[item] + more if item in rows else more
+        counts, seen = self.counts.setdefault(name, {}), self.seen.setdefault(name, {})
+        counts[item] = counts.get(item, 0) + count * self.weight
+        seen[item] = seen.get(item, 0) + count
+
+
+def _double(rows: torch.Tensor) -> torch.Tensor:
+    return rows.double()
 
 
 def chunks_of(tokenizer: Tokenizer, text: str, size: int, most: int | None = None) -> list[list[int]]:
@@ -119,8 +133,12 @@ def chunks_of(tokenizer: Tokenizer, text: str, size: int, most: int | None = Non
 
     Raises UsageError for a text that does not fill one chunk.
     """
-    ids = encoder(tokenizer).encode(text)
-    chunks = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)][:most]
+    return cut(tokenizer, encoder(tokenizer).encode(text), size, most)
+
+
+def cut(tokenizer: Tokenizer, ids: Sequence[int], size: int, most: int | None = None) -> list[list[int]]:
+    """Return ids in chunks as `chunks_of` does. Raises UsageError for less than one chunk."""
+    chunks = [list(ids[start : start + size]) for start in range(0, len(ids) - size + 1, size)][:most]
     if not chunks:
         raise UsageError("the text is too short", found=f"{len(ids)} tokens", expected=f"at least {size}")
     if tokenizer.flags.get("add_bos") and "bos" in tokenizer.ids:
@@ -135,6 +153,7 @@ def measure(
     *,
     recorder: Recorder | None = None,
     done: int = 0,
+    weights: Sequence[float] = (),
     kept: Callable[[int], None] | None = None,
 ) -> Recorder:
     """Run every chunk through the model and return the sums.
@@ -145,6 +164,7 @@ def measure(
         progress: Called after each group of chunks, with the number of its tokens.
         recorder: What to add the sums to; by default a new one.
         done: How many of the chunks are in it already.
+        weights: How often the tokens of each chunk count; once by default.
         kept: Called after each group but the last, with the number of chunks that are done.
 
     Raises UnsupportedError for a model that reads more than tokens.
@@ -158,13 +178,20 @@ def measure(
     recorder = recorder or Recorder(graph)
     size = group_size(graph, max(map(len, chunks), default=1))
     size = -(-len(chunks) // -(-len(chunks) // size)) if chunks else size  # as many in each group, the last one, too
-    for start in range(done, len(chunks), size):
-        group = chunks[start : start + size]
+    counted = weights or [1.0] * len(chunks)
+    start = done
+    while start < len(chunks):
+        end, most = start + 1, min(start + size, len(chunks))
+        while end < most and counted[end] == counted[start]:
+            end += 1
+        group = chunks[start:end]
+        recorder.weight = counted[start]
         batched([(recorder, [partial(_run, graph, chunk) for chunk in group])])
+        start = end
         if progress:
             progress(sum(map(len, group)))
-        if kept and start + size < len(chunks):
-            kept(start + size)
+        if kept and start < len(chunks):
+            kept(start)
     return recorder
 
 
@@ -180,53 +207,3 @@ def group_size(graph: ModelGraph, tokens: int) -> int:
     """
     widest = max((max(node.shape[-2:]) for node in graph.nodes if node.role.per_block), default=1)
     return max(1, ACTIVATIONS // (8 * 4 * widest * tokens))
-
-
-def write_imatrix(
-    path: str,
-    recorder: Recorder,
-    chunks: int,
-    chunk_size: int,
-    datasets: Sequence[str],
-    *,
-    output: bool,
-    force: bool,
-    sources: Mapping[Identity, str] | None = None,
-) -> int:
-    """Write the importance matrix, and return the number of its entries.
-
-    Args:
-        path: The file to write.
-        recorder: The sums.
-        chunks: How many chunks they were measured on.
-        chunk_size: Tokens in each.
-        datasets: The names of the texts, for `imatrix.datasets`.
-        output: Whether to write the entry of the output matrix.
-        force: Whether to replace an existing file.
-        sources: Files that must not be replaced.
-
-    Raises RefusedError where `path` exists, unless `force` is given, and where it is one of `sources`.
-    """
-    tensors: list[tuple[str, Any, tuple[int, ...], Any]] = []
-    kind = block_type("F32")
-    for name in sorted(recorder.sums):
-        recorded = name in recorder.kept or (output and name == OUTPUT)
-        if not recorder.graph.by_name[name].role.per_block and not recorded:
-            continue
-        shape = recorder.graph.by_name[name].shape
-        matrices = shape[-3] if len(shape) > 2 else 1
-        columns = shape[-1]
-        sums = np.zeros((matrices, columns), "<f4")
-        counts = np.zeros((matrices, 1), "<f4")
-        for item, row in recorder.sums[name].items():
-            sums[item], counts[item] = row, recorder.counts[name][item]
-        tensors.append((f"{name}.in_sum2", kind, sums.shape if matrices > 1 else (columns,), sums))
-        tensors.append((f"{name}.counts", kind, counts.shape if matrices > 1 else (1,), counts))
-    keys: dict[str, Value] = {
-        "general.type": string("imatrix"),
-        "imatrix.datasets": array(ValueType.STRING, list(datasets)),
-        "imatrix.chunk_count": u32(chunks),
-        "imatrix.chunk_size": u32(chunk_size),
-    }
-    write_gguf(path, keys, tensors, overwrite=force, sources=sources)
-    return len(tensors) // 2

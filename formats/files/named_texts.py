@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 from ggferry.formats.errors import EncodingError, NotFoundError
 from ggferry.formats.files.opened_files import note
+
+_NUMBERED = re.compile(r"(?P<path>.+):(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+
+
+def path_and_number(text: str) -> tuple[str, float]:
+    """Return what PATH[:NUMBER] means: a colon counts only before a number, and not where the whole is a path."""
+    match = _NUMBERED.fullmatch(text)
+    if match is None or os.path.exists(text):
+        return text, 1.0
+    return match["path"], float(match["number"])
 
 
 def text_of(path: str) -> str:

@@ -25,8 +25,13 @@ from ggferry.support.progress import Phase, silent
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
+    from ggferry.converters.forward.imatrix_files import ExpertTokens
     from ggferry.converters.forward.importance_matrix import Recorder
+    from ggferry.converters.tokenizers.tokenizer import Tokenizer
     from ggferry.service.sources.local_source import LocalSource
+
+MOST = 1e6  # of a text's weight
+SHOWN = 8  # experts of a block, and blocks, that a note names
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,19 @@ class ImatrixRequest:
     _: KW_ONLY
     texts: Annotated[
         Sequence[StrPath],
-        declare(Kind.TEXTS, "A UTF-8 text file to run through the model; repeatable.", "--text"),
+        declare(Kind.TEXTS, "A UTF-8 text file to run through the model, and how often it counts (1); repeatable.",
+                "--text", metavar="FILE[:WEIGHT]"),
     ] = ()
-    out: Annotated[StrPath, declare(Kind.TEXT, "The GGUF imatrix to write.", "--outfile", "-o")] = "imatrix.gguf"
+    conversations: Annotated[
+        Sequence[StrPath],
+        declare(Kind.TEXTS, "Conversations, a JSON object with messages a line, as the model's chat template renders "
+                "them; repeatable.", metavar="FILE.jsonl[:WEIGHT]"),
+    ] = ()
+    out: Annotated[
+        StrPath,
+        declare(Kind.TEXT, "The imatrix to write: GGUF, or the older form for a name that ends with .dat.", "--outfile",
+                "-o"),
+    ] = "imatrix.gguf"
     chunk_size: Annotated[int, declare(Kind.NUMBER, "Tokens a chunk.", least=2)] = 512
     chunks: Annotated[int | None, declare(Kind.NUMBER, "At most so many chunks.", least=1)] = None
     process_output: Annotated[bool, declare(Kind.FLAG, "Also output.weight.")] = False
@@ -81,53 +96,63 @@ class ImatrixResult:
         entries: How many weights it has.
         chunks: How many chunks are in it.
         notes: What a user should know.
+        experts: What the experts of every block saw; empty for a model without any.
     """
 
     path: str
     entries: int
     chunks: int
     notes: tuple[str, ...]
+    experts: tuple[ExpertTokens, ...] = ()
 
 
 def run(request: ImatrixRequest) -> ImatrixResult:
     """Write the matrix. Raises UsageError where nothing is to be measured, and what computing raises."""
     from ggferry.converters.forward.device import computing_on
 
-    if not request.texts and not request.in_files:
+    if not request.texts and not request.conversations and not request.in_files:
         raise UsageError("nothing to measure", hint="--text FILE, or --in-file MATRIX to add matrices up")
     with open_source(request.path, request.cache) as path, computing_on(request.device):
         return _measured(path, request)
 
 
 def _measured(path: LocalSource, request: ImatrixRequest) -> ImatrixResult:
+    from ggferry.converters.forward.imatrix_files import expert_tokens, write_imatrix
     from ggferry.converters.forward.imatrix_resume import SUFFIX, PartialMatrix, measured
-    from ggferry.converters.forward.importance_matrix import Recorder, chunks_of, measure, write_imatrix
+    from ggferry.converters.forward.importance_matrix import Recorder, measure
     from ggferry.converters.forward.weights import prepare
     from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
     from ggferry.converters.understand import graph_of
-    from ggferry.formats.files.named_texts import text_of
     from ggferry.formats.files.opened_files import recorded
     from ggferry.formats.files.partial_files import check_target
     from ggferry.support.allocator import tune_malloc
 
     tune_malloc(large=True)
-    texts, out = [os.fspath(text) for text in request.texts], os.fspath(request.out)
+    out = os.fspath(request.out)
     with recorded() as opened:
         graph = graph_of(path, arch=request.arch)
         prepare(graph)
         tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint))
         if tokenizer is None:
             raise RefusedError("the file has no vocabulary", path=path)
-        parts = [part for text in texts for part in chunks_of(tokenizer, text_of(text), request.chunk_size)]
-        parts, recorder = parts[: request.chunks], Recorder(graph)
-        names = _add(recorder, request) + [os.path.basename(text) for text in texts]
+        texts = _texts(request, tokenizer)
+        parts = [part for text in texts for part in text.chunks][: request.chunks]
+        weights = [text.weight for text in texts for _ in text.chunks][: request.chunks]
+        recorder = Recorder(graph)
+        names = _add(recorder, request) + [text.name for text in texts]
     check_target(out, overwrite=request.force, sources=opened.identities)
-    unfinished = PartialMatrix(out + SUFFIX, measured(graph.checkpoint, parts, _earlier(request)))
+    unfinished = PartialMatrix(out + SUFFIX, measured(graph.checkpoint, parts, weights, _earlier(request)))
     done = unfinished.begin(recorder, request.resume, request.force)
     notes = (f"{done} of {len(parts)} chunks were done",) if request.resume else ()
     with request.progress(Phase.COMPUTING, sum(map(len, parts[done:]))) as progress:
         measure(
-            graph, parts, progress, recorder=recorder, done=done, kept=lambda count: unfinished.save(recorder, count)
+            graph,
+            parts,
+            progress,
+            recorder=recorder,
+            done=done,
+            weights=weights,
+            kept=lambda count: unfinished.save(recorder, count),
         )
     opened.check_unchanged()
     path.check_unchanged()
@@ -138,7 +163,70 @@ def _measured(path: LocalSource, request: ImatrixRequest) -> ImatrixResult:
     )
     unfinished.end()
     graph.checkpoint.close()
-    return ImatrixResult(out, count, chunks, notes)
+    experts = expert_tokens(recorder)
+    return ImatrixResult(out, count, chunks, (*notes, *_little(experts)), tuple(experts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text to measure on.
+
+    Attributes:
+        name: Of its file, with its weight where that is not 1.
+        weight: How often it counts.
+        chunks: Its tokens.
+    """
+
+    name: str
+    weight: float
+    chunks: Sequence[Sequence[int]]
+
+
+def _texts(request: ImatrixRequest, tokenizer: Tokenizer) -> list[_Text]:
+    """Return the texts, then the conversations. Raises UsageError for a weight that is not positive."""
+    from ggferry.converters.forward.importance_matrix import chunks_of, cut
+    from ggferry.converters.proof.references.render_conversations import rendered_texts
+    from ggferry.converters.tokenizers.tokenizer import encoder
+    from ggferry.formats.files.named_texts import path_and_number, text_of
+
+    found, size = [], request.chunk_size
+    for kind, files in (("--text", request.texts), ("--conversations", request.conversations)):
+        for file in files:
+            path, weight = path_and_number(os.fspath(file))
+            if not 0 < weight <= MOST:
+                raise UsageError(f"{kind}: weight", path=path, found=weight, expected=f"more than 0, at most {MOST:g}")
+            if kind == "--text":
+                chunks = chunks_of(tokenizer, text_of(path), size)
+            else:
+                texts = rendered_texts(path, tokenizer, os.fspath(request.path))
+                reader = encoder(tokenizer)
+                ids = [token for text in texts for token in reader.encode(text, bos=False, special=True)]
+                chunks = cut(tokenizer, ids, size)
+            name = os.path.basename(path)
+            found.append(_Text(name if weight == 1 else f"{name}:{weight:g}", weight, chunks))
+    return found
+
+
+def _little(experts: Sequence[ExpertTokens]) -> list[str]:
+    """Return what to say of experts that saw few tokens; nothing where all saw enough."""
+    from ggferry.converters.forward.imatrix_files import LITTLE
+
+    poor = [each for each in experts if each.little]
+    if not poor:
+        return []
+    count, none = sum(len(each.little) for each in poor), sum(each.tokens.count(0) for each in poor)
+    places = "; ".join(
+        f"{each.name.partition('.ffn')[0]}: {', '.join(map(str, each.little[:SHOWN]))}"
+        + (", …" if len(each.little) > SHOWN else "")
+        for each in poor[:SHOWN]
+    )
+    more = f"; and {len(poor) - SHOWN} more blocks" if len(poor) > SHOWN else ""
+    total = sum(len(each.tokens) for each in experts)
+    return [
+        f"{count} of {total} experts saw fewer than {LITTLE} tokens, {none} of them none, and are weighed by little or "
+        f"nothing ({places}{more}); a way out: more chunks, texts of other kinds (--text, --conversations), or an "
+        "earlier matrix (--in-file)"
+    ]
 
 
 def _earlier(request: ImatrixRequest) -> tuple[str, ...]:

@@ -19,7 +19,8 @@ from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.forward.importance_matrix import chunks_of, measure, write_imatrix
+from ggferry.converters.forward.imatrix_files import write_imatrix
+from ggferry.converters.forward.importance_matrix import chunks_of, measure
 from ggferry.converters.model_graph.gguf_edits import architecture_name
 from ggferry.converters.model_graph.prune_experts import PRUNED, prune_experts
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer

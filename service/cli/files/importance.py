@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from ggferry.service.cli.options import print_json, say, tell
 from ggferry.service.operation import open_source
 from ggferry.service.operations.imatrix import ImatrixCommand, run
 from ggferry.support.progress import Phase, Progress
+
+if TYPE_CHECKING:
+    from ggferry.converters.forward.imatrix_files import ExpertTokens
 
 
 def compute(request: ImatrixCommand) -> None:
@@ -24,10 +29,30 @@ def compute(request: ImatrixCommand) -> None:
         say(f"note     {note}")
     if request.as_json:
         print_json(
-            {"path": done.path, "entries": done.entries, "chunks": done.chunks, "chunk_size": request.chunk_size}
+            {
+                "path": done.path,
+                "entries": done.entries,
+                "chunks": done.chunks,
+                "chunk_size": request.chunk_size,
+                "experts": [asdict(each) for each in done.experts],
+            }
         )
     else:
+        if done.experts:
+            tell(_coverage(done.experts))
         tell(f"{done.path}: {done.entries} weights, {done.chunks} chunks of {request.chunk_size} tokens")
+
+
+def _coverage(experts: Sequence[ExpertTokens]) -> str:
+    """Return how the tokens are spread over the experts."""
+    counts = [count for each in experts for count in each.tokens]
+    poorest = min(experts, key=lambda each: min(each.tokens))
+    least = min(poorest.tokens)
+    return (
+        f"experts: {len(counts) - counts.count(0)} of {len(counts)} in {len(experts)} blocks saw tokens, "
+        f"{sum(counts) / len(counts):.0f} in the mean, the fewest {least} "
+        f"(expert {poorest.tokens.index(least)} of {poorest.name.partition('.ffn')[0]})"
+    )
 
 
 def statistics(request: ImatrixCommand) -> None:

@@ -15,7 +15,8 @@ import transformers
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.forward.importance_matrix import measure, write_imatrix
+from ggferry.converters.forward.imatrix_files import write_imatrix
+from ggferry.converters.forward.importance_matrix import measure
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.logits import EXACT_LOGITS
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions

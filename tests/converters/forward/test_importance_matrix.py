@@ -21,7 +21,8 @@ from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward import importance_matrix as importance
 from ggferry.converters.forward.batched_passes import batched
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.forward.importance_matrix import chunks_of, group_size, measure, write_imatrix
+from ggferry.converters.forward.imatrix_files import write_imatrix
+from ggferry.converters.forward.importance_matrix import chunks_of, group_size, measure
 from ggferry.converters.forward.weights import Factor, Product, Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
@@ -39,6 +40,11 @@ def arrays(path: str | Path) -> dict[str, np.ndarray]:
         name: np.frombuffer(found.files[0].read(ref.spans[0].offset, ref.nbytes), "<f4").reshape(ref.shape)
         for name, ref in found.tensors.items()
     }
+
+
+def near(name: str) -> float:
+    """What sums of positive and negative inputs may differ by, of thousands of tokens."""
+    return 1e-3 if name.endswith(".in_sum") else 0.0
 
 
 def test_the_oracles_matrix(fixtures: Path, peer: Peers, tmp_path: Path) -> None:
@@ -59,9 +65,10 @@ def test_the_oracles_matrix(fixtures: Path, peer: Peers, tmp_path: Path) -> None
         "--json",
     ]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == {"path": str(out), "entries": 14, "chunks": 40, "chunk_size": 64}
+    expected = {"path": str(out), "entries": 14, "chunks": 40, "chunk_size": 64, "experts": []}
+    assert json.loads(done.stdout) == expected
     ours, theirs = arrays(out), arrays(fixtures / "quantize/k256.imatrix.gguf")
-    assert list(ours) == list(theirs)
+    assert [name for name in ours if not name.endswith(".in_sum")] == list(theirs)
     for name, expected in theirs.items():
         assert ours[name].shape == expected.shape
         assert np.abs(ours[name] / expected - 1).max() < 2e-3, name
@@ -186,7 +193,7 @@ def test_several_texts_are_measured_together(fixtures: Path, tmp_path: Path) -> 
     assert keys["imatrix.chunk_count"] == one["imatrix.chunk_count"] + other["imatrix.chunk_count"]
     assert list(keys["imatrix.datasets"]) == ["a.txt", "b.txt"]
     for name, found in both.items():
-        assert np.allclose(found, first[name] + second[name], rtol=1e-5), name
+        assert np.allclose(found, first[name] + second[name], rtol=1e-5, atol=near(name)), name
 
 
 def run_imatrix(model: Path, out: Path, *told: str | Path) -> int:
@@ -240,10 +247,10 @@ def test_earlier_matrices_are_added(fixtures: Path, tmp_path: Path, capsys: pyte
     assert run_imatrix(model, second, "--text", halves[1], "--in-file", first) == 0
     assert second.read_bytes()[:200] == both.read_bytes()[:200]  # keys: texts, chunks, size of chunks
     for name, expected in arrays(both).items():
-        assert np.allclose(arrays(second)[name], expected, rtol=1e-6), name
+        assert np.allclose(arrays(second)[name], expected, rtol=1e-6, atol=near(name)), name
     assert run_imatrix(model, summed, "--in-file", second, "--in-file", first) == 0
     for name, expected in arrays(second).items():
-        assert np.allclose(arrays(summed)[name], expected + arrays(first)[name], rtol=1e-6), name
+        assert np.allclose(arrays(summed)[name], expected + arrays(first)[name], rtol=1e-6, atol=near(name)), name
     keys = [open_gguf(str(path)).metadata for path in (first, second, summed)]
     chunks = [each["imatrix.chunk_count"].data for each in keys]
     assert chunks[2] == chunks[0] + chunks[1]

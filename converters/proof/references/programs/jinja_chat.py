@@ -85,7 +85,7 @@ def text_of(template: Any, job: dict[str, Any], given: dict[str, Any]) -> dict[s
             messages=given["messages"],
             tools=given.get("tools"),
             documents=None,
-            add_generation_prompt=True,
+            add_generation_prompt=job.get("prompting", True),
             bos_token=job["bos"],
             eos_token=job["eos"],
             **given.get("more", {}),
