@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.blocks import check_rows
 from ggferry.quant.kernels import Compiled, Encoder
-from ggferry.quant.types import BlockError, BlockType
+from ggferry.quant.types import SEARCH, STOCK, BlockError, BlockType
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 from ggferry.support.registry import scan
@@ -90,6 +90,8 @@ class Codec:
             `(R, row_bytes)`, byte-equal to llama.cpp's portable build. Raises BlockError naming the row of a NaN or
             infinity.
         repack: How blocks of this type become blocks of its successor.
+        searched: What encodes with `SEARCH`: as `encode`, with importances, to blocks whose weighted error is never
+            larger; None where that is `encode`.
         needs_imatrix: Whether encoding without importances gives garbage.
         searches: Whether encoding is a search, which takes many times as long as decoding.
         accuracy: What rounding to it may cost.
@@ -109,6 +111,7 @@ class Codec:
     suspicious: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     compiled: Compiled | None = None
     rounding: Compiled | None = None
+    searched: Encoder | None = None
 
     def values(self, rows: Bytes, columns: int) -> Floats:
         """Return what `decode` returns, bit for bit, by the compiled decoder where there is one and much to do."""
@@ -126,12 +129,13 @@ class Codec:
         if self.compiled is not None:
             self.compiled.after(elements)
 
-    def expect_encoding(self, elements: int, weighted: bool) -> None:
+    def expect_encoding(self, elements: int, weighted: bool, rounding: str = STOCK) -> None:
         """Announce that so many elements are going to be encoded, with importances or without, likewise."""
         if self.rounding is not None:
             self.rounding.after(elements)
-        if isinstance(self.encode, Encoder):
-            self.encode.prefetch(self.type.elements, weighted)
+        encode = self.searched if weighted and rounding == SEARCH and self.searched is not None else self.encode
+        if isinstance(encode, Encoder):
+            encode.prefetch(self.type.elements, weighted)
 
 
 @cache

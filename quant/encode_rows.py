@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
-from ggferry.quant.types import BlockType
+from ggferry.quant.types import SEARCH, STOCK, BlockType
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
     from ggferry.quant.types import Bytes, Floats
 
 
-def encode_rows(kind: BlockType, rows: Floats, weights: Floats | None, start: int, shape: Sequence[int]) -> Bytes:
+def encode_rows(
+    kind: BlockType,
+    rows: Floats,
+    weights: Floats | None,
+    start: int,
+    shape: Sequence[int],
+    rounding: str = STOCK,
+) -> Bytes:
     """Encode float32 rows of a tensor.
 
     Args:
@@ -24,6 +31,7 @@ def encode_rows(kind: BlockType, rows: Floats, weights: Floats | None, start: in
         weights: float32 `(matrices, columns)`, one row for each expert, or None (`formats.imatrix.Imatrix.weights`).
         start: Number of the first row in the tensor.
         shape: Shape of the tensor, outermost first.
+        rounding: `STOCK` or `SEARCH`, which means something where there are weights.
 
     Returns:
         uint8 `(n, row bytes)`, little-endian.
@@ -33,10 +41,13 @@ def encode_rows(kind: BlockType, rows: Floats, weights: Floats | None, start: in
     """
     if kind.name == "I64":
         return _whole_numbers(rows)
-    encode = codec(kind.name).encode
+    one = codec(kind.name)
+    encode = one.encode
     assert encode is not None, kind.name
     if weights is None or not kind.quantized:
         return encode(rows, None)
+    if rounding == SEARCH and one.searched is not None:
+        encode = one.searched
     stop = start + len(rows)
     height = max(1, shape[-2]) if len(weights) > 1 else stop
     cuts = [start, *range(-(-(start + 1) // height) * height, stop, height), stop]

@@ -17,7 +17,7 @@ from ggferry.support.records import dataclass
 LEVELS = ("none", "fast", "full")
 MMPROJ = ("both", "only", "none")
 RERANK = ("auto", "yes", "no")
-EXPANSIONS = ("f16", "f32", "q8_0")
+EXPANSIONS, ROUNDINGS = ("f16", "f32", "q8_0"), ("stock", "search")
 """As in `quant.types`, which a command that only helps does not load."""
 FORMATS, DTYPES = ("gguf", "safetensors"), ("f32", "f16", "bf16")
 
@@ -342,6 +342,10 @@ OPTIONS: tuple[Option, ...] = (
            "include_weights", in_plan=True, receipt="include_weights"),
     Option("exclude_weights", Kind.TEXTS, _ALL, Heading.IMPORTANCE, "Use all but these of its entries; repeatable.",
            "exclude_weights", in_plan=True, receipt="exclude_weights"),
+    Option("rounding", Kind.TEXT, _ALL, Heading.IMPORTANCE,
+           "stock: the bytes of llama-quantize; search: the same types and sizes, searched further by the importance "
+           "matrix (docs/quality.md).", "options.rounding", default="stock", choices=ROUNDINGS, in_plan=True,
+           receipt="rounding"),
     # --- proof ---
     Option("verify", Kind.TEXT, "convert quantize plan", Heading.PROOF,
            "full: with forward passes; fast: without; none.", "level", default="full", choices=LEVELS, in_plan=True,

@@ -132,7 +132,13 @@ def _measured(request: Request, checkpoint: Checkpoint, stage: Stage) -> Measure
     steps = _steps(own, source, types)
     with stage(Phase.MEASURING, measured_bytes(steps)) as progress:
         candidates = measure_types(
-            source.graph, steps, source.imatrix, workers(request.jobs), request.options.alignment, progress
+            source.graph,
+            steps,
+            source.imatrix,
+            request.options.rounding,
+            workers(request.jobs),
+            request.options.alignment,
+            progress,
         )
     smallest = {name: min(each) for name, each in candidates.items()}
     plan = plan_of(_without_size(own, _recipe(own, source, smallest, types)), source)

@@ -171,7 +171,7 @@ def _model_again(
         tokens = check_tokenizer(sides, after.path, depth_of(request))
         if not mirror.architecture.projector:
             check_declared(before, after, request.vocab, request.metadata, keys.apart, rerank_template(graph))
-        encoding = Encoding(matrix, any_error=request.allow_quantization_error)
+        encoding = Encoding(matrix, request.options.rounding, any_error=request.allow_quantization_error)
         with computing_on(request.device):
             case = Case(Sides(graph, mirror, encoding), request.level, tokens)
             (proof,) = compare_outputs([case], jobs=request.jobs, stage=stage)

@@ -20,7 +20,7 @@ from ggferry.quant.codec import block_type, codec
 from ggferry.quant.recipes.choose import ModelFacts, Recipe, TensorInfo, choose, recipe, require_imatrix
 from ggferry.quant.recipes.mixtures import never_quantized
 from ggferry.quant.recipes.text import parse_recipe
-from ggferry.quant.types import EXPANSIONS, BlockError, BlockType
+from ggferry.quant.types import EXPANSIONS, ROUNDINGS, SEARCH, STOCK, BlockError, BlockType
 from ggferry.support.records import dataclass
 
 KEEP = "keep"
@@ -34,6 +34,7 @@ class TypeOptions:
         outtype: 'keep', or a type name of llama-quantize.
         expand: Type for tensors whose blocks GGUF cannot hold.
         recipe_text: Text of a recipe file, which takes the place of `outtype`; None for none.
+        rounding: How values are rounded where there is an importance matrix (`quant.codec`).
         dequantize: Whether 'keep' makes plain numbers of a quantized checkpoint's matrices that fit GGUF's blocks.
     """
 
@@ -47,6 +48,7 @@ class TypeOptions:
     leave_output_tensor: bool = False
     allow_requantize: bool = False
     dequantize: bool = False
+    rounding: str = STOCK
 
     def recipe(self) -> Recipe:
         """Return the recipe that these options name. Raises UsageError for a name or a text that is no recipe."""
@@ -60,6 +62,8 @@ class TypeOptions:
         self.recipe()
         if self.expand not in EXPANSIONS:
             raise UsageError("--expand", found=self.expand, expected=", ".join(EXPANSIONS))
+        if self.rounding not in ROUNDINGS:
+            raise UsageError("--rounding", found=self.rounding, expected=", ".join(ROUNDINGS))
 
 
 class Decision(NamedTuple):
@@ -92,10 +96,14 @@ def choose_types(
     Raises:
         UsageError: The options do not fit the model's tensors.
         RefusedError: What is quantized already (a checkpoint's integers too; FP8 counts as a float) would be quantized
-            again, or the type needs an importance matrix.
+            again, or the type or the rounding needs an importance matrix.
         UnsupportedError: No encoder of ours writes the type.
     """
     options.check()
+    if options.rounding == SEARCH and imatrix is None:
+        raise RefusedError(
+            f"--rounding {SEARCH} searches by an importance matrix", path=graph.checkpoint.path, hint="--imatrix FILE"
+        )
     as_is = graph.checkpoint.container == "gguf"
     exact: dict[str, tuple[str, ...]] = {}
     if not options.dequantize:

@@ -41,6 +41,7 @@ def measure_types(
     graph: ModelGraph,
     steps: Mapping[str, Sequence[Step]],
     imatrix: Imatrix | None,
+    rounding: str,
     threads: int,
     alignment: int,
     progress: Progress,
@@ -51,6 +52,7 @@ def measure_types(
         graph: The model.
         steps: By tensor, its step in each type that it may have.
         imatrix: The importance matrix, if any.
+        rounding: How values are rounded with it (`quant.codec`).
         threads: Worker threads.
         alignment: Bytes to whose multiples each tensor's data is aligned.
         progress: Called with the bytes of rows just measured (`measured_bytes`).
@@ -62,7 +64,7 @@ def measure_types(
     weights = sensitivities(graph, list(steps))
 
     def work(name: str) -> None:
-        errors = _errors(graph, steps[name], imatrix, progress)
+        errors = _errors(graph, steps[name], imatrix, rounding, progress)
         found[name] = [
             Candidate(-(-step.nbytes // alignment) * alignment, error * weights[name], step.type.name)
             for step, error in zip(steps[name], errors, strict=True)
@@ -110,7 +112,9 @@ def sampled(node: Node) -> Iterator[tuple[int, int]]:
         yield start, start + GROUP
 
 
-def _errors(graph: ModelGraph, steps: Sequence[Step], imatrix: Imatrix | None, progress: Progress) -> list[float]:
+def _errors(
+    graph: ModelGraph, steps: Sequence[Step], imatrix: Imatrix | None, rounding: str, progress: Progress
+) -> list[float]:
     """Return the error of a tensor in the type of each step, in proportion to its values."""
     node = steps[0].node
     weights: Any = imatrix.weights(node.name, node.shape) if imatrix is not None else None
@@ -121,15 +125,15 @@ def _errors(graph: ModelGraph, steps: Sequence[Step], imatrix: Imatrix | None, p
         energy += _sum(values, scale)
         for number, step in enumerate(steps):
             if step.route is Route.TRANSCODE:
-                lost[number] += _sum(_decoded(graph, step, values, weights, start) - values, scale)
+                lost[number] += _sum(_decoded(graph, step, values, weights, start, rounding) - values, scale)
         progress(values.nbytes)
     return [each / energy if energy else 0.0 for each in lost]
 
 
-def _decoded(graph: ModelGraph, step: Step, values: Any, weights: Any, start: int) -> Floats:
+def _decoded(graph: ModelGraph, step: Step, values: Any, weights: Any, start: int, rounding: str) -> Floats:
     """Return rows as the type of a step holds them. Raises BadValueError."""
     try:
-        blocks = encode_rows(step.type, values, weights, start, step.node.shape)
+        blocks = encode_rows(step.type, values, weights, start, step.node.shape, rounding)
     except BlockError as error:
         raise BadValueError(
             f"tensor {step.node.inputs[0].name!r}, rows {start}..{start + len(values)}: {error}",

@@ -31,7 +31,7 @@ from ggferry.quant.accuracy.similarity import first_unlike
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
 from ggferry.quant.fingerprints import Fingerprints
-from ggferry.quant.types import BlockError
+from ggferry.quant.types import STOCK, BlockError
 from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
@@ -95,6 +95,7 @@ class Encoding:
 
     Attributes:
         imatrix: The importance matrix they were encoded with.
+        rounding: How they were rounded with it (`quant.codec`).
         marks: Marks of the rows that were encoded by a search, if this process wrote the output.
         ours: Whether this version of ggferry made them from this source with that matrix, so that any other byte is an
             error.
@@ -102,6 +103,7 @@ class Encoding:
     """
 
     imatrix: Imatrix | None = None
+    rounding: str = STOCK
     ours: bool = False
     marks: Fingerprints | None = None
     any_error: bool = False
@@ -417,7 +419,8 @@ class _Comparison:
         if one.encode is None or (one.needs_imatrix and weights is None):
             return None
         try:
-            return encode_rows(self.after, np.ascontiguousarray(rows), weights, start, self.node.shape)
+            values, rounding = np.ascontiguousarray(rows), self.encoding.rounding
+            return encode_rows(self.after, values, weights, start, self.node.shape, rounding)
         except BlockError:  # a value that no encoder of ours takes
             return None
 

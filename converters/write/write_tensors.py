@@ -98,7 +98,8 @@ def prefetch_writing(writings: Sequence[Writing]) -> None:
     for _, step in steps:
         codec(step.source_type.name).prefetch(step.elements)
     for plan, step in steps:
-        codec(step.type.name).expect_encoding(step.elements, _weights(plan, step) is not None)
+        weighted = _weights(plan, step) is not None
+        codec(step.type.name).expect_encoding(step.elements, weighted, plan.options.rounding)
 
 
 def _chunks(writings: Sequence[Writing]) -> Iterator[Sequence[tuple[Writing, Job]]]:
@@ -200,7 +201,8 @@ def convert(plan: Plan, job: Job, watch: Watch, values: rows.Values, made: dict[
 
 def _encode(plan: Plan, job: Job, rows: Any) -> Any:
     step = job.step
-    return encode_rows(step.type, rows, _weights(plan, step), job.start, step.node.shape)
+    weights = _weights(plan, step)
+    return encode_rows(step.type, rows, weights, job.start, step.node.shape, plan.options.rounding)
 
 
 def _weights(plan: Plan, step: Step) -> Any:

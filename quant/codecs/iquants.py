@@ -246,13 +246,15 @@ def _not_finite_iq1_m(scales: Array) -> Array:
 
 SUSPICIOUS: Mapping[str, Mapping[str, Callable[[Array], Array]]] = {"IQ1_M": {"scales": _not_finite_iq1_m}}
 
+SEARCHED = {"IQ4_XS": Encoder("ggferry.quant.kernels.searched_iquants", "encode_iq4_xs")}
+
 DECODE = {name: decoder(kind, UNPACK[name]) for name, kind in TYPES.items()}
 
 CODECS = tuple(
     Codec(
         kind, DECODE[name], _encoder(name), needs_imatrix=name in NEED_IMATRIX, searches=True,
         accuracy=ACCURACY[name], file_type=FILE_TYPE[name], suspicious=SUSPICIOUS.get(name, {}),
-        compiled=compiled(kind, DECODE[name], "decode_iquants"),
+        compiled=compiled(kind, DECODE[name], "decode_iquants"), searched=SEARCHED.get(name),
     )
     for name, kind in TYPES.items()
 )

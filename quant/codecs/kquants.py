@@ -136,6 +136,11 @@ ENCODE = {
     "Q6_K": Encoder("ggferry.quant.kernels.kquants_symmetric", "encode_q6_k"),
 }
 
+SEARCHED = {
+    name: Encoder("ggferry.quant.kernels.searched_kquants", f"encode_{name.lower()}")
+    for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K")
+}
+
 FILE_TYPE = {"Q2_K": 10, "Q6_K": 18}  # the others have one for each of several recipes
 ACCURACY = {
     "Q2_K": Accuracy((0.2950, 0.3520), 0.95, 0.75),
@@ -152,6 +157,7 @@ CODECS = tuple(
     Codec(
         kind, DECODE[name], ENCODE.get(name), searches=name in ENCODE, accuracy=ACCURACY[name],
         file_type=FILE_TYPE.get(name), compiled=compiled(kind, DECODE[name], "decode_kquants"),
+        searched=SEARCHED.get(name),
     )
     for name, kind in TYPES.items()
 )

@@ -86,12 +86,13 @@ ACCURACY = {
     "Q8_1": Accuracy(),
 }
 
+SEARCHED = {"Q4_0": Encoder("ggferry.quant.kernels.searched_simple", "encode_q4_0")}
 DECODE = {name: decoder(kind, UNPACK[name]) for name, kind in TYPES.items()}
 
 CODECS = tuple(
     Codec(
         kind, DECODE[name], ENCODE.get(name), accuracy=ACCURACY[name], file_type=FILE_TYPE.get(name),
-        compiled=compiled(kind, DECODE[name], "decode_simple"),
+        compiled=compiled(kind, DECODE[name], "decode_simple"), searched=SEARCHED.get(name),
     )
     for name, kind in TYPES.items()
 )

@@ -67,7 +67,7 @@ def fit_line(x, w, level, count, top, first, step, steps, by_distance):
 
 
 @inline
-def _peak(x, count):
+def peak_of(x, count):
     """The first of the values with the largest magnitude, and that magnitude."""
     peak, most = spread(F(0)), spread(F(0))
     for e in range(0, count * LANES, LANES):
@@ -93,7 +93,7 @@ def fit_scale(x, w, wx, count, top, finite):
     ratio and origin whose `levels(ratio · (x − origin))` are the search's own; ggml leaves the lowest level, not 0,
     where a lane is all zero.
     """
-    peak, most = _peak(x, count)
+    peak, most = peak_of(x, count)
     for e in range(0, count * LANES, LANES):
         store(wx, e, load(w, e) * load(x, e))
     scale, best, ratio = spread(F(0)), spread(F(0)), spread(F(0))
@@ -126,7 +126,7 @@ def start_descent(x, level, count, top):
 
     Returns Σ w·q·x and Σ w·q², the weights being x². Both are 0, and the levels −top, where a lane is all zero.
     """
-    peak, most = _peak(x, count)
+    peak, most = peak_of(x, count)
     zero, ratio = most < TINY, F(-top) / peak
     sum_qx, sum_qq = spread(F(0)), spread(F(0))
     for e in range(0, count * LANES, LANES):

@@ -172,12 +172,12 @@ def search(values, importance, weighted, columns, size, tries, indices, levels, 
     return -1
 
 
-_TRIES = np.concatenate([[1], np.arange(-7, 8) + IQ4_LEVELS[0]]).astype(np.float32)
+TRIES = np.concatenate([[1], np.arange(-7, 8) + IQ4_LEVELS[0]]).astype(np.float32)
 
 
 def encode_iq4_nl(values: Floats, weights: Floats | None) -> Bytes:
-    return encode(TYPES["IQ4_NL"], search, values, weights, 32, _TRIES, *cells())
+    return encode(TYPES["IQ4_NL"], search, values, weights, 32, TRIES, *cells())
 
 
 def encode_iq4_xs(values: Floats, weights: Floats | None) -> Bytes:
-    return encode(TYPES["IQ4_XS"], search, values, weights, 256, _TRIES, *cells())
+    return encode(TYPES["IQ4_XS"], search, values, weights, 256, TRIES, *cells())

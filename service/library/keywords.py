@@ -66,11 +66,13 @@ class ImatrixOptions(TypedDict, total=False):
         imatrix: An importance matrix, GGUF or .dat.
         include_weights: Which of its entries are used.
         exclude_weights: Which of its entries are not used.
+        rounding: 'stock', or 'search' for the same types rounded closer to the weights.
     """
 
     imatrix: StrPath | None
     include_weights: Sequence[str] | None
     exclude_weights: Sequence[str] | None
+    rounding: Literal["stock", "search"]
 
 
 class TypeOptions(ImatrixOptions, total=False):

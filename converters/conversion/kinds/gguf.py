@@ -231,7 +231,13 @@ class _VocabularyCheck:
             check_declared(
                 plan.graph.checkpoint, again, request.vocab, request.metadata, template=rerank_template(plan.graph)
             )
-        encoding = Encoding(plan.imatrix, ours=True, marks=output.marks, any_error=request.allow_quantization_error)
+        encoding = Encoding(
+            plan.imatrix,
+            plan.options.rounding,
+            ours=True,
+            marks=output.marks,
+            any_error=request.allow_quantization_error,
+        )
         return Case(Sides(plan.graph, graph, encoding), request.level, self._found)
 
 

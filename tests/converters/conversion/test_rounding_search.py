@@ -1,0 +1,87 @@
+"""`--rounding search`: the same types and sizes, other bytes, and a receipt that says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ggferry
+from ggferry.formats.errors import GgferryError
+from ggferry.quant.codec import codec
+
+
+@pytest.fixture(scope="module")
+def source(fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("search") / "f16.gguf"
+    ggferry.convert(fixtures / "hf/ckpt/llama_k256", path, outtype="f16", verify="none")
+    return path
+
+
+@pytest.fixture(scope="module")
+def matrix(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An importance matrix of the source on a text of ours."""
+    from ggferry.service.operations.imatrix import ImatrixCommand, run
+
+    folder = tmp_path_factory.mktemp("matrix")
+    text, path = folder / "text.txt", folder / "imatrix.gguf"
+    text.write_text((Path(__file__).parents[3] / "CONTRIBUTING.md").read_text())
+    run(ImatrixCommand(str(source), texts=(str(text),), out=str(path), chunk_size=128, chunks=8))
+    return path
+
+
+def test_the_receipt_says_how_it_was_rounded_and_the_proof_holds(source: Path, matrix: Path, tmp_path: Path) -> None:
+    stock, searched, again = (tmp_path / f"{name}.gguf" for name in ("stock", "searched", "again"))
+    plain = ggferry.quantize(source, stock, "q4_k_m", imatrix=matrix, verify="fast")
+    done = ggferry.quantize(source, searched, "q4_k_m", imatrix=matrix, rounding="search", verify="fast", jobs=1)
+    options = done.receipt["options"]
+    assert options["rounding"] == "search" and options["imatrix"] == matrix.name
+    assert plain.receipt["options"]["rounding"] == "stock"
+    assert searched.stat().st_size == stock.stat().st_size and searched.read_bytes() != stock.read_bytes()
+    types = [{name: each.type for name, each in ggferry.inspect(path).tensors.items()} for path in (stock, searched)]
+    assert types[0] == types[1]
+    ggferry.quantize(source, again, "q4_k_m", imatrix=matrix, rounding="search", verify="none", jobs=2)
+    assert again.read_bytes() == searched.read_bytes()
+    ggferry.verify(source, searched, imatrix=matrix, level="fast")
+    ggferry.verify(source, searched, level="fast")
+
+
+def test_stock_is_the_default_byte_for_byte(source: Path, matrix: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    ggferry.quantize(source, one, "q4_k_m", imatrix=matrix, verify="none")
+    ggferry.quantize(source, other, "q4_k_m", imatrix=matrix, rounding="stock", verify="none")
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_type_without_a_search_keeps_its_bytes(source: Path, matrix: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    assert codec("Q8_0").searched is None
+    ggferry.quantize(source, one, "q8_0", imatrix=matrix, verify="none")
+    ggferry.quantize(source, other, "q8_0", imatrix=matrix, rounding="search", verify="none")
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_search_needs_an_importance_matrix(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(GgferryError, match="--rounding search") as refused:
+        ggferry.quantize(source, tmp_path / "x.gguf", "q4_k_m", rounding="search", verify="none")
+    assert "--imatrix" in str(refused.value.hint)
+    with pytest.raises(GgferryError, match="rounding"):
+        ggferry.quantize(source, tmp_path / "x.gguf", "q4_k_m", rounding="best", verify="none")  # type: ignore[arg-type]
+    assert not (tmp_path / "x.gguf").exists()
+
+
+@pytest.mark.slow
+def test_the_search_comes_nearer_to_the_model(source: Path, matrix: Path, tmp_path: Path) -> None:
+    """The mean KL divergence over the types, whose errors in so small a model are partly chance."""
+    text = tmp_path / "text.txt"
+    text.write_text((Path(__file__).parents[3] / "ARCHITECTURE.md").read_text())
+    ratios = []
+    for kind in ("q2_k", "q4_k", "iq4_xs"):
+        found = []
+        for rounding in ("stock", "search"):
+            out = tmp_path / f"{kind}-{rounding}.gguf"
+            ggferry.quantize(source, out, kind, imatrix=matrix, rounding=rounding, pure=True, verify="none")  # type: ignore[arg-type]
+            found.append(ggferry.compare(source, out, text, context=128, chunks=24).chunks[-1].kl_divergence.value)
+        ratios.append(found[1] / found[0])
+    assert np.mean(ratios) < 1.0, ratios
