@@ -32,8 +32,7 @@ def check_signature(path: str, key: str) -> None:
     try:
         verifying.Config().use_elliptic_key_verifier(public_key=key).verify(path, place)
     except ValueError as error:
-        words = " ".join(str(error).split())[:200]
-        raise VerificationError("not signed by this key, or changed since", path=path, found=words) from None
+        raise VerificationError("not signed by this key, or changed since", path=path, found=str(error)) from None
     except OSError as error:
         raise AccessError("the signature cannot be checked", path=path, found=str(error)) from None
 
@@ -49,8 +48,7 @@ def signature_of(path: str, key: bytes) -> bytes:
             password = os.environ.get("GGFERRY_KEY_PASSWORD")
             signing.Config().use_elliptic_key_signer(private_key=private, password=password).sign(path, made)
         except (ValueError, TypeError) as error:
-            words = " ".join(str(error).split())[:200]
-            raise UsageError("--key: not a private key that model-signing takes", found=words) from None
+            raise UsageError("--key: not a private key that model-signing takes", found=str(error)) from None
         return read_bytes(Named(made))
 
 
