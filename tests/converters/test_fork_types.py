@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import ggferry
+from ggferry.converters.analysis import mixed_endian
 from ggferry.converters.analysis.doctor import examine
 from ggferry.converters.analysis.weight_scan import odd_tensors
 from ggferry.converters.model_graph.rows import values_of
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import GgferryError, RefusedError, ShapeError, TruncatedError
+from ggferry.formats.errors import GgferryError, OutOfRangeError, RefusedError, ShapeError, TruncatedError
 from ggferry.formats.gguf.values import string
 from ggferry.formats.gguf.write import lay_out, write_gguf
 from ggferry.formats.readers.gguf import open_gguf
@@ -106,6 +107,29 @@ def test_rows_that_are_no_whole_groups_are_refused_with_the_tensor(tmp_path: Pat
     (tmp_path / "six.gguf").write_bytes(data)
     with pytest.raises(ShapeError, match=r"tensor 0 'w': .*whole groups of Q4_K_R4's 4 rows"):
         open_gguf(str(tmp_path / "six.gguf"))
+
+
+def test_a_row_that_is_too_long_to_be_held_is_refused(tmp_path: Path) -> None:
+    layout = lay_out({"general.architecture": string("llama")}, [("w", block_type("IQ4_KS"), (1 << 22,))])
+    (tmp_path / "long.gguf").write_bytes(layout.header)
+    with pytest.raises(OutOfRangeError, match="elements of a row of IQ4_KS, which is read whole"):
+        open_gguf(str(tmp_path / "long.gguf"))
+
+
+@pytest.mark.parametrize("source", [OWN, INTERLEAVED], ids=lambda path: path.stem)
+def test_the_other_byte_order_has_the_same_values(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixed_endian, "SAMPLE", 1)
+    found = open_gguf(str(source))
+    tensors = [
+        (ref.name, ref.type, ref.shape, found.files[0].read(ref.spans[0].offset, ref.nbytes))
+        for ref in found.tensors.values()
+    ]
+    write_gguf(tmp_path / "big.gguf", dict(found.metadata), tensors, big_endian=True)
+    assert examine(str(tmp_path / "big.gguf")).exit_code == 0
+    big = open_gguf(str(tmp_path / "big.gguf"))
+    assert all(digest(values(big, name)) == wanted for name, wanted in VALUES[source.name].items())
 
 
 def test_a_cut_or_a_changed_type_ends_in_one_of_our_errors(tmp_path: Path) -> None:
