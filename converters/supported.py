@@ -10,13 +10,11 @@ from ggferry.converters.projectors._unread import UNREAD
 from ggferry.converters.schema.architecture import Architecture
 from ggferry.converters.unsupported_classes import REASONS
 from ggferry.formats.errors import InconsistentError
-from ggferry.quant.codec import codecs
+from ggferry.quant.codec import LLAMA_CPP, codecs
 from ggferry.quant.recipes.choose import ModelFacts, TensorInfo, choose, recipe
 from ggferry.quant.recipes.mixtures import recipe_ids
 from ggferry.support.records import dataclass
 
-LLAMA_CPP = "llama.cpp"
-"""What reads GGUF files of every type that GGUF has."""
 MAX_NAMES = 100_000
 """Class names of a list; today's converter knows 269."""
 
@@ -102,7 +100,7 @@ def block_types() -> list[KindOfBlock]:
                 codec.encode is not None,
                 codec.needs_imatrix,
                 None if codec.repack is None else codec.repack.target,
-                () if kind.ggml_id is None else (LLAMA_CPP,),
+                () if kind.ggml_id is None else (codec.runtime,),
             )
         )
     return sorted(found, key=lambda each: (each.ggml_id is None, each.ggml_id or 0, each.name))

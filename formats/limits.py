@@ -21,6 +21,7 @@ MAX_VOCAB = 1 << 20  # tokens, and merges; the largest known have 262 144 and 51
 MAX_GGML_VOCAB = 1 << 18  # tokens of a GGML-era file; BLOOM has 250 880
 MAX_TOKEN_BYTES = 1 << 16  # bytes of one token; SentencePiece stops at 16 characters, added tokens are short
 MAX_DIM = 1 << 40  # elements along one axis
+MAX_WHOLE_ROW = 1 << 21  # elements of a row that has a scale of its own or is interleaved, and is held whole
 MAX_WIDTH = 1 << 20  # n_embd, n_ff and the like in a header; 53 248 is the largest known
 MAX_HEADS = 1 << 14
 MAX_LAYERS = 1 << 12  # 126 in Llama-3 405B; llama.cpp stops at 512

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ggferry.quant.types import BlockError, BlockType
+from ggferry.quant.types import BlockError, BlockType, Field
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
@@ -30,10 +30,14 @@ TILE_ELEMENTS = 1 << 18
 """256 KiB of float32: with its scratch arrays a tile stays in a core's second-level cache."""
 
 
-@cache
 def dtype_of(kind: BlockType) -> Any:
     """Return the structured little-endian dtype of one block."""
-    return np.dtype([(f.name, _item(f.dtype), (f.count,)) for f in kind.fields])
+    return _members(kind.fields)
+
+
+@cache
+def _members(fields: tuple[Field, ...]) -> Any:
+    return np.dtype([(f.name, _item(f.dtype), (f.count,)) for f in fields])
 
 
 def _item(dtype: str) -> str:
@@ -77,12 +81,15 @@ def refuse_nonfinite(kind: BlockType, values: Floats) -> None:
 def as_blocks(kind: BlockType, rows: Bytes) -> Parts:
     """Return the fields of `rows`, uint8 `(R, row bytes)`, C-contiguous, as views of the same memory.
 
-    The views are writable if `rows` is. Interleaved types come as one long row, `(1, R × blocks, count)`, because their
-    blocks do not depend on row borders.
+    The views are writable if `rows` is. Where rows may be cut anywhere, they come as one long row, `(1, R × blocks,
+    count)`, because blocks do not depend on row borders; of interleaved rows, each group is one. Members that come once
+    a row are `(R, 1, count)`.
     """
-    if not kind.planar:
+    if not kind.whole_rows:
         blocks = rows.reshape(1, rows.size // kind.block_bytes, kind.block_bytes).view(dtype_of(kind))[..., 0]
         return {field.name: blocks[field.name] for field in kind.fields}
+    if not kind.planar:
+        return _headed(kind, rows)
     count, parts, start = rows.shape[1] // kind.block_bytes, {}, 0
     for field in kind.fields:
         plane = rows[:, start : start + count * field.nbytes].view(_item(field.dtype))
@@ -91,10 +98,23 @@ def as_blocks(kind: BlockType, rows: Bytes) -> Parts:
     return parts
 
 
+def _headed(kind: BlockType, rows: Bytes) -> Parts:
+    """Return what `as_blocks` does of rows, or groups of rows, that have members before their blocks."""
+    groups = rows.reshape(len(rows) // kind.interleaved, kind.interleaved * rows.shape[1])
+    size, head = kind.interleaved * kind.block_bytes, kind.interleaved * kind.header_bytes
+    strides, count = (groups.strides[0], size), (groups.shape[1] - head) // size
+    parts: Parts = {}
+    for fields, start, shape in ((kind.header, 0, (len(groups), 1)), (kind.fields, head, (len(groups), count))):
+        if fields:
+            whole = np.ndarray(shape, _members(fields), groups, start if groups.size else 0, strides)
+            parts |= {field.name: whole[field.name] for field in fields}
+    return parts
+
+
 def tiles(kind: BlockType, count: int, columns: int) -> Iterator[Tile]:
     """Yield index pairs of about TILE_ELEMENTS values each that cover what `as_blocks` returns for `count` rows."""
     blocks = columns // kind.elements
-    if not kind.planar:
+    if not kind.whole_rows:
         count, blocks = 1, count * blocks
     width = min(max(1, TILE_ELEMENTS // kind.elements), max(1, blocks))
     height = max(1, TILE_ELEMENTS // (width * kind.elements))
@@ -104,8 +124,8 @@ def tiles(kind: BlockType, count: int, columns: int) -> Iterator[Tile]:
 
 
 def cut(parts: Parts, tile: Tile) -> Parts:
-    """Return the fields of the blocks of one tile."""
-    return {name: array[tile] for name, array in parts.items()}
+    """Return the fields of the blocks of one tile, with those of their rows."""
+    return {name: array[tile if array.shape[1] > 1 else tile[0]] for name, array in parts.items()}
 
 
 def by_block(kind: BlockType, values: Floats) -> Array:
@@ -113,7 +133,7 @@ def by_block(kind: BlockType, values: Floats) -> Array:
 
     That is `(1, R × blocks, elements)` or `(R, blocks, elements)`.
     """
-    rows = len(values) if kind.planar else 1
+    rows = len(values) if kind.whole_rows else 1
     return values.reshape(rows, values.size // (kind.elements * rows) if rows else 0, kind.elements)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,10 @@ class Repack:
     target: str
     apply: Callable[[Bytes, int], tuple[Bytes, int]]
 
+
+LLAMA_CPP = "llama.cpp"
+IK_LLAMA_CPP = "ik_llama.cpp"
+"""The fork of llama.cpp with block types of its own."""
 
 LARGEST_LEVEL = 128
 SUBNORMAL_SCALE = 2.0**-25 * LARGEST_LEVEL
@@ -98,6 +102,7 @@ class Codec:
         file_type: The `general.file_type` that means mostly this type, when nothing else is known.
         suspicious: Field → which of its items `(…, count)` may make a value NaN or infinite, for fields that are not
             plain floats.
+        runtime: The program that reads GGUF files with this type; of types without a GGUF id, none does.
     """
 
     type: BlockType
@@ -112,6 +117,7 @@ class Codec:
     compiled: Compiled | None = None
     rounding: Compiled | None = None
     searched: Encoder | None = None
+    runtime: str = LLAMA_CPP
 
     def values(self, rows: Bytes, columns: int) -> Floats:
         """Return what `decode` returns, bit for bit, by the compiled decoder where there is one and much to do."""
@@ -154,6 +160,16 @@ def codecs() -> dict[str, Codec]:
 def types_by_id() -> dict[int, BlockType]:
     """Return the block types by GGUF id."""
     return {c.type.ggml_id: c.type for c in codecs().values() if c.type.ggml_id is not None}
+
+
+def types_of_forks(kinds: Iterable[BlockType]) -> dict[str, tuple[str, ...]]:
+    """Return which of these types llama.cpp does not read in a GGUF file: by the program that does, their names."""
+    found: dict[str, list[str]] = {}
+    for name in sorted({kind.name for kind in kinds if kind.ggml_id is not None}):
+        runtime = codec(name).runtime
+        if runtime != LLAMA_CPP:
+            found.setdefault(runtime, []).append(name)
+    return {runtime: tuple(names) for runtime, names in found.items()}
 
 
 def codec(name: str) -> Codec:

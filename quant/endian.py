@@ -18,13 +18,14 @@ def swap(kind: BlockType, rows: Bytes) -> Bytes:
     The bytes of every item of every field of the block's table are reversed; fields of bytes stay. Raises BlockError
     when a row is not whole blocks.
     """
-    if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] % kind.block_bytes:
+    odd = rows.ndim != 2 or (rows.shape[1] - kind.header_bytes) % kind.block_bytes or len(rows) % kind.interleaved
+    if rows.dtype != np.uint8 or odd:
         raise BlockError(
             f"{kind.name} rows are uint8 (R, multiple of {kind.block_bytes}), not {rows.dtype} {rows.shape}"
         )
     swapped: Bytes = np.array(rows, order="C")
     parts = as_blocks(kind, swapped)
-    for field in kind.fields:
+    for field in (*kind.header, *kind.fields):
         if field.item_bytes > 1:
             parts[field.name].byteswap(inplace=True)
     return swapped

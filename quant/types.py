@@ -1,7 +1,8 @@
 """Block types: how a run of elements is laid out in bytes.
 
-A tensor row of `n` elements is `n / elements` blocks one after the other, each block being its fields in order. Sizes
-are computed from the fields and never typed by hand, because such numbers drift.
+A tensor row of `n` elements is `n / elements` blocks one after the other, each block being its fields in order; a few
+types have members once a row before its blocks, or the blocks of several rows in one. Sizes are computed from the
+fields and never typed by hand, because such numbers drift.
 
 Source of the facts: ggml's `ggml-common.h` / `ggml.c` type traits for everything with a GGUF id,
 docs/formats/ggml-era.md "Block eras" for the eras that never reached GGUF.
@@ -74,6 +75,8 @@ class BlockType:
         planar: Whether a row stores all of field 0, then all of field 1, … instead of block by block (GGML files of
             10–17 March 2023).
         quantized: Whether values were rounded to fit the type.
+        header: Members that come once a row, before its blocks.
+        interleaved: Rows whose blocks are stored in one another; `fields` and `header` are those of so many rows.
     """
 
     name: str
@@ -82,22 +85,40 @@ class BlockType:
     ggml_id: int | None = None
     planar: bool = False
     quantized: bool = True
+    header: tuple[Field, ...] = ()
+    interleaved: int = 1
     block_bytes: int = field(init=False, repr=False, compare=False)
-    """Bytes of one block."""
+    """Bytes of one block of one row."""
+    header_bytes: int = field(init=False, repr=False, compare=False)
+    """Bytes before the blocks of one row."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "block_bytes", sum(member.nbytes for member in self.fields))
+        for name, members in (("block_bytes", self.fields), ("header_bytes", self.header)):
+            size, rest = divmod(sum(member.nbytes for member in members), self.interleaved)
+            if rest:
+                raise BlockError(f"{self.name}: members that are not the same for {self.interleaved} rows")
+            object.__setattr__(self, name, size)
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether a row, or the rows that are interleaved, cannot be cut between blocks."""
+        return self.planar or bool(self.header) or self.interleaved > 1
 
     def row_bytes(self, columns: int) -> int:
         """Return the bytes of a row of `columns` elements. Raises BlockError when the row is not whole blocks."""
         blocks, rest = divmod(columns, self.elements)
         if rest:
             raise BlockError(f"a row of {columns} elements is not a multiple of {self.name}'s block of {self.elements}")
-        return blocks * self.block_bytes
+        return self.header_bytes + blocks * self.block_bytes
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Return the bytes of a whole tensor of `shape` (outermost first; the last axis is the row)."""
+        """Return the bytes of a whole tensor of `shape` (outermost first; the last axis is the row).
+
+        Raises BlockError when a row is not whole blocks, or a matrix is not whole groups of interleaved rows.
+        """
         rows = 1
+        if (shape[-2] if len(shape) > 1 else 1) % self.interleaved:
+            raise BlockError(f"a matrix of shape {shape} has no whole groups of {self.name}'s {self.interleaved} rows")
         for size in shape[:-1]:
             rows *= size
         return rows * self.row_bytes(shape[-1] if shape else 1)
@@ -106,8 +127,10 @@ class BlockType:
         return self.name
 
 
-def table(text: str, **common: bool) -> dict[str, BlockType]:
+def table(text: str, **common: int) -> dict[str, BlockType]:
     """Return the block types that lines `NAME ID ELEMENTS FIELD:DTYPE[*COUNT] …` describe (ID `-`: no GGUF id).
+
+    Members before a `/` come once a row. `common`: attributes of all of them.
 
     The grammar is in docs/tables.md. Raises BlockError, with file, line and word, for any other line.
     """
@@ -126,7 +149,7 @@ def table(text: str, **common: bool) -> dict[str, BlockType]:
 _FIELD = re.compile(r"([a-z]\w*):([a-z]\w*?)(?:\*(\d+))?")
 
 
-def _block_type(words: list[str], common: Mapping[str, bool]) -> BlockType:
+def _block_type(words: list[str], common: Mapping[str, Any]) -> BlockType:
     """Return the type a line describes. Raises ValueError, whose message ends with the word that is wrong."""
     if len(words) < 4:
         raise ValueError(f"not NAME ID ELEMENTS FIELD:DTYPE…: {' '.join(words)}")
@@ -138,12 +161,14 @@ def _block_type(words: list[str], common: Mapping[str, bool]) -> BlockType:
     if not elements.isdecimal() or int(elements) < 1:
         raise ValueError(f"not a number of elements: {elements}")
     fields: dict[str, Field] = {}
-    for item in items:
+    once = items.index("/") if "/" in items else 0
+    for item in items[:once] + items[once + bool(once) :]:
         member = _field(item)
         if member.name in fields:
             raise ValueError(f"duplicate field: {item}")
         fields[member.name] = member
-    return BlockType(name, int(elements), tuple(fields.values()), None if ggml_id == "-" else int(ggml_id), **common)
+    members, number = tuple(fields.values()), None if ggml_id == "-" else int(ggml_id)
+    return BlockType(name, int(elements), members[once:], number, header=members[:once], **common)
 
 
 def _field(item: str) -> Field:

@@ -32,6 +32,7 @@ from ggferry.formats.files.sources import known_by, open_source
 from ggferry.formats.gguf.llamafile import Entry
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, kind_of, label_of
+from ggferry.quant.codec import codec, types_of_forks
 from ggferry.support.records import dataclass
 
 NOT_FOUND, UNSUPPORTED, CORRUPT = NotFoundError.exit_code, UnsupportedError.exit_code, CorruptError.exit_code
@@ -215,7 +216,9 @@ def _checkpoint(checkpoint: Checkpoint, path: str, name: str) -> Diagnosis:
     if graph.architecture.hparams:
         what += f", {graph.architecture.name}"
         faulty = faults(checkpoint, graph.architecture.name, graph.notes) if kind is Kind.GGUF else ()
-        runtimes = ", ".join(each for each in graph.runtimes if each != LLAMA_CPP or not faulty)
+        forks = types_of_forks(ref.type for ref in checkpoint.tensors.values())
+        findings += [f"{', '.join(names)}: types that only {runtime} reads" for runtime, names in forks.items()]
+        runtimes = ", ".join(forks or (each for each in graph.runtimes if each != LLAMA_CPP or not faulty))
         findings += [*faulty, f"supported by {runtimes} (as GGUF)" if runtimes else "no runtime is known to run it"]
         if faulty:
             edit = f"ggferry edit {shlex.quote(name)} --set KEY=VALUE"
@@ -259,6 +262,7 @@ def _remedies(checkpoint: Checkpoint, name: str) -> Iterator[Remedy]:
                 yield Remedy("take the model out of it", f"ggferry quantize {quoted} {shlex.quote(_beside(name))} copy")
             elif _is_misnamed(checkpoint, name):
                 yield Remedy("give it its suffix", f"mv {quoted} {shlex.quote(f'{name}.gguf')}")
+            yield from _brought_back(checkpoint, quoted, name)
             yield Remedy("nothing has to be done; its tensors can be read, too", f"ggferry verify {quoted}")
         else:
             yield Remedy("carry it to GGUF v3", f"ggferry convert {quoted} -o {shlex.quote(_beside(name))}")
@@ -270,6 +274,17 @@ def _remedies(checkpoint: Checkpoint, name: str) -> Iterator[Remedy]:
         yield Remedy("carry it to GGUF v3, as exact as it is", f"ggferry convert {quoted}")
         if kind_of(checkpoint.container) is Kind.TRAINING:
             yield Remedy("quantize it on the way", f"ggferry convert {quoted} --outtype q4_k_m")
+
+
+def _brought_back(checkpoint: Checkpoint, quoted: str, name: str) -> Iterator[Remedy]:
+    """Yield how a file with types of a fork of llama.cpp becomes one that llama.cpp reads."""
+    forks = types_of_forks(ref.type for ref in checkpoint.tensors.values())
+    target = shlex.quote(_beside(name).replace("-v3.", "-llama.cpp."))
+    if forks and all(codec(kind).repack is not None for names in forks.values() for kind in names):
+        yield Remedy("bring it to llama.cpp's types, with the same values", f"ggferry convert {quoted} -o {target}")
+    elif forks:
+        command = f"ggferry convert {quoted} -o {target} --outtype bf16"
+        yield Remedy("bring it to a type of llama.cpp's; a quantized one needs --allow-requantize", command)
 
 
 def _beside(name: str) -> str:

@@ -18,7 +18,7 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import recorded, unrecorded
 from ggferry.formats.files.partial_files import Partial, begin_file, name_together
 from ggferry.formats.tensor_read import read_rows
-from ggferry.quant.codec import codec
+from ggferry.quant.codec import LLAMA_CPP, codec
 from ggferry.quant.endian import swap
 from ggferry.support.heavy import np
 from ggferry.support.interrupts import interrupts_wait
@@ -69,7 +69,7 @@ def mixed_endian(checkpoint: Checkpoint) -> MixedEndian:
 
 def _swappable(ref: TensorRef) -> bool:
     """Return whether a tensor has numbers of several bytes, and today's converter leaves them."""
-    wide = any(member.item_bytes > 1 for member in ref.type.fields)
+    wide = any(member.item_bytes > 1 for member in ref.type.fields) and codec(ref.type.name).runtime == LLAMA_CPP
     return wide and ref.elements > 0 and (ref.type.quantized or ref.type.name == "BF16")
 
 

@@ -26,6 +26,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, GgferryError
 from ggferry.formats.gguf.shards import shortened
 from ggferry.formats.gguf.values import Value, ValueType
+from ggferry.quant.codec import types_of_forks
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
 
@@ -298,6 +299,8 @@ def _against_llama_cpp(checkpoint: Checkpoint, graph: ModelGraph | None, tokeniz
         yield "the tensor table is not in the order of the data"
     if any(value.items is ValueType.ARRAY for value in checkpoint.metadata.values()):
         yield "an array of arrays among the keys"
+    for runtime, names in types_of_forks(ref.type for ref in checkpoint.tensors.values()).items():
+        yield f"{', '.join(names)}: only {runtime} reads these types; ggferry convert brings them back"
     if graph is None:
         yield "not known: the model contradicts itself"
     elif graph.architecture.hparams and "llama.cpp" not in graph.runtimes:

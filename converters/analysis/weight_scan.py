@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggferry.converters.analysis.differences.tensor_streams import decoded, pieces
+from ggferry.converters.analysis.differences.tensor_streams import decoded, in_short_rows, pieces
 from ggferry.converters.write.watch_weights import suspicious
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.quant.types import BlockError
@@ -39,11 +39,12 @@ def odd_tensors(checkpoint: Checkpoint, progress: Progress) -> Iterator[Odd]:
 def _odd(checkpoint: Checkpoint, ref: TensorRef, progress: Progress) -> Odd | None:
     """Look at one tensor. Pieces are decoded only while all values may still be one, or one may not be finite."""
     at, only = 0, True
+    columns = in_short_rows(ref).columns
     value: float | None = None
     for piece in pieces(checkpoint, ref):
         progress(piece.nbytes)
         flat = piece.reshape(-1)
-        maybe_bad = ref.type.planar or suspicious(ref.type, flat)
+        maybe_bad = ref.type.whole_rows or suspicious(ref.type, flat)
         if maybe_bad or only:
             try:
                 found = decoded(ref, piece)
@@ -53,6 +54,6 @@ def _odd(checkpoint: Checkpoint, ref: TensorRef, progress: Progress) -> Odd | No
                 return Odd(ref.name, not_finite=at + int(np.flatnonzero(~np.isfinite(found))[0]))
             value = float(found[0]) if value is None else value
             only = only and bool((found == np.float32(value)).all())
-        at += flat.size // ref.type.block_bytes * ref.type.elements
+        at += len(piece) * columns
     matrix = len([size for size in ref.shape if size > 1]) > 1
     return Odd(ref.name, constant=value) if only and matrix and value is not None else None

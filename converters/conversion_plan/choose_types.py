@@ -16,7 +16,7 @@ from ggferry.converters.prequantized.own_scales import is_applied
 from ggferry.formats.checkpoint import Derivation, TensorRef
 from ggferry.formats.errors import RefusedError, UnsupportedError, UsageError
 from ggferry.formats.gguf.values import Value
-from ggferry.quant.codec import block_type, codec
+from ggferry.quant.codec import LLAMA_CPP, block_type, codec
 from ggferry.quant.recipes.choose import ModelFacts, Recipe, TensorInfo, choose, recipe, require_imatrix
 from ggferry.quant.recipes.mixtures import never_quantized
 from ggferry.quant.recipes.text import parse_recipe
@@ -109,9 +109,7 @@ def choose_types(
     if not options.dequantize:
         exact = {n.name: exact_types(graph, n) for n in graph.nodes if n.inputs[0].derived is not None}
     kept = {
-        n.name: (n.inputs[0].type, "")
-        if as_is and not n.inputs[0].derived
-        else _kept(graph, n, options, exact.get(n.name, ()))
+        n.name: _of_gguf(n) if as_is and not n.inputs[0].derived else _kept(graph, n, options, exact.get(n.name, ()))
         for n in graph.nodes
     }
     tensors = [
@@ -144,11 +142,32 @@ def choose_types(
             why = why if choice.type == natural.name else choice.why
             found[node.name] = Decision(block_type(choice.type), why, blocks=as_blocks(graph, node, choice.type))
         elif choice.type == natural.name:
+            _check_runtime(graph, node, natural)
             found[node.name] = Decision(natural, why)
         else:
             found[node.name] = Decision(block_type(choice.type), choice.why, choice.ragged)
             _check(graph, node, found[node.name].type, options)
     return found
+
+
+def _of_gguf(node: Node) -> tuple[BlockType, str]:
+    """Return the type that a tensor of a GGUF file keeps, and why where it is not its own."""
+    source = node.inputs[0].type
+    one = codec(source.name)
+    if one.runtime == LLAMA_CPP or one.repack is None or not node.layout.block_safe:
+        return source, ""
+    return block_type(one.repack.target), f"llama.cpp's form of {source}"
+
+
+def _check_runtime(graph: ModelGraph, node: Node, kind: BlockType) -> None:
+    """Raise RefusedError for a type that llama.cpp does not read: the output would be no other file than the source."""
+    runtime = codec(kind.name).runtime
+    if runtime != LLAMA_CPP:
+        raise RefusedError(
+            f"{node.name} is {kind}, which only {runtime} reads, and no block of llama.cpp's holds its values",
+            path=graph.checkpoint.path,
+            hint="--outtype bf16 or f32, or a quantized type with --allow-requantize",
+        )
 
 
 def _kept(graph: ModelGraph, node: Node, options: TypeOptions, exact: tuple[str, ...]) -> tuple[BlockType, str]:
@@ -218,10 +237,11 @@ def _check(graph: ModelGraph, node: Node, target: BlockType, options: TypeOption
     levels = derived.scheme if derived and derived.integers else source.name if source.quantized else None
     best = next(iter(exact_types(graph, node)), "")
     if target.quantized and levels and not options.allow_requantize:
+        keep = "keep" if codec(source.name).runtime == LLAMA_CPP else "bf16"
         raise RefusedError(
             f"{node.name} is {levels} already: making {target} of it rounds a second time",
             path=graph.checkpoint.path,
-            hint="--allow-requantize, or --outtype keep" + f", which carries it as {best}" * bool(best),
+            hint=f"--allow-requantize, or --outtype {keep}" + f", which carries it as {best}" * bool(best),
         )
     if codec(target.name).encode is None:
         raise UnsupportedError(f"{node.name}: no encoder for {target}", path=graph.checkpoint.path)

@@ -48,6 +48,8 @@ def raw_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> B
 
 def converted_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int, convert: Convert) -> Array:
     """Return `convert(rows, columns)` of rows `start:stop`, piece by piece where columns were split over files."""
+    if ref.type.interleaved > 1:
+        return _whole_groups(checkpoint, ref, start, stop, convert)
     if ref.axis == 0 or len(ref.spans) == 1:
         return convert(raw_rows(checkpoint, ref, start, stop), ref.columns)
     pieces = []
@@ -55,6 +57,13 @@ def converted_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int
         rows = read_span_rows(checkpoint, ref, number, start, stop)
         pieces.append(convert(swap(ref.type, rows) if ref.big_endian else rows, span.shape[-1]))
     return np.concatenate(pieces, axis=1)
+
+
+def _whole_groups(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int, convert: Convert) -> Array:
+    """Return the same of rows that are interleaved, which are read group by group."""
+    count = ref.type.interleaved
+    first, last = start - start % count, stop + -stop % count
+    return convert(raw_rows(checkpoint, ref, first, last), ref.columns)[start - first : stop - first]
 
 
 def values_of(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Floats:
@@ -66,12 +75,12 @@ def view_for_streaming(node: Node, target: BlockType) -> Node:
     """Return the node as a view of the same bytes, with rows short enough to stream.
 
     A row that alone would not fit into a chunk is cut where the tensor is contiguous and has no layout: it is one run
-    of blocks, which may be cut between any whole blocks of both types. Planar rows and joined columns stay as they are,
-    because none of them comes near the size of a chunk.
+    of blocks, which may be cut between any whole blocks of both types. Rows that are one thing (`whole_rows`) and
+    joined columns stay as they are, because none of them comes near the size of a chunk.
     """
     ref = node.inputs[0]
     wide = ref.columns * 4 > CHUNK or row_count(ref.shape) == 1
-    if node.layout != SAME or not wide or len(ref.spans) > 1 or ref.spans[0].strides or ref.type.planar:
+    if node.layout != SAME or not wide or len(ref.spans) > 1 or ref.spans[0].strides or ref.type.whole_rows:
         return node
     width = math.lcm(ref.type.elements, target.elements)
     rows = ref.elements // width

@@ -59,6 +59,8 @@ class TensorLines:
             return None
         if min(ne) < 1 or max(ne) > limits.MAX_DIM or ne[0] % kind.elements:
             return None
+        if (ne[1] if len(ne) > 1 else 1) % kind.interleaved or (kind.whole_rows and ne[0] > limits.MAX_WHOLE_ROW):
+            return None
         return TensorLine(name, kind, tuple(ne[::-1]), offset, name_end + 4 + rest.size)
 
     def name(self, place: int) -> str:

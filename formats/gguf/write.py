@@ -172,12 +172,14 @@ class GGUFFile:
     def _swapped(self, tensor: Placed, offset: int, view: memoryview) -> memoryview:
         from ggferry.quant.endian import swap
 
-        block = tensor.type.block_bytes
+        kind = tensor.type
+        row = kind.row_bytes(tensor.shape[-1]) if kind.whole_rows else kind.block_bytes
+        block = row * kind.interleaved
         if offset % block or len(view) % block:
             found = f"{len(view)} bytes at {offset}"
             raise UsageError(f"part of {tensor.name!r}", found=found, expected=f"whole blocks of {block} bytes")
-        rows = np.frombuffer(view, dtype=np.uint8).reshape(-1, block)
-        return _as_bytes(np.ascontiguousarray(swap(tensor.type, rows)))
+        rows = np.frombuffer(view, dtype=np.uint8).reshape(-1, row)
+        return _as_bytes(np.ascontiguousarray(swap(kind, rows)))
 
     def _put(self, offset: int, view: memoryview) -> None:
         while len(view):

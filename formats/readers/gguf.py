@@ -232,6 +232,9 @@ class _Parser:
         kind = types_by_id().get(type_id)
         if kind is None:
             raise self.unknown_type(what, type_id, place)
+        if kind.whole_rows and ne[0] > limits.MAX_WHOLE_ROW:
+            message = f"{what}: elements of a row of {kind}, which is read whole"
+            raise cursor.error(OutOfRangeError, message, at, found=ne[0], expected=f"at most {limits.MAX_WHOLE_ROW}")
         try:
             kind.nbytes(tuple(reversed(ne)))
         except BlockError as error:

@@ -29,6 +29,9 @@ def scan_bad(kind: BlockType, rows: Bytes, columns: int) -> int | None:
     """
     check_rows(kind, rows, columns)
     rows = np.ascontiguousarray(rows)
+    if kind.whole_rows and not kind.planar:  # scales of whole rows, or of several in one
+        bad = np.flatnonzero(~np.isfinite(codec(kind.name).values(rows, columns)).all(axis=1))
+        return int(bad[0]) if bad.size else None
     checks = _checks(kind)
     if not checks:
         return None

@@ -15,7 +15,7 @@ from ggferry.quant.accuracy.bad_values import LEAST_SUSPICIOUS
 from ggferry.quant.accuracy.bounds import narrowing_bound
 from ggferry.quant.accuracy.expected_error import TOLERANCE
 from ggferry.quant.blocks import as_blocks
-from ggferry.quant.codec import Codec, codec, codecs
+from ggferry.quant.codec import LLAMA_CPP, Codec, codec, codecs
 from ggferry.quant.endian import swap
 from ggferry.quant.types import BlockError
 
@@ -78,10 +78,11 @@ def test_the_name_finds_the_codec_and_the_fields_make_the_size(one: Codec) -> No
     assert codec(kind.name.lower()) is one
     assert kind.name == kind.name.upper()
     assert len({field.name for field in kind.fields}) == len(kind.fields) > 0
-    assert kind.block_bytes == sum(field.nbytes for field in kind.fields) > 0
-    assert kind.row_bytes(6 * kind.elements) == 6 * kind.block_bytes
-    parts = as_blocks(kind, np.zeros((4, 6 * kind.block_bytes), np.uint8))
-    assert sum(array.nbytes for array in parts.values()) == 24 * kind.block_bytes
+    assert kind.interleaved * kind.block_bytes == sum(field.nbytes for field in kind.fields) > 0
+    assert kind.interleaved * kind.header_bytes == sum(field.nbytes for field in kind.header)
+    assert kind.row_bytes(6 * kind.elements) == kind.header_bytes + 6 * kind.block_bytes
+    parts = as_blocks(kind, np.zeros((4 * kind.interleaved, kind.row_bytes(6 * kind.elements)), np.uint8))
+    assert sum(array.nbytes for array in parts.values()) == 4 * kind.interleaved * kind.row_bytes(6 * kind.elements)
 
 
 @EVERY
@@ -89,7 +90,7 @@ def test_the_name_finds_the_codec_and_the_fields_make_the_size(one: Codec) -> No
 @given(data=st.data())
 def test_any_bytes_decode_to_float32_of_the_shape(one: Codec, data: st.DataObject) -> None:
     columns = one.type.elements * data.draw(st.integers(1, 5))
-    rows = draw_rows(data, one, data.draw(st.integers(0, 3)), columns)
+    rows = draw_rows(data, one, data.draw(st.integers(0, 3)) * one.type.interleaved, columns)
     before = rows.tobytes()
     rows.setflags(write=False)
     with np.errstate(all="raise"):
@@ -104,13 +105,17 @@ def test_any_bytes_decode_to_float32_of_the_shape(one: Codec, data: st.DataObjec
 @LAW
 @given(data=st.data())
 def test_rows_are_independent(one: Codec, data: st.DataObject) -> None:
-    columns = 2 * one.type.elements
-    rows = draw_rows(data, one, 4, columns)
+    columns, count = 2 * one.type.elements, one.type.interleaved
+    rows = draw_rows(data, one, 4 * count, columns)
     order = data.draw(st.permutations(range(4)))
     values = one.decode(rows, columns)
-    assert bits(one.decode(rows[order], columns)) == bits(values[order])
-    assert bits(one.decode(rows[1::2], columns)) == bits(values[1::2])
-    if not one.type.planar:
+
+    def groups(array: np.ndarray, which: object) -> np.ndarray:
+        return array.reshape(4, count, -1)[which].reshape(-1, array.shape[1])
+
+    assert bits(one.decode(groups(rows, order), columns)) == bits(groups(values, order))
+    assert bits(one.decode(groups(rows, slice(1, None, 2)), columns)) == bits(groups(values, slice(1, None, 2)))
+    if not one.type.whole_rows:
         beside = np.concatenate([rows[:2], rows[2:]], axis=1)
         assert bits(one.decode(beside, 2 * columns)) == bits(np.concatenate([values[:2], values[2:]], axis=1))
 
@@ -119,10 +124,10 @@ def test_rows_are_independent(one: Codec, data: st.DataObject) -> None:
 @LAW
 @given(data=st.data())
 def test_byte_order_is_an_involution_and_touches_nothing_else(one: Codec, data: st.DataObject) -> None:
-    rows = draw_rows(data, one, 3, 4 * one.type.elements)
+    rows = draw_rows(data, one, 3 * one.type.interleaved, 4 * one.type.elements)
     other = swap(one.type, rows)
     assert np.array_equal(swap(one.type, other), rows)
-    assert np.array_equal(np.sort(other, axis=1), np.sort(rows, axis=1))
+    assert np.array_equal(np.sort(other, axis=None), np.sort(rows, axis=None))
 
 
 @EVERY
@@ -148,8 +153,9 @@ def test_repack_names_a_type_of_todays_with_blocks_of_the_same_elements(one: Cod
     if one.repack is not None:
         target = codec(one.repack.target).type
         assert target.ggml_id is not None
-        assert target.elements == one.type.elements
-        assert one.type.ggml_id is None
+        assert codec(target.name).runtime == LLAMA_CPP
+        assert one.type.elements % target.elements == 0
+        assert one.type.ggml_id is None or one.runtime != LLAMA_CPP
 
 
 # Encoders

@@ -103,6 +103,8 @@ NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_si
 def tensors(draw: st.DrawFn) -> tuple[str, object, tuple[int, ...]]:
     kind = draw(st.sampled_from(sorted(types_by_id().values(), key=lambda kind: kind.name)))
     shape = draw(st.lists(st.integers(1, 3), max_size=limits.MAX_DIMS - 1))
+    if kind.interleaved > 1:
+        shape = [*shape[:-1], kind.interleaved * (shape or [1])[-1]]
     return draw(NAMES), kind, (*shape, draw(st.integers(1, 2)) * kind.elements)
 
 
@@ -130,12 +132,13 @@ def test_write_read_write_is_the_identity(
 
 @pytest.mark.parametrize("kind", sorted(types_by_id().values(), key=lambda kind: kind.name), ids=str)
 def test_big_endian_is_the_swap_of_little(kind, tmp_path: Path) -> None:
-    rows = np.random.default_rng(kind.ggml_id).integers(0, 256, (3, 2 * kind.block_bytes), dtype=np.uint8)
+    shape = (3 * kind.interleaved, 2 * kind.elements)
+    rows = np.random.default_rng(kind.ggml_id).integers(0, 256, (shape[0], kind.row_bytes(shape[1])), dtype=np.uint8)
     metadata = {"general.architecture": string("llama"), "n": u32(1)}
     read = {}
     for big in (False, True):
         path = tmp_path / f"{big}.gguf"
-        write_gguf(path, metadata, [("w", kind, (3, 2 * kind.elements), rows)], big_endian=big)
+        write_gguf(path, metadata, [("w", kind, shape, rows)], big_endian=big)
         found = open_gguf(str(path))
         span = found.tensors["w"].spans[0]
         read[big] = found.files[0].read(span.offset, found.tensors["w"].nbytes)

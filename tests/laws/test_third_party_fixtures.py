@@ -19,7 +19,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.reader import containers
-from ggferry.quant.codec import codecs, types_by_id
+from ggferry.quant.codec import LLAMA_CPP, codec, codecs, types_by_id
 from ggferry.support.registry import scan
 from helpers.peers import is_record
 from helpers.third_party_fixtures import FIXTURES, ROOT
@@ -164,7 +164,11 @@ def test_every_architecture_has_a_witness() -> None:
 def test_every_block_type_has_a_witness() -> None:
     found = {ref.type.name for checkpoint in checkpoints() for ref in checkpoint.tensors.values()}
     found |= {tensor["type"] for record in records() for tensor in record["tensors"]}
-    ggml = {kind.name: "quant/codecs/test_codecs.py" for kind in types_by_id().values() if kind.quantized}
+    ggml = {
+        kind.name: f"quant/codecs/{'test_codecs' if codec(kind.name).runtime == LLAMA_CPP else 'test_ik_types'}.py"
+        for kind in types_by_id().values()
+        if kind.quantized
+    }
     made = {name: path for name, path in (ggml | MADE_TYPES).items() if name not in found}
     complete(found, made, set(codecs()))
     assert set(MADE_TYPES) <= set(made)

@@ -55,7 +55,7 @@ def reversed_items(layout: str, block: bytes) -> bytes:
 
 
 def numbered(name: str, blocks: int) -> np.ndarray:
-    size = block_type(name).block_bytes * blocks
+    size = block_type(name).row_bytes(blocks * block_type(name).elements)
     return (np.arange(2 * size) * 7 % 251).astype(np.uint8).reshape(2, size)
 
 
@@ -96,14 +96,15 @@ def test_planes_swap_in_place() -> None:
     assert np.array_equal(swap(block_type("Q4_1_PLANAR"), rows), expected)
 
 
-@pytest.mark.parametrize("name", sorted(codecs()))
+@pytest.mark.parametrize("name", sorted(name for name, one in codecs().items() if one.type.interleaved == 1))
 def test_swapping_twice_is_nothing_and_once_leaves_the_source(name: str) -> None:
     rows = numbered(name, 4)
     before = rows.copy()
     once = swap(block_type(name), rows)
     assert np.array_equal(swap(block_type(name), once), rows)
     assert np.array_equal(rows, before)
-    assert np.array_equal(once, rows) == all(field.item_bytes == 1 for field in block_type(name).fields)
+    kind = block_type(name)
+    assert np.array_equal(once, rows) == all(field.item_bytes == 1 for field in (*kind.header, *kind.fields))
     read_only = np.frombuffer(rows.tobytes(), np.uint8).reshape(rows.shape)
     assert np.array_equal(swap(block_type(name), read_only), once)
     assert np.array_equal(swap(block_type(name), rows[::-1]), once[::-1])

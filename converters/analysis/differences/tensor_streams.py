@@ -24,7 +24,7 @@ def pieces(checkpoint: Checkpoint, ref: TensorRef) -> Iterator[Bytes]:
     The rows are those of the tensor, or shorter ones of the same order where it is one run of bytes.
     """
     short = in_short_rows(ref)
-    step = max(1, PIECE // max(1, short.columns))
+    step = _rows_at_once(short)
     for start in range(0, short.rows, step):
         yield rows.raw_rows(checkpoint, short, start, min(short.rows, start + step))
 
@@ -32,9 +32,15 @@ def pieces(checkpoint: Checkpoint, ref: TensorRef) -> Iterator[Bytes]:
 def values(checkpoint: Checkpoint, ref: TensorRef) -> Iterator[Floats]:
     """Yield the values of a tensor in order, float32, in as many pieces as `pieces` has of the same shape."""
     short = in_short_rows(ref)
-    step = max(1, PIECE // max(1, short.columns))
+    step = _rows_at_once(short)
     for start in range(0, short.rows, step):
         yield rows.values_of(checkpoint, short, start, min(short.rows, start + step)).reshape(-1)
+
+
+def _rows_at_once(ref: TensorRef) -> int:
+    """Return how many rows a piece has: whole groups of those that are interleaved."""
+    count = max(1, PIECE // max(1, ref.columns))
+    return count + -count % ref.type.interleaved
 
 
 def decoded(ref: TensorRef, piece: Bytes) -> Floats:
@@ -45,7 +51,7 @@ def decoded(ref: TensorRef, piece: Bytes) -> Floats:
 def in_short_rows(ref: TensorRef) -> TensorRef:
     """Return the tensor as many rows of one width, where its own are too long and it is one run of blocks."""
     span = ref.spans[0] if len(ref.spans) == 1 else None
-    if span is None or span.strides is not None or ref.type.planar or ref.columns <= PIECE:
+    if span is None or span.strides is not None or ref.type.whole_rows or ref.columns <= PIECE:
         return ref
     width = math.gcd(ref.elements, 1 << 12)  # which every type's blocks divide: their sizes are powers of two
     shape = (ref.elements // width, width)

@@ -18,14 +18,16 @@ import pytest
 
 from ggferry.quant.accuracy.bad_values import scan_bad
 from ggferry.quant.blocks import TILE_ELEMENTS, ValueRefused, as_blocks
-from ggferry.quant.codec import block_type, codec, codecs, types_by_id
+from ggferry.quant.codec import LLAMA_CPP, block_type, codec, codecs, types_by_id
 from ggferry.quant.codecs import grids
 from ggferry.quant.types import BlockError
 from helpers.peers import Peers
 from helpers.third_party_fixtures import FIXTURES, entry_cases, legacy_llama
 
 KNOWN_TO_GGUF = [*sorted(t.name for t in gguf.quants._type_traits), "F16", "F32"]
-KNOWN_TO_GGML = [k.name for k in types_by_id().values() if k.quantized and k.name != "Q8_1"]
+KNOWN_TO_GGML = [
+    k.name for k in types_by_id().values() if k.quantized and k.name != "Q8_1" and codec(k.name).runtime == LLAMA_CPP
+]
 ENCODERS = ["BF16", "F16", "F32", "Q8_0"]
 
 
@@ -413,9 +415,9 @@ def test_scan_finds_the_first_bad_row(name: str, blocks) -> None:
     """Against decoding everything, on random blocks: most of them hold some infinity or NaN where the type can."""
     kind = block_type(name)
     for filling, columns in (("any", 256), ("any", 512), ("finite", 1024)):
-        rows = blocks[filling](kind, 40, columns)
+        rows = blocks[filling](kind, 48, columns)
         bad = np.flatnonzero(~np.isfinite(codec(name).decode(rows, columns)).all(axis=1))
-        for start in (0, *(bad[:3] + 1)):
+        for start in (0, *(bad[:3] + 1)) if kind.interleaved == 1 else (0, kind.interleaved):
             expected = next((int(b) - start for b in bad if b >= start), None)
             assert scan_bad(kind, rows[start:], columns) == expected
 

@@ -43,8 +43,8 @@ def test_byte_order_makes_no_difference(tmp_path: Path) -> None:
     """Of every type GGUF has; gguf-py's tool for it cannot handle Q3_K, Q5_K and others. Split and edited, too."""
     rng, tensors = np.random.default_rng(0), []
     for kind in types_by_id().values():
-        data = rng.integers(0, 256, kind.nbytes((4, 512)), dtype=np.uint8).tobytes()
-        tensors.append((f"t.{kind.name}", kind, (4, 512), data))
+        data = rng.integers(0, 256, kind.nbytes((16, 512)), dtype=np.uint8).tobytes()
+        tensors.append((f"t.{kind.name}", kind, (16, 512), data))
     found = []
     for big in (False, True):
         path = tmp_path / f"{big}.gguf"
