@@ -24,6 +24,7 @@ from ggferry.converters.schema.validate import validate
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, ShapeError
 from ggferry.formats.gguf.values import Value, ValueType
+from ggferry.quant.types import BlockType
 from ggferry.support.records import dataclass
 
 __all__ = ["Loss", "ModelGraph", "Node", "Param", "bind", "losses"]
@@ -172,6 +173,13 @@ def as_value(spec: HParam, data: Any) -> Value:
     if isinstance(data, tuple):
         return Value(ValueType.ARRAY, tuple(number(item) for item in data), spec.kind)
     return Value(spec.kind, number(data))
+
+
+def runtimes_of_file(graph: ModelGraph, types: Iterable[BlockType]) -> tuple[str, ...]:
+    """Return which current programs run a file with tensors of these types: a fork's are read by that fork alone."""
+    from ggferry.quant.codec import types_of_forks  # the codecs, which few need who look at a file
+
+    return tuple(types_of_forks(types)) or graph.runtimes
 
 
 def bind(

@@ -58,6 +58,7 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any] | None:
     They are known as far as header or configuration show. The result is None where no table describes the model.
     """
     from ggferry.converters.analysis.companion_file import other_half
+    from ggferry.converters.model_graph.graph import runtimes_of_file
     from ggferry.converters.understand import understand
 
     try:
@@ -69,7 +70,7 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any] | None:
     other = other_half(checkpoint)
     return {
         "architecture": graph.architecture.identity,
-        "runtimes": list(graph.runtimes),
+        "runtimes": list(runtimes_of_file(graph, (ref.type for ref in checkpoint.tensors.values()))),
         "reservations": list(graph.reservations),
         **({"other_half": other} if other else {}),
     }

@@ -91,6 +91,7 @@ def run(request: InspectRequest) -> Inspection:
 
 def _inspection(checkpoint: Checkpoint) -> Inspection:
     from ggferry.converters.analysis.companion_file import other_half
+    from ggferry.converters.model_graph.graph import runtimes_of_file
     from ggferry.converters.understand import understand
     from ggferry.formats.errors import GgferryError
     from ggferry.formats.files.sources import known_by
@@ -108,7 +109,7 @@ def _inspection(checkpoint: Checkpoint) -> Inspection:
         version=checkpoint.version,
         era=checkpoint.era,
         architecture=known.architecture.name if known else None,
-        runtimes=known.runtimes if known else (),
+        runtimes=runtimes_of_file(known, (ref.type for ref in checkpoint.tensors.values())) if known else (),
         files={known_by(file.path): file.size for file in checkpoint.files},
         header=dict(checkpoint.header),
         metadata={key: plain(value) for key, value in checkpoint.metadata.items()},
