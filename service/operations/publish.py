@@ -23,6 +23,7 @@ from ggferry.support.progress import silent
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
+    from ggferry.formats.json_files.kinds import JSONObject
     from ggferry.service.publishing.card import Quality
     from ggferry.service.publishing.hub import Target
     from ggferry.service.publishing.outputs import PublishedModel
@@ -243,12 +244,24 @@ def _qualities(request: PublishRequest, models: Sequence[PublishedModel]) -> Map
             shown = ", ".join(os.path.basename(model.name) for model in models[:5])
             raise UsageError("--quality: not NAME=FILE of a published file", found=text, expected=f"one of {shown}")
         try:
-            last = load_object(Named(path))["chunks"][-1]
+            last = _compared(load_object(Named(path)), name, path)["chunks"][-1]
             kl, top = last["kl_divergence"], last["same_top"]
             found[names[0]] = Quality(float(kl["value"]), float(kl["error"]), float(top["value"]))
         except (KeyError, IndexError, TypeError, ValueError):
             raise CorruptError("not what `ggferry compare --json` prints", path=path) from None
     return found
+
+
+def _compared(found: JSONObject, name: str, path: str) -> JSONObject:
+    """Return what is of the file `name` where several models were compared. Raises UsageError where none is."""
+    others = found.get("others")
+    if not others:
+        return found
+    named: list[JSONObject] = [each for each in (found, *others) if os.path.basename(str(each["model"])) == name]
+    if len(named) != 1:
+        shown = ", ".join(os.path.basename(str(each["model"])) for each in (found, *others))
+        raise UsageError("--quality: several models were compared", path=path, found=name, expected=f"one of {shown}")
+    return named[0]
 
 
 publish = library_function("publish", PublishRequest, run)

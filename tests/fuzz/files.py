@@ -191,6 +191,12 @@ def imatrix_dat() -> bytes:
     return data + struct.pack("<ii", 4, 5) + b"a.txt"
 
 
+def base_logits() -> bytes:
+    """Return a file of a base's predictions: two chunks of eight tokens, a vocabulary of five."""
+    row = struct.pack("<2f6H", 1e-4, -7.0, 0, 1, 300, 40000, 65535, 0)
+    return b"_logits_" + struct.pack("<3i16i", 8, 5, 2, *(number % 5 for number in range(16))) + 6 * row
+
+
 def plan_lines(root: str) -> bytes:
     """Return a plan of one model that is there and one that is not."""
     head = {"ggferry_plan": 1, "roots": [root], "dest": f"{root}/out", "outtype": "keep", "verify": "fast"}

@@ -167,6 +167,15 @@ def imatrix(name: str) -> Callable[[bytes, Path], None]:
     return run
 
 
+def base_logits(data: bytes, folder: Path) -> None:
+    from ggferry.formats.base_logits import BaseLogits, unpack
+
+    (folder / "b.base").write_bytes(data)
+    with BaseLogits(str(folder / "b.base")) as file:
+        for number in range(min(file.chunks, 4)):
+            unpack(file.chunk(number), file.vocabulary)
+
+
 def recipe(data: bytes, folder: Path) -> None:
     from ggferry.quant.recipes.text import format_recipe, parse_layers, parse_recipe, parse_tensor_types
     from ggferry.quant.types import BlockError
@@ -397,6 +406,7 @@ TARGETS: Mapping[str, Target] = {
         Target("json-beside", READER, _seeds_beside, json_beside, _JSON),
         Target("vocabulary", READER, _seeds_vocabulary, vocabulary, _JSON),
         Target("imatrix-dat", READER, lambda: [files.imatrix_dat()], imatrix("i.dat")),
+        Target("base-logits", READER, lambda: [files.base_logits()], base_logits),
         Target(
             "imatrix-gguf", READER, lambda: files.small("quantize/**/*.gguf", most=20_000), imatrix("i.gguf"), _GGUF
         ),

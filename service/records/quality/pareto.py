@@ -11,7 +11,7 @@ from ggferry.service.records.quality.table import names_of
 from ggferry.service.records.report_html import size
 from ggferry.support.printable import printable
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 340, 70, 120, 14, 34  # pixels
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 340, 70, 20, 14, 34  # pixels
 LEAST = 1e-9  # nats; less is shown there
 
 
@@ -54,6 +54,7 @@ def pareto(models: Sequence[Perplexity]) -> str:
         figure, at = each.whole.kl_divergence, x(each.bytes)
         ends = [y(_log(figure.value + sign * figure.error, low)) for sign in (-1, 1)]
         kind = "after" if each in best else "before"
+        side, anchor = (8, "start") if at < WIDTH / 2 else (-8, "end")
         text = escape(printable(name))
         title = (
             f"{text}: {size(each.bytes)}, {each.bits_per_weight:.2f} bpw, KLD {figure.value:.6f} ± {figure.error:.6f}"
@@ -61,7 +62,7 @@ def pareto(models: Sequence[Perplexity]) -> str:
         parts.append(
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{ends[0]:.1f}" y2="{ends[1]:.1f}" stroke="#2f6f9f"/>'
             f'<circle class={kind} cx="{at:.1f}" cy="{y(power):.1f}" r="4.5"><title>{title}</title></circle>'
-            f'<text x="{at + 8:.1f}" y="{y(power) - 6:.1f}">{text}</text>'
+            f'<text x="{at + side:.1f}" y="{y(power) - 6:.1f}" text-anchor="{anchor}">{text}</text>'
         )
     axis = (
         f'<text x="{LEFT}" y="{HEIGHT - 8}">{size(min(sizes))}</text>'

@@ -249,6 +249,16 @@ def test_a_dry_run_needs_no_network_and_no_token(out: Path, tmp_path: Path) -> N
     found = json.loads(ended.stdout)
     assert found["commit"] is None and len(found["files"]) == 4
     assert "| 0.01230 ± 0.00040 (text) | 95.40% (text) |" in found["card"]
+    several = [
+        {"model": f"/x/{name}.gguf", "chunks": [{**chunk, "same_top": {"value": top}}]}
+        for name, top in (("a", 0.1), ("b-keep", 0.75))
+    ]
+    quality.write_text(json.dumps({**several[0], "others": several[1:]}))
+    card = ggferry.publish(out, TO, quality=[f"b-keep.gguf={quality}"], dry_run=True).card
+    assert "| 0.01230 ± 0.00040 (text) | 75.00% (text) |" in card
+    quality.write_text(json.dumps({**several[0], "others": several[:1]}))
+    with pytest.raises(UsageError, match="several models were compared"):
+        ggferry.publish(out, TO, quality=[f"b-keep.gguf={quality}"], dry_run=True)
     quality.write_text("{}")
     with pytest.raises(CorruptError, match="compare --json"):
         ggferry.publish(out, TO, quality=[f"b-keep.gguf={quality}"], dry_run=True)
