@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser container corpus models faults fuzz kills reference-checked dist man wine docs check lint types clean
+.PHONY: setup demo test slow postgres browser container corpus models faults fuzz kills reference-checked dist man lock wine docs check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -82,6 +82,13 @@ dist: $(VENV)/.dev
 # The man pages in docs/man, from the command line itself; the wheel has them.
 man: $(VENV)/.dev
 	$(BIN)/python tools/man_pages.py
+
+# requirements/dev.lock, the test environment with digests, for every system and Python; without torch and its CUDA, of
+# which the tests take the CPU build (CONTRIBUTING.md).
+CUDA = cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx triton
+lock: $(VENV)/.dev
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock' \
+		--no-emit-package torch $(addprefix --no-emit-package ,$(CUDA)) --output-file requirements/dev.lock
 
 # The documents as a site in build/docs/html, with the reference of Python and a search; warnings are errors.
 $(VENV)/.docs: $(BIN)/ggferry

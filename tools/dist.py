@@ -1,9 +1,9 @@
 """Build the source archive and the wheel, and use the wheel as a stranger would: python tools/dist.py [--keep]
 
-The wheel is made from the archive, and both are dated by the commit; a second build must have the same bytes. The
-commands of README.md and docs/cli.md are then run from the wheel, in an environment and a folder that have nothing
-else; those that need a server or a terminal are named in ELSEWHERE. `--keep` leaves that folder; `--python PYTHON`
-makes the environment for another interpreter.
+The wheel is made from the archive, and both are dated by the commit; a second build must have the same bytes. Beside
+them stands an SBOM (CycloneDX) of what a base install has. The commands of README.md and docs/cli.md are then run from
+the wheel, in an environment and a folder that have nothing else; those that need a server, a terminal or an extra are
+named in ELSEWHERE. `--keep` leaves that folder; `--python PYTHON` makes the environment for another interpreter.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import gzip
 import hashlib
 import io
+import json
 import os
 import re
 import shlex
@@ -102,6 +103,17 @@ def install(wheel: Path, folder: Path, python: str = sys.executable) -> Path:
     return folder / "bin"
 
 
+def list_parts(python: Path, out: Path) -> None:
+    """Write what an environment has as an SBOM (CycloneDX, JSON) that its schema accepts."""
+    command = [sys.executable, "-m", "cyclonedx_py", "environment", "--pyproject", str(ROOT / "pyproject.toml")]
+    command += ["--output-reproducible", "--validate", "--of", "JSON", "-o", str(out), str(python)]
+    subprocess.run(command, check=True, capture_output=True)
+    document = json.loads(out.read_text())
+    version = re.search(r'__version__ = "(.*)"', (ROOT / "__init__.py").read_text())
+    document["metadata"]["component"]["version"] = version[1] if version else ""  # pyproject.toml takes it from there
+    out.write_text(json.dumps(document, indent=1) + "\n")
+
+
 def use(programs: Path, folder: Path) -> None:
     """Run the commands, and the example in Python, in a folder with their material."""
     (folder / "archive").mkdir(parents=True)
@@ -141,7 +153,9 @@ def main() -> None:
         for file, again in zip(files, build(place / "again"), strict=True):
             if file.read_bytes() != again.read_bytes():
                 raise SystemExit(f"{file.name}: a second build has other bytes")
-        use(install(files[1], place / "environment", arguments.python), place / "folder")
+        programs = install(files[1], place / "environment", arguments.python)
+        list_parts(programs / "python", files[1].with_suffix(".cdx.json"))
+        use(programs, place / "folder")
     finally:
         if not arguments.keep:
             shutil.rmtree(place, ignore_errors=True)

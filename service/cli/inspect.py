@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import typer
 
+from ggferry.formats.errors import UsageError
 from ggferry.service.cli.options import HeadedCommand, takes, tell
 from ggferry.service.cli.terminal import print_json_object
 from ggferry.service.operation import open_source
@@ -35,6 +38,8 @@ def inspect(request: InspectCommand) -> None:
     from ggferry.service.cli.describe import describe
     from ggferry.service.cli.files import sections
 
+    if request.json_array:
+        request = replace(request, as_json=True, full=True)
     types, parts = sections.cache_types(request.cache_type), request.parts
     with open_source(request.path, tensors=False) as path:
         checkpoint = open_checkpoint(path, request.arch)
@@ -44,6 +49,9 @@ def inspect(request: InspectCommand) -> None:
             facts["memory"] = sections.memory(checkpoint, request.context, types)
         facts |= sections.parts(checkpoint, request.tokens, request.template, request.hexadecimal)
         checkpoint.close()
+    if request.data_offset or request.data_alignment:
+        _tell_places(request, facts)
+        return
     if request.as_json:
         basics = ("container", "version", "files", *(("memory",) if request.sizes else ()))
         print_json_object({name: facts[name] for name in (*basics, *parts)} if parts else facts)
@@ -56,3 +64,13 @@ def inspect(request: InspectCommand) -> None:
         return
     for line in sections.lines(facts, parts, request.full):
         tell(line)
+
+
+def _tell_places(request: InspectCommand, facts: Mapping[str, Any]) -> None:
+    """Print where the data of a GGUF file begins, and how it is aligned, as gguf-dump does. Raises UsageError."""
+    if facts["container"] != "gguf":
+        raise UsageError("--data-offset and --data-alignment are for GGUF files", found=facts["container"])
+    if request.data_offset:
+        tell(str(facts["header"]["data_offset"]))
+    if request.data_alignment:
+        tell(str(facts["alignment"]))

@@ -112,8 +112,18 @@ def _timed(title: str, counts: bool, *, shown: bool = True) -> Iterator[Progress
 @contextmanager
 def model_counter(enabled: bool) -> Iterator[Callable[[int, int], None]]:
     """Yield a function to call with how many of how many models have been examined."""
-    if not enabled or not has_terminal():
+    if not enabled:
         yield lambda done, total: None
+        return
+    if not has_terminal():
+        with _timed("models", counts=True) as count:
+            seen = [0]
+
+            def see(done: int, total: int) -> None:
+                count(done - seen[0])
+                seen[0] = done
+
+            yield see
         return
     with bar("models", 0, counts=True) as drawn:
         yield lambda done, total: drawn.show(done, total, "models")

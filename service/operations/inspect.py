@@ -38,7 +38,7 @@ class InspectCommand(InspectRequest):
 
     _: KW_ONLY
     full: Annotated[bool, declare(Kind.FLAG, "Arrays and long texts of the metadata whole.")] = False
-    keys: Annotated[bool, declare(Kind.FLAG, "Only the metadata.")] = False
+    keys: Annotated[bool, declare(Kind.FLAG, "Only the metadata.", "--keys", "--no-tensors")] = False
     tensors: Annotated[bool, declare(Kind.FLAG, "Only the tensors.")] = False
     tokens: Annotated[
         str | None, declare(Kind.TEXT, "Only the tokens, or those from id A up to B.", metavar="[A:B]")
@@ -52,6 +52,9 @@ class InspectCommand(InspectRequest):
     cache_type: Annotated[
         Sequence[str], declare(Kind.TEXTS, "A type of its cache: f16, q8_0, …; repeatable.")
     ] = ()
+    data_offset: Annotated[bool, declare(Kind.FLAG, "Only the byte at which the tensors of a GGUF file begin.")] = False
+    data_alignment: Annotated[bool, declare(Kind.FLAG, "Only the alignment of a GGUF file.")] = False
+    json_array: Annotated[bool, declare(Kind.FLAG, "As --json --full.")] = False
     markdown: Annotated[bool, declare(Kind.FLAG, "Metadata and tensors as Markdown tables.")] = False
     follow_redirects: FollowRedirects = False
     as_json: AsJson = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -110,6 +111,26 @@ def test_a_plan_takes_auto_and_names_outputs_without_it(fixtures: Path, tmp_path
     (made,) = (tmp_path / "out").rglob("*.gguf")
     assert "auto" not in made.name.lower()
     assert ggferry.inspect(made).tensors["blk.0.attn_q.weight"].type == "F16"
+
+
+def dumped(*words: str) -> str:
+    command = [sys.executable, "-m", "gguf.scripts.gguf_dump", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_views_of_gguf_dump(model: Path, fixtures: Path) -> None:
+    """Its numbers, keys and arrays, by its own program."""
+    for view in ("--data-offset", "--data-alignment"):
+        assert run("inspect", str(model), view).stdout == dumped(view, str(model))
+    ours = json.loads(run("inspect", str(model), "--json-array").stdout)["metadata"]
+    theirs = json.loads(dumped("--json", "--json-array", str(model)))["metadata"]
+    named = {key: each["value"] for key, each in theirs.items() if not key.startswith("GGUF.")}
+    name, tokens = "tokenizer.ggml.tokens", ours["tokenizer.ggml.tokens"]["value"]
+    assert {*ours} == {*named} and tokens == named[name] and len(tokens) == 512
+    lines = run("inspect", str(model), "--no-tensors").stdout
+    assert all(key in lines for key in named) and "blk.0.attn_q.weight" not in lines
+    refused = run("inspect", str(fixtures / "legacy-llama/ggjt1-20230428/q4_0.bin"), "--data-offset")
+    assert refused.returncode == 2 and "are for GGUF files" in refused.stderr
 
 
 def test_markdown_has_every_key_and_tensor_in_a_table(model: Path) -> None:
