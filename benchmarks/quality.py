@@ -51,7 +51,7 @@ def docstrings(modules: str) -> str:
 class Bench:
     """A model, its importances on one text, and its own probabilities on another."""
 
-    def __init__(self, folder: Path, texts: tuple[str, str], chunks: tuple[int, int], context: int, dither: bool):
+    def __init__(self, folder: Path, texts: tuple[str, str], chunks: tuple[int, int], context: int, seed: int | None):
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         tokenizer, self.context = AutoTokenizer.from_pretrained(folder), context
         measured, self.chunks = (
@@ -63,8 +63,8 @@ class Bench:
             for name, each in self.model.named_modules()
             if isinstance(each, torch.nn.Linear) and name != "lm_head"
         }
-        if dither:
-            random = torch.Generator().manual_seed(7)
+        if seed is not None:
+            random = torch.Generator().manual_seed(seed)
             for each in self.layers.values():
                 blocks = each.weight.data.view(-1, 32)
                 step = (blocks.amax(1, keepdim=True) - blocks.amin(1, keepdim=True)) / 15
@@ -119,8 +119,8 @@ class Bench:
         return float(torch.cat(found).mean())
 
 
-def table(bench: Bench, kinds: list[str]) -> None:
-    """Print a row for each type."""
+def table(benches: list[Bench], kinds: list[str]) -> None:
+    """Print a row for each type: means over the benches."""
     print(
         "| type | stock KLD | search KLD | ratio | stock | search | time |\n|---|---|---|---|---|---|---|", flush=True
     )
@@ -131,10 +131,14 @@ def table(bench: Bench, kinds: list[str]) -> None:
             )
         found = []
         for rounding in ROUNDINGS:
-            weights, seconds = bench.encoded(kind, rounding)
-            found.append((bench.divergence(weights), seconds))
+            each = [
+                (bench.divergence(weights), seconds)
+                for bench in benches
+                for weights, seconds in (bench.encoded(kind, rounding),)
+            ]
+            found.append(tuple(float(np.mean(one)) for one in zip(*each, strict=True)))
         (one, before), (other, after) = found
-        line = f"| {kind.upper()} | {one:.5f} | {other:.5f} | {other / one:.3f} |"
+        line = f"| {kind.upper()} | {one:.6f} | {other:.6f} | {other / one:.3f} |"
         print(f"{line} {before:.1f} s | {after:.1f} s | {after / before:.1f} × |", flush=True)
 
 
@@ -142,6 +146,9 @@ def main() -> None:
     """Train, quantize, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trained", type=float, default=240, help="seconds of training; 0 for no such model")
+    parser.add_argument(
+        "--times", type=int, default=8, help="seeds by which its weights are moved; the mean is printed"
+    )
     parser.add_argument("--smollm2", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("--dither", default="no,yes", help="SmolLM2 as it is (no), and with its weights moved (yes)")
     parser.add_argument("--types", default=TYPES)
@@ -155,13 +162,15 @@ def main() -> None:
             training, measuring, comparing = texts()
             print(train(folder, training, arguments.trained, 4, 256), flush=True)
             of_128 = (4 * chunks[0], 4 * chunks[1])
-            table(Bench(folder, (measuring, comparing), of_128, 128, False), kinds)
+            seeds = range(arguments.times)
+            table([Bench(folder, (measuring, comparing), of_128, 128, seed) for seed in seeds], kinds)
         if arguments.smollm2:
             ggferry.convert(arguments.smollm2, folder / "smollm2", to="safetensors", verify="none")
             both = docstrings(MEASURED), docstrings(COMPARED)
             for dither in arguments.dither.split(","):
                 print(f"SmolLM2-135M{', its weights moved within their steps' if dither == 'yes' else ''}", flush=True)
-                table(Bench(folder / "smollm2", both, chunks, 512, dither == "yes"), kinds)
+                seed = 7 if dither == "yes" else None
+                table([Bench(folder / "smollm2", both, chunks, 512, seed)], kinds)
     print(f"load {', '.join(f'{value:.1f}' for value in os.getloadavg())}")
 
 

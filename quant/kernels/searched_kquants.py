@@ -1,4 +1,4 @@
-"""Encoders of Q2_K … Q6_K that go on where llama.cpp's search ends: `--rounding search`.
+"""Encoders of Q2_K, Q4_K and Q5_K that go on where llama.cpp's search ends: `--rounding search`.
 
 The search of ggml-quants.c fits every sub-block by itself, makes codes of their scales, and stops. Here codes and block
 scales are then improved together, under the same weights: each sub-block tries the codes beside its own, each block the
@@ -18,7 +18,6 @@ from ggferry.quant.kernels.common import (
     half_value,
     inline,
     kernel,
-    level_floats,
     load,
     load16,
     scratch,
@@ -26,9 +25,7 @@ from ggferry.quant.kernels.common import (
     spread,
     take,
 )
-from ggferry.quant.kernels.fits import fit_scale
 from ggferry.quant.kernels.kquants_affine import fit_codes, fit_lines, pack_q2, pack_q4_q5
-from ggferry.quant.kernels.kquants_symmetric import pack_q3
 from ggferry.quant.kernels.lanes import bits, rolled, stand_alone, store, to_ints, where
 from ggferry.quant.kernels.superblocks import BLOCK, encoder, spread_squares, tile_weights, weigh
 
@@ -66,20 +63,20 @@ def as_halves(v, room):
 
 
 @inline
-def try_codes(x, w, scales, minima, d, dmin, errors, count, sub_blocks, levels, codes, step):
-    """Let each sub-block's codes move by up to `step[0]` and `step[1]` where that lowers its error; returns the sum."""
+def try_codes(x, w, scales, minima, d, dmin, errors, count, sub_blocks, levels, most_code):
+    """Let each sub-block's codes move by one where that lowers its error; returns the sum."""
     total = spread(F(0))
     for j in range(0, sub_blocks * LANES, LANES):
         rolled()
         scale, low, least = load(scales, j), load(minima, j), load(errors, j)
         first_scale, first_low = scale, low
-        for up in range(-step[0], step[0] + 1):
+        for up in range(-1, 2):
             rolled()
-            for over in range(-step[1], step[1] + 1):
+            for over in range(-1, 2):
                 rolled()
                 new_scale, new_low = first_scale + F(up), first_low + F(over)
-                inside = (new_scale >= F(codes[0])) & (new_scale <= F(codes[1]))
-                inside = inside & (new_low >= F(0)) & (new_low <= F(codes[1]))
+                inside = (new_scale >= F(0)) & (new_scale <= F(most_code))
+                inside = inside & (new_low >= F(0)) & (new_low <= F(most_code))
                 error = error_of(x, w, j * count, count, d * new_scale, dmin * new_low, levels[0], levels[1])
                 better = inside & (error < least)
                 scale, low = where(better, new_scale, scale), where(better, new_low, low)
@@ -92,7 +89,7 @@ def try_codes(x, w, scales, minima, d, dmin, errors, count, sub_blocks, levels, 
 
 
 @inline
-def fit_block(x, w, scales, minima, d, dmin, count, sub_blocks, levels, affine):
+def fit_block(x, w, scales, minima, d, dmin, count, sub_blocks, levels):
     """The block scales that fit the levels of all sub-blocks best."""
     aa, ab, bb, ax, bx = spread(F(0)), spread(F(0)), spread(F(0)), spread(F(0)), spread(F(0))
     for j in range(0, sub_blocks * LANES, LANES):
@@ -107,19 +104,15 @@ def fit_block(x, w, scales, minima, d, dmin, count, sub_blocks, levels, affine):
             q = nearest_level((v + low) * inverse, levels[0], levels[1])
             sum_qq += weight * q * q
             sum_qx += weight * q * v
-            if affine:
-                sum_w += weight
-                sum_q += weight * q
-                sum_x += weight * v
+            sum_w += weight
+            sum_q += weight * q
+            sum_x += weight * v
         aa += code * code * sum_qq
         ax += code * sum_qx
-        if affine:
-            ab += code * low_code * sum_q
-            bb += low_code * low_code * sum_w
-            bx += low_code * sum_x
+        ab += code * low_code * sum_q
+        bb += low_code * low_code * sum_w
+        bx += low_code * sum_x
     alone = where(aa > F(0), ax / aa, d)
-    if not affine:
-        return alone, dmin
     det = aa * bb - ab * ab
     new_d, new_dmin = (ax * bb - bx * ab) / det, (ax * ab - bx * aa) / det
     usable = (det > F(0)) & (new_dmin > F(0)) & (new_d > F(0))
@@ -127,11 +120,11 @@ def fit_block(x, w, scales, minima, d, dmin, count, sub_blocks, levels, affine):
 
 
 @shared
-def improve(x, w, scales, minima, d, dmin, count, sub_blocks, bottom, top, least_code, most_code, affine):
+def improve(x, w, scales, minima, d, dmin, count, sub_blocks, bottom, top, most_code):
     """Improve the codes `[sub-block][lane]` and the block scales of `LANES` blocks, `x` and `w` `[element][lane]`."""
     stand_alone()
     errors, trial, room = scratch(16), scratch(16), scratch(1)
-    levels, codes, step = (bottom, top), (least_code, most_code), (1 if affine else 2, 1 if affine else 0)
+    levels = (bottom, top)
     now_d, now_dmin = as_halves(load(d, 0), room), as_halves(load(dmin, 0), room)
     for j in range(0, sub_blocks * LANES, LANES):
         rolled()
@@ -140,8 +133,8 @@ def improve(x, w, scales, minima, d, dmin, count, sub_blocks, bottom, top, least
     before = spread(F(3.0e38))
     for _ in range(ROUNDS):
         rolled()
-        total = try_codes(x, w, scales, minima, now_d, now_dmin, errors, count, sub_blocks, levels, codes, step)
-        new_d, new_dmin = fit_block(x, w, scales, minima, now_d, now_dmin, count, sub_blocks, levels, affine)
+        total = try_codes(x, w, scales, minima, now_d, now_dmin, errors, count, sub_blocks, levels, most_code)
+        new_d, new_dmin = fit_block(x, w, scales, minima, now_d, now_dmin, count, sub_blocks, levels)
         new_d, new_dmin = as_halves(new_d, room), as_halves(new_dmin, room)
         new_total = spread(F(0))
         for j in range(0, sub_blocks * LANES, LANES):
@@ -171,9 +164,6 @@ def weigh_blocks(values, batch, tile, factor, x, w):
     weigh(x, tile, 0, load(mean, 0), w, BLOCK)
 
 
-# ------------------------------------------------------------------ Q2_K, Q4_K, Q5_K
-
-
 @inline
 def searched_affine(values, out, first, weights, count, top, most_code, factor, block_bytes):
     sub_blocks = BLOCK // count
@@ -199,7 +189,7 @@ def searched_affine(values, out, first, weights, count, top, most_code, factor, 
         take(scale_codes, 0, scales, 16, 16)
         take(min_codes, 0, minima, 16, 16)
         weigh_blocks(values, batch, tile, factor, x, w)
-        improve(x, w, scales, minima, d, dmin, count, sub_blocks, 0, top, 0, most_code, True)
+        improve(x, w, scales, minima, d, dmin, count, sub_blocks, 0, top, most_code)
         give(scales, scale_codes, 0)
         give(minima, min_codes, 0)
         for k in range(LANES):
@@ -227,43 +217,6 @@ def q5_k_searched(values, out, first, weights):
     return searched_affine(values, out, first, weights, 32, 31, 63, 2, 176)
 
 
-# ------------------------------------------------------------------ Q3_K
-
-
-@kernel
-def q3_k_searched(values, out, first, weights):
-    x, w, wx, tile = scratch(256), scratch(256), scratch(16), scratch(256)
-    part, part_w, sigma2, sum_w = scratch(16), scratch(16), scratch(16), scratch(16)
-    scale, d, none, zeros = scratch(16), scratch(1), scratch(1), scratch(16)
-    for batch in range(0, values.size, LANES * BLOCK):
-        if not all_finite(values, batch, batch + LANES * BLOCK):
-            return False
-        tile_weights(weights, first + batch // BLOCK, tile)
-        spread_squares(values, batch, 2, 16, sigma2)
-        for s in range(0, 16 * LANES, LANES):
-            take(values, batch + 16 * s, part, 16, 16)
-            store(sum_w, s, weigh(part, tile, 16 * s, load(sigma2, s), part_w, 16))
-            store(scale, s, fit_scale(part, part_w, wx, 16, 4, True)[0])
-            store(zeros, s, spread(F(0)))
-        take(scale, 0, part, 16, 16)
-        take(sum_w, 0, part_w, 16, 16)
-        fitted, ratio, origin = fit_scale(part, part_w, wx, 16, 32, False)
-        store(d, 0, fitted)
-        store(none, 0, spread(F(0)))
-        for j in range(0, 16 * LANES, LANES):
-            code = level_floats(ratio * load(part, j), -32, 31)
-            store(part, j, where(origin != F(0), F(-32), code))
-        weigh_blocks(values, batch, tile, 2, x, w)
-        improve(x, w, part, zeros, d, none, 16, 16, -4, 3, -32, 31, False)
-        give(part, scale, 0)
-        for k in range(LANES):
-            codes = to_ints(load16(scale, 16 * k)) + 32
-            at, o = batch + k * BLOCK, (batch // BLOCK + k) * 110
-            pack_q3(values, at, out, o, codes, d[k], zeros)
-    return True
-
-
 encode_q2_k = encoder("Q2_K", None, q2_k_searched)
-encode_q3_k = encoder("Q3_K", None, q3_k_searched)
 encode_q4_k = encoder("Q4_K", None, q4_k_searched)
 encode_q5_k = encoder("Q5_K", None, q5_k_searched)
