@@ -264,7 +264,9 @@ def _remedies(checkpoint: Checkpoint, name: str) -> Iterator[Remedy]:
                 yield Remedy("give it its suffix", f"mv {quoted} {shlex.quote(f'{name}.gguf')}")
             brought_back = list(_brought_back(checkpoint, quoted, name))
             yield from brought_back
-            as_it_is = "its tensors can be read" if brought_back else "nothing has to be done; its tensors can be read, too"
+            as_it_is = (
+                "its tensors can be read" if brought_back else "nothing has to be done; its tensors can be read, too"
+            )
             yield Remedy(as_it_is, f"ggferry verify {quoted}")
         else:
             yield Remedy("carry it to GGUF v3", f"ggferry convert {quoted} -o {shlex.quote(_beside(name))}")
