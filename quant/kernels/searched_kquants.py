@@ -1,8 +1,9 @@
-"""Encoders of Q2_K, Q4_K and Q5_K that go on where llama.cpp's search ends: `--rounding search`.
+"""Encoders of Q2_K and Q4_K that go on where llama.cpp's search ends: `--rounding search`.
 
 The search of ggml-quants.c fits every sub-block by itself, makes codes of their scales, and stops. Here codes and block
 scales are then improved together, under the same weights: each sub-block tries the codes beside its own, each block the
-float16 scales that fit all its levels best by least squares, and whatever lowers Σ w · error² stands. So no block is ever further from its values than llama.cpp's. Lanes are blocks.
+float16 scales that fit all its levels best by least squares, and whatever lowers Σ w · error² stands. So no block is
+ever further from its values than llama.cpp's. Lanes are blocks.
 """
 
 from __future__ import annotations
@@ -205,11 +206,5 @@ def q4_k_searched(values, out, first, weights):
     return searched_affine(values, out, first, weights, 32, 15, 63, 2, 144)
 
 
-@kernel
-def q5_k_searched(values, out, first, weights):
-    return searched_affine(values, out, first, weights, 32, 31, 63, 2, 176)
-
-
 encode_q2_k = encoder("Q2_K", None, q2_k_searched)
 encode_q4_k = encoder("Q4_K", None, q4_k_searched)
-encode_q5_k = encoder("Q5_K", None, q5_k_searched)
