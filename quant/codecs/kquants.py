@@ -138,7 +138,7 @@ ENCODE = {
 
 SEARCHED = {
     name: Encoder("ggferry.quant.kernels.searched_kquants", f"encode_{name.lower()}")
-    for name in ("Q2_K", "Q4_K", "Q5_K")
+    for name in ("Q2_K", "Q4_K")
 }
 
 FILE_TYPE = {"Q2_K": 10, "Q6_K": 18}  # the others have one for each of several recipes

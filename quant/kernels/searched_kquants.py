@@ -1,9 +1,9 @@
-"""Encoders of Q2_K, Q4_K and Q5_K that go on where llama.cpp's search ends: `--rounding search`.
+"""Encoders of Q2_K and Q4_K that go on where llama.cpp's search ends: `--rounding search`.
 
 The search of ggml-quants.c fits every sub-block by itself, makes codes of their scales, and stops. Here codes and block
 scales are then improved together, under the same weights: each sub-block tries the codes beside its own, each block the
-float16 scales that fit all its levels best by least squares, and whatever lowers Σ w · error² stands; until nothing
-does. So no block is ever further from its values than llama.cpp's. Lanes are blocks.
+float16 scales that fit all its levels best by least squares, and whatever lowers Σ w · error² stands. So no block is
+ever further from its values than llama.cpp's. Lanes are blocks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from ggferry.quant.kernels.common import (
     take,
 )
 from ggferry.quant.kernels.kquants_affine import fit_codes, fit_lines, pack_q2, pack_q4_q5
-from ggferry.quant.kernels.lanes import bits, rolled, stand_alone, store, to_ints, where
+from ggferry.quant.kernels.lanes import rolled, stand_alone, store, to_ints, where
 from ggferry.quant.kernels.superblocks import BLOCK, encoder, spread_squares, tile_weights, weigh
 
 ROUNDS = 4
-GAIN = F(0.9995)
-"""A round that leaves more than this of a block's error in all lanes is the last."""
+"""Always so many: a block must not depend on the others of its batch."""
 
 
 @inline
@@ -130,7 +129,6 @@ def improve(x, w, scales, minima, d, dmin, count, sub_blocks, bottom, top, most_
         rolled()
         scale, low = now_d * load(scales, j), now_dmin * load(minima, j)
         store(errors, j, error_of(x, w, j * count, count, scale, low, bottom, top))
-    before = spread(F(3.0e38))
     for _ in range(ROUNDS):
         rolled()
         total = try_codes(x, w, scales, minima, now_d, now_dmin, errors, count, sub_blocks, levels, most_code)
@@ -147,10 +145,6 @@ def improve(x, w, scales, minima, d, dmin, count, sub_blocks, bottom, top, most_
         for j in range(0, sub_blocks * LANES, LANES):
             rolled()
             store(errors, j, where(better, load(trial, j), load(errors, j)))
-        total = where(better, new_total, total)
-        if bits(total < before * GAIN) == 0:
-            break
-        before = total
     store(d, 0, now_d)
     store(dmin, 0, now_dmin)
 
@@ -212,11 +206,5 @@ def q4_k_searched(values, out, first, weights):
     return searched_affine(values, out, first, weights, 32, 15, 63, 2, 144)
 
 
-@kernel
-def q5_k_searched(values, out, first, weights):
-    return searched_affine(values, out, first, weights, 32, 31, 63, 2, 176)
-
-
 encode_q2_k = encoder("Q2_K", None, q2_k_searched)
 encode_q4_k = encoder("Q4_K", None, q4_k_searched)
-encode_q5_k = encoder("Q5_K", None, q5_k_searched)
