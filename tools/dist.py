@@ -3,7 +3,8 @@
 The wheel is made from the archive, and both are dated by the commit; a second build must have the same bytes. Beside
 them stands an SBOM (CycloneDX) of what a base install has. The commands of README.md and docs/cli.md are then run from
 the wheel, in an environment and a folder that have nothing else; those that need a server, a terminal or an extra are
-named in ELSEWHERE. `--keep` leaves that folder; `--python PYTHON` makes the environment for another interpreter.
+named in ELSEWHERE. `--keep` leaves that folder; `--python PYTHON` makes the environment for another interpreter, and
+`--by pipx` or `--by uv` (uv tool) installs as these do, into a home of its own.
 """
 
 from __future__ import annotations
@@ -95,12 +96,24 @@ def unused() -> set[str]:
     return {word for word in shown if word not in run | {*ELSEWHERE, "old"}}
 
 
-def install(wheel: Path, folder: Path, python: str = sys.executable) -> Path:
-    """Return the folder of commands of a new environment that has the wheel alone."""
-    subprocess.run([python, "-m", "venv", str(folder)], check=True)
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", str(wheel)]
-    subprocess.run(pip, check=True, cwd=folder)
-    return folder / "bin"
+def install(wheel: Path, folder: Path, python: str = sys.executable, by: str = "pip") -> tuple[Path, Path]:
+    """Install the wheel alone; return the folder of its commands, and the interpreter of its environment."""
+    home, programs = folder / "home", folder / "programs"
+    if by == "pip":
+        subprocess.run([python, "-m", "venv", str(folder)], check=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", str(wheel)]
+        subprocess.run(pip, check=True, cwd=folder)
+        return folder / "bin", folder / "bin" / "python"
+    home.mkdir(parents=True)
+    places = {"PIPX_HOME": folder / "tools", "UV_TOOL_DIR": folder / "tools"}
+    places |= {"PIPX_BIN_DIR": programs, "UV_TOOL_BIN_DIR": programs, "HOME": home}
+    command = {
+        "pipx": [sys.executable, "-m", "pipx", "install", "--python", python, str(wheel)],
+        "uv": [sys.executable, "-m", "uv", "tool", "install", "--python", python, str(wheel)],
+    }[by]
+    subprocess.run(command, check=True, env=os.environ | {name: str(place) for name, place in places.items()})
+    (environment,) = (path.parent for path in (folder / "tools").rglob("bin/python") if "ggferry" in path.parts)
+    return programs, environment / "python"
 
 
 def list_parts(python: Path, out: Path) -> None:
@@ -114,7 +127,7 @@ def list_parts(python: Path, out: Path) -> None:
     out.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def use(programs: Path, folder: Path) -> None:
+def use(programs: Path, python: Path, folder: Path) -> None:
     """Run the commands, and the example in Python, in a folder with their material."""
     (folder / "archive").mkdir(parents=True)
     for target in ("old.bin", "archive/old.bin"):
@@ -133,7 +146,7 @@ def use(programs: Path, folder: Path) -> None:
     example = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
     (folder / "new.gguf").unlink()
     (folder / "new.gguf.receipt.json").unlink()
-    subprocess.run([str(programs / "python"), "-c", example], cwd=folder, env=environment, check=True)
+    subprocess.run([str(python), "-c", example], cwd=folder, env=environment, check=True)
     print(f"{'ran':14} the example in Python")
 
 
@@ -142,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keep", action="store_true", help="leave the folder in which the wheel was used")
     parser.add_argument("--python", default=sys.executable, help="the interpreter to install for")
+    parser.add_argument("--by", choices=("pip", "pipx", "uv"), default="pip", help="the program that installs")
     arguments = parser.parse_args()
     if lacking := unused():
         raise SystemExit(
@@ -153,9 +167,9 @@ def main() -> None:
         for file, again in zip(files, build(place / "again"), strict=True):
             if file.read_bytes() != again.read_bytes():
                 raise SystemExit(f"{file.name}: a second build has other bytes")
-        programs = install(files[1], place / "environment", arguments.python)
-        list_parts(programs / "python", files[1].with_suffix(".cdx.json"))
-        use(programs, place / "folder")
+        programs, python = install(files[1], place / "environment", arguments.python, arguments.by)
+        list_parts(python, files[1].with_suffix(".cdx.json"))
+        use(programs, python, place / "folder")
     finally:
         if not arguments.keep:
             shutil.rmtree(place, ignore_errors=True)
