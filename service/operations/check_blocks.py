@@ -51,7 +51,8 @@ def run(request: CheckBlocksRequest) -> BlockCheck:
     """
     from ggferry.converters.rewrite.block_check import check_blocks as carry_out
 
-    with open_source(request.path, request.cache) as path:
+    # Of a sample, small ranges are fetched; of a whole file, large ones that come in one after another.
+    with open_source(request.path, request.cache, tensors=request.sample is None) as path:
         receipt, place = _receipt(request, path)
         if request.signed is not None:
             from ggferry.service.operations._signatures import check_signature

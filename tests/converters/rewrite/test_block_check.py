@@ -23,6 +23,7 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.sources import LocalFile
 from ggferry.service.cli.app import _run
 from ggferry.support.progress import silent
+from helpers.store_faults import web_server
 
 SOURCE = "legacy-llama/ggjt1-20230428/q4_0.bin"
 
@@ -115,6 +116,25 @@ def test_a_sample_of_a_large_file_reads_little(tmp_path: Path) -> None:
         assert drawn.bytes_read < 0.01 * drawn.bytes and drawn.checked == 21 and drawn.chance == 21 / 4096
         assert [each.block for each in drawn.changed] == ([changed] if found else [])
     assert check_blocks(str(path), receipt, None, silent).chance == 1.0
+
+
+def test_a_sample_of_a_url_fetches_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than 1 % of 64 MB, and all of it finds the block that differs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "served").mkdir()
+    path, receipt = tmp_path / "served" / "large.gguf", tmp_path / "receipt.json"
+    with path.open("wb") as file:
+        file.truncate(64 << 20)
+    with LocalFile(Named(str(path))) as source:
+        receipt.write_text(json.dumps({"output": {"files": [file_record(source, blocks=True)]}, "tensors": []}))
+    with web_server(tmp_path / "served") as web:
+        drawn = ggferry.check_blocks(f"{web.url}/large.gguf", receipt=receipt, sample="0.5%")
+        assert drawn.checked == 6 and not drawn.changed and drawn.bytes_read <= web.rules.sent < (64 << 20) // 100
+        with path.open("r+b") as file:
+            file.seek(40 << 20)
+            file.write(b"x")
+        [changed] = ggferry.check_blocks(f"{web.url}/large.gguf", receipt=receipt).changed
+        assert changed.offset == 40 << 20
 
 
 def test_the_chance_that_is_said_is_the_share_of_runs_that_find_a_changed_block(model: Path) -> None:
