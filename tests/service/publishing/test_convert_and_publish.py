@@ -45,6 +45,7 @@ def test_all_outputs_are_one_commit_and_stay(line: list[str], hub: WritableHub, 
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == local and len(hub.puts) == 2
 
 
+@pytest.mark.slow
 def test_one_output_after_another_is_removed(line: list[str], hub: WritableHub, tmp_path: Path, capsys: Any) -> None:
     """The disk never holds two outputs; a killed run goes on, and makes again only what the Hub does not have."""
     out = tmp_path / "out"

@@ -92,6 +92,7 @@ def test_all_of_the_hub_is_a_root(tmp_path: Path) -> None:
         assert client.post("/plans", json={"source": "s3://bucket/x"}).status_code == 403
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer_holds_nobody_up(place: tuple[type[Hub], Server]) -> None:
     hub, server = place
     hub.stall.set()
@@ -114,6 +115,7 @@ def test_a_hub_that_does_not_answer_holds_nobody_up(place: tuple[type[Hub], Serv
     hub.release.set()
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_away(tmp_path: Path) -> None:
     with served_hub(tmp_path / "repo", tmp_path / "home") as (_, env):
         pass
