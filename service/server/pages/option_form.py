@@ -27,6 +27,7 @@ LABELS = {
 }
 FURTHER = "further"
 LONGEST = 200_000  # characters of a field
+_PUBLISHED = "the token of the Hub is a person's, not the server's; `ggferry publish` takes what was downloaded"
 _MEASURED = "types are chosen by reading all weights, and a plan reads headers; the recipe that it gives is taken here"
 _FOLDERS = "jobs make GGUF files, which their proof, downloads and edits are about"
 LEFT_OUT = {
@@ -43,6 +44,9 @@ LEFT_OUT = {
     "recipe_out": _MEASURED,
     "tensor_type_file": "a file's items are lines of the tensor types, which it can be loaded into",
     "lora": "adapters are folders in an order, each with a scale; `ggferry convert` merges them",
+    "publish": _PUBLISHED,
+    "private": _PUBLISHED,
+    "remove_published": _PUBLISHED,
     "dry_run": "the page of a plan is what it prints",
     "jobs": "threads are the server's to give (`serve --threads`)",
     "cache": "the server decides how sources are reached",

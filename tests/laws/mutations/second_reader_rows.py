@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from laws.mutations.rows import Planted, among
 
+EXACTLY = "tensors"
+"""Who sees a formula that is wrong where blocks hold the values exactly: they are held against the scheme's floats."""
 BY = "second reader"
 READERS = (
     *among("formats.readers.safetensors",
@@ -55,13 +57,13 @@ DEQUANTIZERS = (
             "found += np.float32(nested.offset)", "found += np.float32(0)"),
            ("LLM.int8(): over 128", "bnb int8", BY, "PER_LEVEL = 7.874015718698502e-3", "PER_LEVEL = 1 / 128")),
     *among("converters.prequantized.schemes.mlx",
-           ("MLX: bias subtracted", "mlx 4", BY, "values += values_of(self.checkpoint, self.biases",
+           ("MLX: bias subtracted", "mlx 4", EXACTLY, "values += values_of(self.checkpoint, self.biases",
             "values -= values_of(self.checkpoint, self.biases")),
     *among("converters.prequantized.schemes.bitnet",
-           ("BitNet: scale the other way round", "bitnet", BY, "out / scale if self.divides else out * scale",
+           ("BitNet: scale the other way round", "bitnet", EXACTLY, "out / scale if self.divides else out * scale",
             "out * scale if self.divides else out / scale")),
     *among("converters.prequantized.micro_scales",
-           ("NVFP4: the tensor's scale multiplies", "ct nvfp4", BY,
+           ("NVFP4: the tensor's scale multiplies", "ct nvfp4", EXACTLY,
             "scales /= values_of(self.checkpoint, self.over, 0, 1)",
             "scales *= values_of(self.checkpoint, self.over, 0, 1)"),
            ("MXFP4: neighbors exchanged", "mxfp4 of mlx", BY, "np.stack((packed & 15, packed >> 4), -1)",
