@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -63,7 +64,11 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def _be_quiet(ray: Any) -> None:
-    """Silence what raylets report of themselves: no option of Ray keeps it off stdout, which is for data."""
+    """Silence what raylets report of themselves: no option of Ray keeps it off stdout, which is for data.
+
+    Its warnings go with that: unformatted, they would stand in a log of JSON lines. Errors stay.
+    """
+    logging.getLogger("ray").setLevel(logging.ERROR)
     ray._private.worker.print_to_stdstream = lambda *arguments, **named: None
 
 

@@ -286,7 +286,7 @@ def test_ling_2_is_glms_graph(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_llama_cpp_takes_what_predicts_further_tokens_of_ling_2(tmp_path: Path) -> None:
-    """Asked for, the block behind the last one is carried, and its last norm under llama.cpp's name for it."""
+    """The block behind the last one is carried, and its last norm under llama.cpp's name for it."""
 
     def ling(config: Config, tensors: Tensors) -> Tensors:
         config |= {"architectures": ["BailingMoeV2ForCausalLM"], "num_experts": config.pop("n_routed_experts")}
@@ -308,7 +308,7 @@ def test_llama_cpp_takes_what_predicts_further_tokens_of_ling_2(tmp_path: Path) 
     assert {f"blk.{blocks}.nextn.eh_proj.weight", f"blk.{blocks}.layer_output_norm.weight"} <= set(graph.by_name)
     (found,) = continuations(TOKENS, 2, path)
     assert [token for token, _ in found][:1] == [int(logits[-1].argmax())]
-    plain = graph_of(str(tmp_path))
+    plain = understand(open_checkpoint(str(tmp_path)), mtp=False)
     assert any("predicts further tokens" in drop.reason for drop in plain.dropped)
 
 
