@@ -197,6 +197,11 @@ def planes(packed: Array, width: int, at: int = 0) -> Array:
     return out
 
 
+def split_nibbles(packed: Array) -> Array:
+    """Unpack nibbles: uint8 `(…, n)` → `(…, 2n)`, all low ones, then all high ones."""
+    return planes(packed, 4).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
 def translate(codes: Array, levels: bytes) -> Array:
     """Return int8 `levels[code]` for each of uint8 `codes`, in the same shape; `levels` holds 256 signed bytes."""
     return np.frombuffer(codes.tobytes().translate(levels), np.int8).reshape(codes.shape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes
+from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes, split_nibbles
 from ggferry.quant.codec import IK_LLAMA_CPP, Codec
 from ggferry.quant.codecs.iquants import bits, nibble_pairs
 from ggferry.quant.codecs.nonlinear import chosen, five_bits, nibbles, three_bits, two_bits
@@ -67,14 +67,9 @@ def _iq2_ks_scales(parts: Parts) -> tuple[Array]:
     return (_scaled(parts, (nibble_pairs(parts["scales"]) | high).view(np.int8) - np.int8(16)),)
 
 
-def _halves(packed: Array) -> Array:
-    """Return uint8 `(…, 2n)` of nibbles `(…, n)`: all low ones, then all high ones."""
-    return planes(packed, 4).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
-
-
 def _iq3_ks_scales(parts: Parts) -> tuple[Array]:
     high = _extra(parts)[..., :8].astype(np.uint8) << 4
-    return (_scaled(parts, (_halves(parts["scales"]) | high).view(np.int8) - np.int8(16)),)
+    return (_scaled(parts, (split_nibbles(parts["scales"]) | high).view(np.int8) - np.int8(16)),)
 
 
 def _kss_scale_bits(parts: Parts) -> Array:
@@ -105,7 +100,7 @@ def _iq2_kl_levels(parts: Parts) -> Array:
 
 def _iq2_kl_scales(parts: Parts) -> tuple[Array]:
     high = bits(parts["scales_h"], 2, 2, 8)[..., 0, :].astype(np.uint8) << 4
-    return (_scaled(parts, (_halves(parts["scales_l"]) | high).view(np.int8) - np.int8(32)),)
+    return (_scaled(parts, (split_nibbles(parts["scales_l"]) | high).view(np.int8) - np.int8(32)),)
 
 
 UNPACK = {

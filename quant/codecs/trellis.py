@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ggferry.quant.blocks import Array, Parts, Unpack, decoder, planes, spread
+from ggferry.quant.blocks import Array, Parts, Unpack, decoder, planes, split_nibbles, spread
 from ggferry.quant.codec import IK_LLAMA_CPP, Codec
 from ggferry.quant.codecs.iquants import IQ4_LEVELS, bits
 from ggferry.quant.types import table
@@ -64,10 +64,6 @@ def _table() -> Array:
     return np.array(IQ4_LEVELS, np.int8)
 
 
-def _halves(packed: Array) -> Array:
-    return planes(packed, 4).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
-
-
 def iq1_kt(parts: Parts, out: Array) -> None:
     """Fill in the values: the lower nibble of `sh` is the scale, its upper one the top bits of four codes."""
     top = bits(parts["sh"] >> 4, 1, 1, 4).reshape(parts["ql"].shape)
@@ -76,12 +72,12 @@ def iq1_kt(parts: Parts, out: Array) -> None:
 
 
 def iq2_kt(parts: Parts, out: Array) -> None:
-    _fill(parts, _follow(parts["ql"], 8), _table()[_halves(parts["scales"])], out)
+    _fill(parts, _follow(parts["ql"], 8), _table()[split_nibbles(parts["scales"])], out)
 
 
 def iq3_kt(parts: Parts, out: Array) -> None:
     """Fill in the values: absolute ones, whose signs are bits of `qh`: bit b of byte j is of element 32 b + j."""
-    _fill(parts, np.abs(_follow(parts["ql"], 8)), _halves(parts["scales"]), out)
+    _fill(parts, np.abs(_follow(parts["ql"], 8)), split_nibbles(parts["scales"]), out)
     negative = planes(parts["qh"], 1).reshape(out.shape)
     out *= 1 - 2 * negative.view(np.int8)
 

@@ -79,16 +79,8 @@ def greatest(x):
 
 
 @inline
-def best_scale(x, w, tries, levels):
-    """The scale of 32 values: 16 trials, each the one that fits the levels its inverse rounds to best."""
-    top = greatest(x)
-    if abs(top) < F(1e-15):
-        return F(0)
-    inverse, sum_qx, sum_qq = float_room(16), float_room(16), float_room(16)
-    for t in range(0, 16, WIDTH):
-        store(inverse, t, load(tries, t) / top)
-    inverse[0] = F(1) / (-top / F(-127))
-    twice_a, twice_b = load(inverse, 0) * 2, load(inverse, WIDTH) * 2
+def sum_levels(x, w, twice_a, twice_b, levels, sum_qx, sum_qq):
+    """Σ w · level · x and Σ w · level² of 32 values, for two times `WIDTH` trials, by twice their inverse scales."""
     qx_a, qx_b, qq_a, qq_b = spread(F(0)), spread(F(0)), spread(F(0)), spread(F(0))
     for i in range(32):
         rolled()
@@ -102,6 +94,21 @@ def best_scale(x, w, tries, levels):
     store(sum_qx, WIDTH, qx_b)
     store(sum_qq, 0, qq_a)
     store(sum_qq, WIDTH, qq_b)
+    return qx_a, qx_b, qq_a, qq_b
+
+
+@inline
+def best_scale(x, w, tries, levels):
+    """The scale of 32 values: 16 trials, each the one that fits the levels its inverse rounds to best."""
+    top = greatest(x)
+    if abs(top) < F(1e-15):
+        return F(0)
+    inverse, sum_qx, sum_qq = float_room(16), float_room(16), float_room(16)
+    for t in range(0, 16, WIDTH):
+        store(inverse, t, load(tries, t) / top)
+    inverse[0] = F(1) / (-top / F(-127))
+    twice_a, twice_b = load(inverse, 0) * 2, load(inverse, WIDTH) * 2
+    sum_levels(x, w, twice_a, twice_b, levels, sum_qx, sum_qq)
     d = sum_qx[0] / sum_qq[0] if sum_qq[0] > 0 else F(0)
     best = d * sum_qx[0]
     for t in range(1, 16):

@@ -11,11 +11,10 @@ import numpy as np
 
 from ggferry.quant.codecs.iquants import TYPES
 from ggferry.quant.kernels.common import F, half_bits, half_value, inline, kernel, nearest_int, put_half
-from ggferry.quant.kernels.iquants4 import TRIES, best_scale, cell_of, cells, put_indices
+from ggferry.quant.kernels.iquants4 import TRIES, best_scale, cells, put_indices, sum_levels
 from ggferry.quant.kernels.iquants_run import encode
 from ggferry.quant.kernels.lanes import (
     WIDTH,
-    as_floats,
     float_room,
     lane_numbers,
     load,
@@ -24,13 +23,11 @@ from ggferry.quant.kernels.lanes import (
     pointer,
     rolled,
     skip,
-    spread,
     sqrt,
     store,
     to_floats,
     where,
 )
-from ggferry.quant.kernels.lanes_across import gather
 
 ROUNDS = 3
 
@@ -48,19 +45,7 @@ def try_codes(x, w, d, code, levels, tried, gain, sum_qx, sum_qq):
     step_a, step_b = d * load(tried, 0), d * load(tried, WIDTH)
     twice_a = where(step_a != 0, F(2) / step_a, F(0))
     twice_b = where(step_b != 0, F(2) / step_b, F(0))
-    qx_a, qx_b, qq_a, qq_b = spread(F(0)), spread(F(0)), spread(F(0)), spread(F(0))
-    for i in range(32):
-        rolled()
-        q_a = as_floats(gather(levels, cell_of(twice_a * x[i])))
-        q_b = as_floats(gather(levels, cell_of(twice_b * x[i])))
-        qx_a += q_a * w[i] * x[i]
-        qx_b += q_b * w[i] * x[i]
-        qq_a += q_a * w[i] * q_a
-        qq_b += q_b * w[i] * q_b
-    store(sum_qx, 0, qx_a)
-    store(sum_qx, WIDTH, qx_b)
-    store(sum_qq, 0, qq_a)
-    store(sum_qq, WIDTH, qq_b)
+    qx_a, qx_b, qq_a, qq_b = sum_levels(x, w, twice_a, twice_b, levels, sum_qx, sum_qq)
     store(gain, 0, step_a * (qx_a + qx_a - step_a * qq_a))
     store(gain, WIDTH, step_b * (qx_b + qx_b - step_b * qq_b))
     best = 4
