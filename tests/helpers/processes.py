@@ -6,23 +6,40 @@ import os
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 LISTENING = "0A"  # of /proc/net/tcp, include/net/tcp_states.h
 
 
+class Process(NamedTuple):
+    """One line of `ps`."""
+
+    pid: int
+    parent: int
+    command: str
+
+
+def every() -> list[Process]:
+    """Every process of this machine.
+
+    `-ww`: readline, which torch imports by way of pdb, sets COLUMNS in the environment, and ps cuts its lines there.
+    """
+    found = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    fields = [[*line.split(None, 2), ""] for line in found.splitlines()[1:]]
+    return [Process(int(pid), int(parent), command) for pid, parent, command, *_ in fields]
+
+
 def below(pid: int) -> dict[int, str]:
     """Every process that `pid` or its children started: command line by pid."""
-    found = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
-    children: dict[int, list[tuple[int, str]]] = {}
-    for line in found.splitlines()[1:]:
-        child, parent, arguments = line.split(None, 2)
-        children.setdefault(int(parent), []).append((int(child), arguments))
+    children: dict[int, list[Process]] = {}
+    for process in every():
+        children.setdefault(process.parent, []).append(process)
     known: dict[int, str] = {}
     todo = [pid]
     while todo:
-        for child, arguments in children.get(todo.pop(), ()):
-            known[child] = arguments
-            todo.append(child)
+        for child in children.get(todo.pop(), ()):
+            known[child.pid] = child.command
+            todo.append(child.pid)
     return known
 
 

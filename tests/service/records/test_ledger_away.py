@@ -24,6 +24,7 @@ from ggferry.service.records.owners import owner_name
 from helpers.archive_tools import GGFERRY, command, plan, write
 from helpers.builders import Llama
 from helpers.postgres_server import PostgresServer, postgres_server
+from helpers.processes import below, every
 
 pytestmark = pytest.mark.attack
 
@@ -128,9 +129,17 @@ def prepare(tmp_path: Path, count: int) -> tuple[Path, Path]:
     return path, dest
 
 
-def workers_of(run: subprocess.Popen[str]) -> list[str]:
-    found = subprocess.run(["ps", "-eo", "sid,ppid,args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in found.splitlines() if f" {run.pid} " in line and "ggferry.service.workers.process" in line]
+def workers_of(run: subprocess.Popen[str]) -> set[int]:
+    """The workers of a run, once it has any. Each leads a session of its own and outlives a run that forgets it."""
+    found: set[int] = set()
+    while not found and run.poll() is None:
+        found = {pid for pid, words in below(run.pid).items() if "ggferry.service.workers.process" in words}
+    assert found
+    return found
+
+
+def left_of(workers: set[int]) -> set[int]:
+    return workers & {process.pid for process in every()}
 
 
 @pytest.mark.slow
@@ -162,12 +171,13 @@ def test_away_for_good_ends_the_run_by_a_stop_of_its_own(server: PostgresServer,
     path, dest = prepare(tmp_path, 8)
     run = start(path, url, "--lease", "2")
     at_first(run, "running")
+    workers = workers_of(run)
     server.stop()
     out, errors = run.communicate(timeout=40)
     assert run.returncode == 3, errors
     assert "could not be reached for 2 s" in errors and "refused" in errors and "the same command continues" in errors
     assert "internal" not in errors and "PW" not in out + errors
-    assert not workers_of(run) and not list(dest.glob("*.partial*"))
+    assert not left_of(workers) and not list(dest.glob("*.partial*"))
     server.start()
     command("apply", path, "-j", "2", "--ledger", url)
     assert len(list(dest.glob("*.gguf"))) == 8
@@ -216,10 +226,11 @@ def test_ctrl_c_does_not_wait_for_a_database_that_is_away(server: PostgresServer
     path, dest = prepare(tmp_path, 3)
     run = start(path, url, "--lease", "60")
     at_first(run, "running")
+    workers = workers_of(run)
     server.stop()
     time.sleep(0.3)
     began = time.monotonic()
     os.kill(run.pid, signal.SIGTERM)
     run.communicate(timeout=30)
     assert run.returncode == 130 and time.monotonic() - began < 8
-    assert not list(dest.glob("*.partial*")) and not workers_of(run)
+    assert not list(dest.glob("*.partial*")) and not left_of(workers)
