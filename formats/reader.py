@@ -34,7 +34,7 @@ class Match:
 
 
 VocabCount = Literal["header", "again", "own", "none"]
-VocabTexts = Literal["llama", "bytes", "twice", "unigram", "whisper"]
+VocabTexts = Literal["llama", "bytes", "twice", "unigram", "wordpiece", "whisper"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class VocabLayout:
         scored: Whether a float32 follows every token; None: the container decides.
         short: Whether the last token may be missing from the file (GPT4All).
         texts: 'llama' (SentencePiece pieces), 'bytes' (byte-level BPE; raw bytes, unless a maker decoded and lost
-            them), 'twice' (byte-level BPE, UTF-8 encoded once too often), 'unigram' (SentencePiece unigram pieces) or
-            'whisper'.
+            them), 'twice' (byte-level BPE, UTF-8 encoded once too often), 'unigram' (SentencePiece unigram pieces),
+            'wordpiece' (lines of vocab.txt) or 'whisper'.
         pre: The pre-tokenizer this family is known to use; no such file names it.
     """
 

@@ -20,16 +20,17 @@ def first_position(values: Values) -> int:
 # The second names are those of nomic-ai's own configurations (transformers saves its own configuration beside tensors
 # of either naming), and of DistilBERT's.
 SIZES = (
-    HParam("n_vocab", "vocab_size", fields={"hf": "vocab_size"}),
+    HParam("n_vocab", "vocab_size", fields={"hf": "vocab_size", "ggml": "n_vocab"}),
     # nomic-ai's n_positions is how far a scaling of its own code stretches: llama.cpp has what it was trained on, too.
-    HParam("n_positions", None, fields={"hf": "max_position_embeddings|max_trained_positions|n_positions"},
-           required=False),
+    HParam("n_positions", None, required=False,
+           fields={"hf": "max_position_embeddings|max_trained_positions|n_positions", "ggml": "n_max_tokens"}),
     HParam("n_ctx", "context_length", derive="n_positions - first_position",
            check="n_ctx == n_positions - first_position"),
-    HParam("n_embd", "embedding_length", fields={"hf": "hidden_size|n_embd|dim"}),
-    HParam("n_layer", "block_count", fields={"hf": "num_hidden_layers|n_layer|n_layers"}),
-    HParam("n_ff", "feed_forward_length", fields={"hf": "intermediate_size|n_inner|hidden_dim"}),
-    HParam("n_head", "attention.head_count", fields={"hf": "num_attention_heads|n_head|n_heads"},
+    HParam("n_embd", "embedding_length", fields={"hf": "hidden_size|n_embd|dim", "ggml": "n_embd"}),
+    HParam("n_layer", "block_count", fields={"hf": "num_hidden_layers|n_layer|n_layers", "ggml": "n_layer"}),
+    HParam("n_ff", "feed_forward_length",
+           fields={"hf": "intermediate_size|n_inner|hidden_dim", "ggml": "n_intermediate"}),
+    HParam("n_head", "attention.head_count", fields={"hf": "num_attention_heads|n_head|n_heads", "ggml": "n_head"},
            check="0 < n_head and n_embd % n_head == 0"),
     HParam("eps", "attention.layer_norm_epsilon", common.F32,
            {"hf": "layer_norm_eps|layer_norm_epsilon"},

@@ -10,12 +10,42 @@ from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Split
 from ggferry.converters.schema.roles import also, block, roles, varied
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout
+
+# bert.cpp, before GGUF (docs/legacy/bert.md).
+HEADER = HeaderLayout(
+    name="bert.cpp",
+    containers=(("ggml", None),),
+    header=Struct(
+        "bert.cpp header",
+        """
+        n_vocab         i32  1..MAX_GGML_VOCAB
+        n_max_tokens    i32  1..MAX_WIDTH   rows of the position embedding
+        n_embd          i32  1..MAX_WIDTH
+        n_intermediate  i32  1..MAX_WIDTH
+        n_head          i32  1..MAX_HEADS
+        n_layer         i32  1..MAX_LAYERS
+        ftype           i32  0..3           F32, F16, Q4_0, Q4_1; the tensors' own types decide
+        """,
+    ),
+    names=("encoder.layer.*.attention.self.query.weight",),
+    vocab=VocabLayout(scored=False, texts="wordpiece"),
+    quantization=0,
+)
 
 HPARAMS = (
-    *bert.SIZES, bert.CAUSAL, *embeddings.POOLING, *embeddings.LABELS,
+    *bert.SIZES, bert.CAUSAL,
+    *(
+        replace(param, defaults=(
+            Default(1, "bert.cpp takes the mean of a text's states; the file does not say it", dialect="ggml"),
+        )) if param.name == "pooling" else param
+        for param in embeddings.POOLING
+    ),
+    *embeddings.LABELS,
     HParam("activation", None, common.STRING, {"hf": "hidden_act|activation"}, words={"gelu": "gelu"}, required=False),
     HParam("positions", None, common.STRING, {"hf": "position_embedding_type"}, words={"absolute": "absolute"},
            required=False),
@@ -108,6 +138,7 @@ SPEC = Architecture(
     dialects=(
         ENCODER,
         CLASSIFIER,
+        Dialect("ggml", names="hf", fixed=ENCODER.fixed),
         replace(
             ENCODER,
             name="roberta",
@@ -142,4 +173,5 @@ SPEC = Architecture(
         ),
     ),
     recipe={"computation": "bert", "norm": "layer", "rope": "none", "ffn": "plain", "activation": "gelu"},
+    headers=(HEADER,),
 )

@@ -13,6 +13,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import spell, unspell
+from ggferry.converters.tokenizers.encoders.wordpiece import vocabulary_line
 from ggferry.converters.tokenizers.files.sidecar_settings import TEMPLATE_FOLDER, Sidecars, special_text
 from ggferry.converters.tokenizers.libraries.cross_check import (
     FAIRSEQ,
@@ -90,8 +91,9 @@ def check_held(output: Tokenizer, raw: RawVocab, path: str) -> dict[str, int]:
     """
     held, count = _Held(output, path), min(len(raw.tokens), len(output.tokens))
     ordinary = [token for token in range(count) if output.type_of(token) == TokenType.NORMAL]
+    spellings = _word_of if output.model == "bert" else _bytes_of
     for token in ordinary:
-        if raw.tokens[token] not in _bytes_of(output.tokens[token]):
+        if raw.tokens[token] not in spellings(output.tokens[token]):
             raise held.wrong(f"text of token {token}", output.tokens[token], raw.tokens[token])
     if raw.scores and any(raw.scores):
         held.scores(raw.scores, set(range(count)).difference(ordinary))
@@ -107,6 +109,11 @@ def _bytes_of(text: str) -> set[bytes]:
     spelled = unspell(text)
     plain = {text.encode("utf-8", "surrogateescape"), text.replace(SPACE, " ").encode("utf-8", "surrogateescape")}
     return plain if spelled is None else {*plain, spelled, spelled.decode("latin-1").encode()}
+
+
+def _word_of(text: str) -> set[bytes]:
+    """Return what a WordPiece token of the output may have been in vocab.txt."""
+    return {vocabulary_line(text).encode("utf-8", "surrogateescape")}
 
 
 class _Held:

@@ -32,6 +32,13 @@ def phantom(text: str, continuation: str = "##") -> str:
     return text[len(continuation) :] if text.startswith(continuation) else SPACE + text
 
 
+def vocabulary_line(text: str) -> str:
+    """Return the line of vocab.txt that `phantom` spells as `text`."""
+    if text.startswith("[") and text.endswith("]"):
+        return text
+    return text[1:] if text.startswith(SPACE) else f"##{text}"
+
+
 def normalized(text: str, lowercase: bool, plain: bool) -> str:
     """Normalize as BertNormalizer of tokenizers: clean, set Chinese characters apart, remove accents where `plain`."""
     text = "".join(map(_cleaned, text))

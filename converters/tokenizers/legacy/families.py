@@ -14,12 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import unspell
+from ggferry.converters.tokenizers.encoders.wordpiece import vocabulary_line
 from ggferry.converters.tokenizers.files.find import files_of, load
+from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars
+from ggferry.converters.tokenizers.files.tokenizer_json import word_piece
 from ggferry.converters.tokenizers.legacy.byte_level import from_raw_bpe, is_whole
 from ggferry.converters.tokenizers.legacy.whisper_names import special_names
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, byte_of, unique
 from ggferry.formats.checkpoint import RawVocab
-from ggferry.formats.errors import InconsistentError, RefusedError
+from ggferry.formats.errors import InconsistentError, RefusedError, UnsupportedError
 from ggferry.formats.reader import VocabLayout
 
 LOST = "\ufffd"
@@ -57,6 +60,8 @@ def from_family(
         raise RefusedError("this format holds no vocabulary", path=path, hint=WAY_OUT)
     if rule.texts == "unigram":
         return _from_pieces(raw).padded(rows, path=path)
+    if rule.texts == "wordpiece":
+        return _from_words(raw, path).padded(rows, path=path)
     raw = replace(raw, tokens=repaired(raw.tokens) if rule.texts == "twice" else raw.tokens)
     if not is_whole(raw):
         count = sum(LOST.encode() in token for token in raw.tokens)
@@ -121,6 +126,8 @@ def matched(given: Tokenizer, raw: RawVocab, rule: VocabLayout, path: str | None
 def _bytes_of(tokenizer: Tokenizer) -> Callable[[int], bytes]:
     def spelled(token: int) -> bytes:
         text = tokenizer.tokens[token]
+        if tokenizer.model == "bert":
+            return vocabulary_line(text).encode("utf-8", "surrogateescape")
         plain = tokenizer.model == "gpt2" and tokenizer.type_of(token) in (TokenType.NORMAL, TokenType.UNKNOWN)
         data = unspell(text) if plain else None
         return text.encode("utf-8", "surrogateescape") if data is None else data
@@ -194,6 +201,26 @@ def _from_pieces(raw: RawVocab) -> Tokenizer:
         origins={"tokens": "the file's vocabulary", "scores": "the file's vocabulary", "types": "names and scores"}
         | dict.fromkeys(ids, "the token's name"),
     )
+
+
+# --- BERT ------------------------------------------------------------------------------------------------------------
+
+
+def _from_words(raw: RawVocab, path: str | None) -> Tokenizer:
+    """Return a WordPiece tokenizer of the lines of vocab.txt, lower case as bert.cpp makes of every text."""
+    words: dict[str, int] = {}
+    for token, data in enumerate(raw.tokens):
+        text = data.decode("utf-8", "surrogateescape")
+        words[f"[DUP{token}]" if text in words else text] = token
+    if "[UNK]" not in words:
+        raise UnsupportedError("the vocabulary has no [UNK]", path=path, found=f"{len(words)} tokens", hint=WAY_OUT)
+    note = "the file does not say whether texts keep their case: lower case, as bert.cpp does; --tokenizer DIR says it"
+    settings = Sidecars({"tokenizer_config.json": path or ""})
+    roles = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    settings.preset("tokenizer_config.json", {role: text for role, text in roles.items() if text in words})
+    base = word_piece(words, settings, (), path or "")
+    ids = {role: words[text] for role, text in (("pad", "[PAD]"), ("mask", "[MASK]")) if text in words}
+    return replace(base, ids={**ids, **base.ids}).noted(note)
 
 
 # --- Whisper ----------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_whisper_of_four_byte_halves_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_alone_may_be_of_several_families(tmp_path: Path) -> None:
-    """Falcon's header is LLaMA's and NeoX's of April 2023 too, and there is no tensor's name to tell."""
+    """Falcon's header is LLaMA's, NeoX's of April 2023 and bert.cpp's too, and there is no tensor's name to tell."""
     source = path_of("falcon/falcon40b-s64-jploski-f16.bin")
     checkpoint = open_checkpoint(source)
     first = next(iter(checkpoint.tensors.values()))
@@ -58,7 +58,7 @@ def test_a_vocabulary_alone_may_be_of_several_families(tmp_path: Path) -> None:
     bare.write_bytes(Path(source).read_bytes()[:end])
     with pytest.raises(MissingError, match="--arch") as caught:
         open_checkpoint(str(bare))
-    assert set(str(caught.value.found).split(", ")) == {"falcon", "gptneox-2023-04", "llama"}
+    assert set(str(caught.value.found).split(", ")) == {"bert.cpp", "falcon", "gptneox-2023-04", "llama"}
     request = Request(str(bare), str(tmp_path / "v.gguf"), Options(vocab_only=True), arch="falcon")
     again = open_checkpoint(convert(request)[0].path)
     assert not again.tensors and len(again.metadata["tokenizer.ggml.merges"].data) == 255
