@@ -233,8 +233,10 @@ def _plain(source: BlockType, options: TypeOptions) -> tuple[BlockType, str]:
 
 
 def check_encoding(graph: ModelGraph, node: Node, target: BlockType, options: TypeOptions) -> None:
-    """Check that a tensor may be encoded as `target`. Raises RefusedError where that rounds a second time, and
-    UnsupportedError where no encoder of ours writes the type."""
+    """Check that a tensor may be encoded as `target`.
+
+    Raises RefusedError where that rounds a second time, UnsupportedError where no encoder of ours writes the type.
+    """
     source, derived = node.inputs[0].type, node.inputs[0].derived
     levels = derived.scheme if derived and derived.integers else source.name if source.quantized else None
     best = next(iter(exact_types(graph, node)), "")

@@ -69,7 +69,8 @@ def types_in_file(
     check_name(options.outtype)
     outtype = options.outtype.lower()
     matrices = [name for name, tensor in tensors.items() if _is_matrix(tensor)]
-    name = _kept(graph, matrices) if outtype == KEEP else outtype
+    natural = {key: decided.type for key, decided in choose_types(graph, TypeOptions(dequantize=True)).items()}
+    name = _kept(graph, {natural[key].name.lower() for key in matrices}) if outtype == KEEP else outtype
     wide = F32 if name == "f32" else F16
     types = {key: wide if len(tensor.shape) > 2 else F32 for key, tensor in tensors.items()}
     kind = block_type(name.upper())
@@ -83,7 +84,7 @@ def types_in_file(
                 path=graph.checkpoint.path,
                 hint="--outtype q5_0, q8_0 or f16",
             ) from None
-        if node.inputs[0].type != kind:
+        if natural[key] != kind:
             check_encoding(graph, node, kind, options)
         types[key] = kind
     return name, types
@@ -96,11 +97,9 @@ def _is_matrix(tensor: SourceTensor) -> bool:
     return not tensor.name.endswith((".positional_embedding", ".bias"))
 
 
-def _kept(graph: ModelGraph, matrices: list[str]) -> str:
+def _kept(graph: ModelGraph, kinds: set[str]) -> str:
     """Return the type of a file that holds the source's blocks as they are, and plain numbers as whisper.cpp's scripts
     write them, which is F16 whatever they were."""
-    natural = choose_types(graph, TypeOptions())
-    kinds = {natural[name].type.name.lower() for name in matrices}
     if kinds <= {"f32", "f16", "bf16"}:
         return "f16"
     if len(kinds) == 1 and kinds <= FILE_TYPES.keys():

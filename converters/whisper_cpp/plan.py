@@ -50,14 +50,14 @@ def check_model(graph: ModelGraph) -> None:
     sizes, path = graph.sizes, graph.checkpoint.path
     start = special_ids(sizes["n_vocab"], path)[START]
     width, first = sizes["n_embd"], sizes.get("decoder_start")
-    hears = with_preprocessor({}, graph.checkpoint.sidecars).get(PREPROCESSOR, {})
+    audio = with_preprocessor({}, graph.checkpoint.sidecars).get(PREPROCESSOR, {})
     for what, found, expected in (
         ("width of the encoder's feed-forward networks", sizes["n_ff_enc"], 4 * width),
         ("width of the decoder's feed-forward networks", sizes["n_ff"], 4 * width),
         ("layer norm's epsilon", round(sizes["eps"], 12), EPSILON),
         ("first token of a transcript", start if first is None else first, start),
-        *((f"{key} of recordings", hears.get(key, value), value) for key, value in RECORDINGS.items()),
-        ("feature_size of recordings", hears.get("feature_size", sizes["n_mels"]), sizes["n_mels"]),
+        *((f"{key} of recordings", audio.get(key, value), value) for key, value in RECORDINGS.items()),
+        ("feature_size of recordings", audio.get("feature_size", sizes["n_mels"]), sizes["n_mels"]),
     ):
         if found != expected:
             raise UnsupportedError(f"whisper.cpp takes another {what}", path=path, found=found, expected=expected)
@@ -78,6 +78,7 @@ def plan_file(graph: ModelGraph, tokenizer: Tokenizer | None, options: Options) 
     others = [one for one in declared if one is not matrix]
     layout = lay_out(HEADER.header.pack(fields), matrix, tokens, others, graph.checkpoint.path)
     steps = [step.at(0, layout.tensors[step.name].offset) for step in steps_of_types(graph, types)]
+    steps.sort(key=lambda step: step.offset)
     notes = (AS_F32,) if name == "f32" else ()
     return Plan(_without_remarks(graph), replace(options, outtype=name), metadata, steps, (layout,), notes=notes)
 

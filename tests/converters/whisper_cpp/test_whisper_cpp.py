@@ -6,6 +6,9 @@ import ctypes
 import json
 import shutil
 import struct
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -201,6 +204,19 @@ def test_quantized_files_keep_their_blocks_and_are_not_rounded_twice_unasked(eng
 
 
 @pytest.mark.slow
+def test_blocks_of_early_files_become_todays(english: Path, tmp_path: Path) -> None:
+    """ftype without a version means the blocks before May 2023, of which Q5_1's have the size of today's: two halves as
+    F32 scale and minimum; here as such a file has them."""
+    data = bytearray((english / "q5_1.bin").read_bytes())
+    data[44:48] = struct.pack("<i", 9)
+    (tmp_path / "early.bin").write_bytes(data)
+    result = converted(tmp_path / "early.bin", tmp_path / "x.bin", "keep")
+    source = open_checkpoint(str(tmp_path / "early.bin")).tensors["decoder.token_embedding.weight"]
+    assert source.type.name == "Q5_1_V1" and read(tmp_path / "x.bin").fields[-1] == 2009
+    assert {tensor["route"] for tensor in result.receipt["tensors"]} == {"copy", "repack"}
+
+
+@pytest.mark.slow
 def test_quantized_files_are_rounded_again_where_that_is_allowed(english: Path, tmp_path: Path) -> None:
     converted(english / "q5_0.bin", tmp_path / "y.bin", "q8_0", allow_requantize=True)
     assert read(tmp_path / "y.bin").fields[-1] == 2007
@@ -356,6 +372,30 @@ def test_a_failure_leaves_nothing(english: Path, tmp_path: Path) -> None:
     with pytest.raises(GgferryError, match=r"fc1.weight"):
         converted(tmp_path / "hf", tmp_path / "x.bin", "q8_0")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_file_of_that_name_and_the_next_one_the_same_bytes(
+    english: Path, tmp_path: Path
+) -> None:
+    target, expected = tmp_path / "x.bin", (english / "q5_0.bin").read_bytes()
+    argv = [sys.executable, "-m", "ggferry", "convert", str(english / "f16.bin"), "-o", str(target)]
+    argv += ["--to", "whisper.cpp", "--outtype", "q5_0", "--verify", "fast"]
+    started = time.monotonic()
+    subprocess.run(argv, check=True, capture_output=True)
+    whole, killed = time.monotonic() - started, 0
+    for part in range(8):
+        target.unlink(missing_ok=True)
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep((0.3 + 0.08 * part) * whole)
+        process.kill()
+        killed += process.wait() < 0
+        assert not target.exists() or target.read_bytes() == expected
+    assert killed, "every run was over before it was killed"
+    target.unlink(missing_ok=True)
+    subprocess.run(argv, check=True, capture_output=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.bin", "x.bin.receipt.json"]
+    assert target.read_bytes() == expected
 
 
 PLANTED = {
