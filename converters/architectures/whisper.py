@@ -96,7 +96,7 @@ ROLES = varied(
     enc.conv1.bias     encoder.conv1.bias @column
     enc.conv2.bias     encoder.conv2.bias @column
     """,
-    column=Reshape(("n_embd_enc",)),
+    column=Reshape(("n_embd_enc",), back=("n_embd_enc", 1)),
 )
 
 HEADER = HeaderLayout(
@@ -128,7 +128,7 @@ HEADER = HeaderLayout(
 _TIED = "the same as the token embedding: Whisper's output is always tied to it"
 _OURS = (
     "the names of the tensors are ggferry's (docs/whisper.md): the GGUF specification names Whisper's keys and none of "
-    "its tensors, and whisper.cpp reads its own .bin files only"
+    "its tensors, and whisper.cpp reads its own .bin files only, which --to whisper.cpp writes"
 )
 
 SPEC = Architecture(

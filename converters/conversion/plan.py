@@ -16,8 +16,17 @@ from ggferry.converters.conversion.kinds.gguf_plan import with_explicit_experts
 from ggferry.converters.conversion.kinds.hf_folder import HfFolderKind
 from ggferry.converters.conversion.kinds.kind import OutputKind, PlannedOutput
 from ggferry.converters.conversion.kinds.mmproj import MmprojKind, instead_of_text, missing_processor, related, unread
+from ggferry.converters.conversion.kinds.whisper_cpp import WhisperCppKind
 from ggferry.converters.conversion.options import AUTO, types_of
-from ggferry.converters.conversion.request import GGUF, HF_FOLDER, MMPROJ, Request, open_source_of, split_mmproj
+from ggferry.converters.conversion.request import (
+    GGUF,
+    HF_FOLDER,
+    MMPROJ,
+    WHISPER_CPP,
+    Request,
+    open_source_of,
+    split_mmproj,
+)
 from ggferry.converters.conversion.target_size import with_target_size
 from ggferry.converters.proof.references.examine import chosen
 from ggferry.formats.checkpoint import Checkpoint
@@ -27,7 +36,12 @@ from ggferry.support.progress import Stage, silent
 from ggferry.support.records import dataclass
 
 Item = TypeVar("Item")
-KINDS: Mapping[str, OutputKind] = {GGUF: GgufKind(), MMPROJ: MmprojKind(), HF_FOLDER: HfFolderKind()}
+KINDS: Mapping[str, OutputKind] = {
+    GGUF: GgufKind(),
+    MMPROJ: MmprojKind(),
+    HF_FOLDER: HfFolderKind(),
+    WHISPER_CPP: WhisperCppKind(),
+}
 """The kind of each `OutputSpec.kind`."""
 ADAPTER = AdapterKind()
 """The kind of GGUF that an adapter becomes."""
@@ -124,13 +138,14 @@ def plan_conversion(request: Request, checkpoint: Checkpoint) -> ConversionPlan:
 def with_auto_type(request: Request, checkpoint: Checkpoint) -> Request:
     """Return the request with the type that `auto` means for this source, as convert_hf_to_gguf.py chooses it.
 
-    It is bf16 where the first matrix of the checkpoint is BF16, and f16 elsewhere (conversion/base.py, `ftype`).
+    It is bf16 where the first matrix of the checkpoint is BF16, and f16 elsewhere (conversion/base.py, `ftype`);
+    whisper.cpp's scripts write f16 whatever it is.
     """
     types = types_of(request.options.outtype)
     if AUTO not in map(str.lower, types):
         return request
     first = next((ref.type.name for ref in checkpoint.tensors.values() if len(ref.shape) > 1), "")
-    auto = "bf16" if first == "BF16" else "f16"
+    auto = "bf16" if first == "BF16" and request.to != WHISPER_CPP else "f16"
     chosen_types = ",".join(auto if name.lower() == AUTO else name for name in types)
     return replace(request, options=replace(request.options, outtype=chosen_types))
 

@@ -34,7 +34,7 @@ from ggferry.support.records import dataclass
 from ggferry.support.sizes import parse_size
 
 Item = TypeVar("Item")
-GGUF, MMPROJ, HF_FOLDER = "gguf", "mmproj", "hf_folder"
+GGUF, MMPROJ, HF_FOLDER, WHISPER_CPP = "gguf", "mmproj", "hf_folder", "whisper.cpp"
 """Kinds of outputs (`conversion.kinds`)."""
 BOTH, ONLY, NONE = "both", "only", "none"
 """Values of --mmproj."""
@@ -47,7 +47,7 @@ class OutputSpec:
     """An output that is asked for.
 
     Attributes:
-        kind: GGUF, MMPROJ or HF_FOLDER.
+        kind: GGUF, MMPROJ, HF_FOLDER or WHISPER_CPP.
         outtype: The type of its weights, as --outtype names it.
         out: Its file, or a folder in which it is named by convention; None: the folder of the source.
     """
@@ -78,7 +78,7 @@ class Request:
         target: The target model of a speculative draft.
         mistral_format: Whether a folder's consolidated weights and params.json are read (`open_source_of`).
         device: Where forward passes are computed (`forward.device`).
-        to: The format to write, 'gguf' or 'safetensors'.
+        to: The format to write, 'gguf', 'safetensors' or 'whisper.cpp'.
         dtype: Of a Hugging Face folder, the type of all weights.
         max_shard_size: Of a Hugging Face folder, bytes of weights in a file.
         mmproj: Of a multimodal model, which of its two files are written.
@@ -140,14 +140,15 @@ class Request:
         missing or stands there twice, and where several outputs would have one name.
         """
         types = types_of(self.options.outtype)
-        if self.to != "gguf":
+        if self.to == "safetensors":
             if types[1:]:
                 raise UsageError("several types are for --to gguf")
             return (OutputSpec(HF_FOLDER, types[0], self.out),)
+        kind = WHISPER_CPP if self.to == WHISPER_CPP else GGUF
         named = (self._out_of(name, len(types)) for name in types)
         outs: Sequence[str | None] = self.out_paths or tuple(named)
-        texts = tuple(OutputSpec(GGUF, name, out) for name, out in zip(types, outs, strict=True))
-        if self.mmproj == NONE or self.options.vocab_only:
+        texts = tuple(OutputSpec(kind, name, out) for name, out in zip(types, outs, strict=True))
+        if kind != GGUF or self.mmproj == NONE or self.options.vocab_only:
             return texts
         outtype = self.mmproj_outtype or (types[0] if types[0].lower() in ("keep", "f32", "f16", "bf16") else "f16")
         out = self.mmproj_out or mmproj_out(self.out_paths[0] if self.out_paths else self.out, types[0], outtype)

@@ -14,9 +14,9 @@ from ggferry.converters.conversion.kinds.adapter import adapter_plan
 from ggferry.converters.conversion.kinds.gguf import plan_in, text_request
 from ggferry.converters.conversion.kinds.gguf_plan import edited, imatrix_of, tokenizer_of
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_references, depth_of
-from ggferry.converters.conversion.plan import plan_conversion
+from ggferry.converters.conversion.plan import KINDS, plan_conversion
 from ggferry.converters.conversion.receipt_options import missing_files, with_receipt_options
-from ggferry.converters.conversion.request import Request, open_source_of
+from ggferry.converters.conversion.request import WHISPER_CPP, Request, open_source_of
 from ggferry.converters.conversion.run import others_beside, prove, receipts_of
 from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import steps_of_types, type_in_file, with_set_digest
@@ -41,6 +41,9 @@ from ggferry.converters.rewrite.declared_digests import changed_files, digest_of
 from ggferry.converters.rewrite.lineage import edited_keys
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import CLIP, understand, understand_projector
+from ggferry.converters.whisper_cpp.file_types import outtype_of
+from ggferry.converters.whisper_cpp.plan import LAYOUT as WHISPER_LAYOUT
+from ggferry.converters.whisper_cpp.plan import check_header
 from ggferry.converters.write.watch_weights import check_sums
 from ggferry.converters.write.write_tensors import check_replica
 from ggferry.formats.checkpoint import Checkpoint
@@ -121,6 +124,8 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
         if is_adapter(before) or is_adapter(after):
             proof, keys = _adapter_again(request, before, after, stage, allow_keys)
             runtime: tuple[str, ...] = ()
+        elif after.layout == WHISPER_LAYOUT:
+            proof, keys, runtime = _whisper_cpp_again(request, before, after, stage)
         else:
             if (
                 request.vocab == VocabOptions()
@@ -179,6 +184,19 @@ def _model_again(
             proof = replace(proof, second_reader=beside.reading(), testimonies=others)
             proof = check_with_references(proof, graph, mirror, request, stage)
     return proof, keys, (*runtime, *unchecked(graph))
+
+
+def _whisper_cpp_again(
+    request: Request, before: Checkpoint, after: Checkpoint, stage: Stage
+) -> tuple[Proof, KeyProof, tuple[str, ...]]:
+    """Prove a file of whisper.cpp's as if it had just been written in the type that its header states."""
+    options = replace(request.options, outtype=outtype_of(after.header["ftype"]), allow_requantize=True)
+    request = replace(request, to=WHISPER_CPP, options=options)
+    output = KINDS[WHISPER_CPP].plan(request, request.outputs, before)[0]
+    check_header(plan_in(output), after)
+    with computing_on(request.device):
+        (proof,) = output.kind.prove([output], [after], stage, None)
+    return proof, KeyProof(len(plan_in(output).metadata)), output.plan.notes
 
 
 def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> ModelGraph:

@@ -146,7 +146,7 @@ def choose_types(
             found[node.name] = Decision(natural, why)
         else:
             found[node.name] = Decision(block_type(choice.type), choice.why, choice.ragged)
-            _check(graph, node, found[node.name].type, options)
+            check_encoding(graph, node, found[node.name].type, options)
     return found
 
 
@@ -232,7 +232,11 @@ def _plain(source: BlockType, options: TypeOptions) -> tuple[BlockType, str]:
     return found, "" if source == found else "F16 or F32 in every file"
 
 
-def _check(graph: ModelGraph, node: Node, target: BlockType, options: TypeOptions) -> None:
+def check_encoding(graph: ModelGraph, node: Node, target: BlockType, options: TypeOptions) -> None:
+    """Check that a tensor may be encoded as `target`.
+
+    Raises RefusedError where that rounds a second time, UnsupportedError where no encoder of ours writes the type.
+    """
     source, derived = node.inputs[0].type, node.inputs[0].derived
     levels = derived.scheme if derived and derived.integers else source.name if source.quantized else None
     best = next(iter(exact_types(graph, node)), "")

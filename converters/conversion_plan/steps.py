@@ -21,7 +21,7 @@ from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import UnsupportedTypeError
 from ggferry.formats.gguf import shards
 from ggferry.formats.gguf.values import Value, string
-from ggferry.formats.gguf.write import GGUFLayout, lay_out
+from ggferry.formats.gguf.write import FileLayout, GGUFLayout, lay_out
 from ggferry.formats.imatrix import Imatrix
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockType
@@ -124,7 +124,7 @@ class Plan:
     options: Options
     metadata: Mapping[str, Entry]
     steps: Sequence[Step]
-    layouts: tuple[GGUFLayout, ...]
+    layouts: tuple[FileLayout, ...]
     imatrix: Imatrix | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
     objections: tuple[str, ...] = ()

@@ -181,6 +181,7 @@ class Receipt(TypedDict):
 
     `edits` has what was done to the file since: the command, the files before it, and what it changed. `mmproj` lists
     the files of the vision or audio encoder beside a text model, `text` those of the models beside such an encoder.
+    `to` names the format of an output that is not GGUF.
     """
 
     ggferry: str
@@ -204,6 +205,7 @@ class Receipt(TypedDict):
     edits: NotRequired[list[JSONObject]]
     mmproj: NotRequired[list[FileRecord]]
     text: NotRequired[list[FileRecord]]
+    to: NotRequired[str]
 
 
 class FolderSource(TypedDict):

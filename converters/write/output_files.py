@@ -17,7 +17,7 @@ from ggferry.formats.files.partial_files import Partial, check_target, claim, ex
 from ggferry.formats.files.publication import NewFiles, publish
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.gguf.tensor_digests import TensorDigests, digest_of_set
-from ggferry.formats.gguf.write import GGUFFile, GGUFLayout
+from ggferry.formats.gguf.write import FileLayout, GGUFFile
 from ggferry.support.interrupts import interrupts_wait
 
 
@@ -38,7 +38,7 @@ class OutputSet:
     def __init__(
         self,
         paths: Sequence[str],
-        layouts: Sequence[GGUFLayout],
+        layouts: Sequence[FileLayout],
         *,
         overwrite: bool = False,
         sources: Mapping[Identity, str] | None = None,
@@ -72,7 +72,7 @@ class OutputSet:
         assert self._digests is not None
         return digest_of_set([self._digests.hexdigest(name) for name in self._place])
 
-    def lay_out_again(self, layouts: Sequence[GGUFLayout]) -> None:
+    def lay_out_again(self, layouts: Sequence[FileLayout]) -> None:
         """Take other values of keys into the headers, once the data has told them; no byte moves."""
         for file, layout in zip(self._files, layouts, strict=True):
             assert layout.tensors == file.layout.tensors and len(layout.header) == len(file.layout.header)

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from ggferry.formats import limits
 from ggferry.formats.errors import DuplicateError, EncodingError, OutOfRangeError, UsageError
@@ -60,6 +60,29 @@ class Placed:
     nbytes: int
 
 
+class FileLayout(Protocol):
+    """A file without its data, of this container or another that is written to known offsets.
+
+    Attributes:
+        header: What the file begins with.
+        pieces: All that is no tensor's data, each with the byte at which it begins, the header first.
+        tensors: Tensors by the name under which they are written, in order.
+        size: Bytes of the whole file.
+        big_endian: Whether the file is big-endian.
+    """
+
+    @property
+    def header(self) -> bytes: ...
+    @property
+    def pieces(self) -> tuple[tuple[int, bytes], ...]: ...
+    @property
+    def tensors(self) -> Mapping[str, Placed]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def big_endian(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class GGUFLayout:
     """A GGUF file without its data.
@@ -79,6 +102,11 @@ class GGUFLayout:
     alignment: int
     big_endian: bool
     version: int
+
+    @property
+    def pieces(self) -> tuple[tuple[int, bytes], ...]:
+        """All that is no tensor's data: the header."""
+        return ((0, self.header),)
 
     @property
     def data_offset(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from ggferry.formats.errors import OutOfRangeError, UsageError, VerificationError
 from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.partial_files import Partial, begin_file, name_together
-from ggferry.formats.gguf.header_layout import Declared, GGUFLayout, Placed, lay_out
+from ggferry.formats.gguf.header_layout import Declared, FileLayout, GGUFLayout, Placed, lay_out
 from ggferry.formats.gguf.values import DEFAULT_ALIGNMENT, Value
 from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
@@ -34,11 +34,13 @@ PIECE = 256 << 10
 """Bytes written at once: for more, Linux looks for large pages, which took 2 to 6 times the processor time of the copy
 (6.18, ext4: 0.2 s a GiB in pieces of 256 KiB at any offset, 0.5 to 1.2 s in pieces of 2 MiB)."""
 
-__all__ = ["Declared", "GGUFFile", "GGUFLayout", "Placed", "lay_out", "write_gguf"]
+__all__ = ["Declared", "FileLayout", "GGUFFile", "GGUFLayout", "Placed", "lay_out", "write_gguf"]
 
 
 class GGUFFile:
-    """A GGUF file that is being written. `pwrite` may be called from any number of threads at once.
+    """A GGUF file, or one of another container, that is being written.
+
+    `pwrite` may be called from any number of threads at once.
 
     Its life: `pwrite` …, `finish` (complete and on disk, still at `partial`, to be verified), then `publish` or
     `discard`. As a context manager it discards what was not published.
@@ -47,7 +49,7 @@ class GGUFFile:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        layout: GGUFLayout,
+        layout: FileLayout,
         *,
         overwrite: bool = False,
         file: Partial | None = None,
@@ -138,7 +140,8 @@ class GGUFFile:
             if position != tensor.nbytes:
                 message = f"tensor {name!r}: bytes missing"
                 raise VerificationError(message, path=self.path, found=position, expected=tensor.nbytes)
-        self._put(0, memoryview(self.layout.header))
+        for offset, piece in reversed(self.layout.pieces):
+            self._put(offset, memoryview(piece))
         self._flusher.begin(lambda: self.file.attempt(os.fsync, self.file.fd))
         self._finished = True
 

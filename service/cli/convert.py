@@ -136,7 +136,7 @@ def _destination(out: str | None, request: Request, given: Mapping[str, Any]) ->
     if given["dry_run"]:
         return nullcontext(PlainPath(os.getcwd() if out is not None and "://" in out else out))
     several = len(types_of(request.options.outtype)) > 1
-    return destination(out, several=several, force=request.force)
+    return destination(out, to=request.to, several=several, force=request.force)
 
 
 def _convert(request: Request, source: LocalSource, given: Mapping[str, Any], place: Destination) -> None:

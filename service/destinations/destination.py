@@ -44,22 +44,27 @@ class PlainPath:
 
 
 @contextmanager
-def destination(out: str | None, *, several: bool = False, force: bool = False) -> Iterator[Destination]:
+def destination(
+    out: str | None, *, to: str = "gguf", several: bool = False, force: bool = False
+) -> Iterator[Destination]:
     """Yield where an output goes. Within the context it is written, proved, and published.
 
     Args:
         out: The value of --outfile.
+        to: The format that is written.
         several: Whether outputs of several types are written.
         force: Whether a model of that name may be replaced.
 
     Raises:
-        UsageError: The address is none that is known, or names no model.
+        UsageError: The address is none that is known, or names no model, or is that of a program that reads GGUF alone.
         RefusedError: A model of that name exists.
     """
     from ggferry.formats.ollama.names import SCHEME
 
     if out is None or "://" not in out:
         yield PlainPath(out)
+    elif to != "gguf":
+        raise UsageError("such places take GGUF files", found=f"--to {to} -o {out}", expected="a path")
     elif out.startswith(SCHEME):
         from ggferry.service.destinations.ollama import OllamaDestination
 

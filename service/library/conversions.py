@@ -80,7 +80,7 @@ def convert(
             raise UsageError(
                 "outtype", found=conversion.options.outtype, expected="one type", hint="ggferry.convert_many"
             )
-        with destination(None if out is None else os.fspath(out), force=conversion.force) as place:
+        with destination(None if out is None else os.fspath(out), to=conversion.to, force=conversion.force) as place:
             conversion = replace(conversion, out=place.out)
             results = run(conversion, path.staged(progress), lambda receipt: path.check_unchanged())
             stored = place.publish(results)

@@ -174,7 +174,7 @@ class Converting(Planning, ProofOptions, total=False):
         force: Whether an existing output is replaced.
         text: A file whose lines both tokenizers encode, too.
         jobs: Worker threads; None: one per core.
-        to: 'gguf', or 'safetensors' for a folder in Hugging Face's form.
+        to: 'gguf', 'safetensors' for a folder in Hugging Face's form, or 'whisper.cpp' for its ggml-….bin.
         dtype: The type of all weights of a folder; None keeps plain types and makes float32 of quantized ones.
         max_shard_size: Bytes of weights in a file of a folder.
     """
@@ -183,7 +183,7 @@ class Converting(Planning, ProofOptions, total=False):
     force: bool
     text: StrPath | None
     jobs: int | None
-    to: Literal["gguf", "safetensors"]
+    to: Literal["gguf", "safetensors", "whisper.cpp"]
     dtype: Literal["f32", "f16", "bf16"] | None
     max_shard_size: int | str | None
 

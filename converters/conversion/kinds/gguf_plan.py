@@ -26,7 +26,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UsageError
-from ggferry.formats.gguf.header_layout import with_values
+from ggferry.formats.gguf.header_layout import GGUFLayout, with_values
 from ggferry.formats.imatrix import Imatrix, read_imatrix
 
 
@@ -87,7 +87,8 @@ def _renamed(request: Request, source: Understood, former: Planned) -> Plan | No
         if len(plan.layouts) > 1 or explains(named) or _looked_at(metadata) != _looked_at(plan.metadata):
             return None
         before, after = ({key: entry.value for key, entry in each.items()} for each in (plan.metadata, metadata))
-        layout = with_values(plan.layouts[0], before, after)
+        first = plan.layouts[0]
+        layout = with_values(first, before, after) if isinstance(first, GGUFLayout) else None
         if layout is None:
             return None
         plan = replace(plan, metadata=metadata, layouts=(layout,))

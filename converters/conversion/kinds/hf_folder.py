@@ -13,8 +13,7 @@ from dataclasses import asdict, replace
 from typing import cast
 
 import ggferry
-from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_references, depth_of
-from ggferry.converters.conversion.options import OPTIONS
+from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_options, check_with_references, depth_of
 from ggferry.converters.conversion.request import HF_FOLDER, OutputSpec, Request
 from ggferry.converters.conversion_plan.steps import count_types
 from ggferry.converters.hf_export.compare import compare
@@ -38,7 +37,7 @@ from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import GgferryError, UsageError, VerificationError
+from ggferry.formats.errors import GgferryError, VerificationError
 from ggferry.formats.files.digests import Record, digest
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Identity
@@ -99,13 +98,7 @@ class HfFolderKind:
 
     def check(self, request: Request) -> None:
         """Raise UsageError for an option that only GGUF has."""
-        default = Request(request.source)
-        for option in OPTIONS:
-            if "convert" in option.commands.split() and option.target and option.name not in _TAKES:
-                holder, _, key = option.target.rpartition(".")
-                given, plain = ((getattr(one, holder) if holder else one) for one in (request, default))
-                if getattr(given, key) != getattr(plain, key):
-                    raise UsageError(f"{option.flag} is for --to gguf")
+        check_options(request, _TAKES)
 
     def plan(self, request: Request, specs: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
         """Return the folder."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
 
 from ggferry.converters.conversion.kinds.kept_models import Understood
+from ggferry.converters.conversion.options import OPTIONS
 from ggferry.converters.conversion.request import OutputSpec, Request
 from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.hf_export.plan import FolderPlan
@@ -20,6 +21,7 @@ from ggferry.converters.proof.references.llama_cpp_texts import testify
 from ggferry.converters.proof.vocabulary import Depth
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import UsageError
 from ggferry.formats.files.digests import Record
 from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.json_files.kinds import JSONObject
@@ -141,6 +143,17 @@ class OutputKind(Protocol):
 
     def publish(self, targets: Sequence[Any], receipts: Sequence[bytes]) -> None:
         """Give all outputs of a conversion, with their receipts, their names."""
+
+
+def check_options(request: Request, takes: Collection[str]) -> None:
+    """Raise UsageError for an option of `convert` that is given and is none of those that a kind of output takes."""
+    default = Request(request.source)
+    for option in OPTIONS:
+        if "convert" in option.commands.split() and option.target and option.name not in takes:
+            holder, _, key = option.target.rpartition(".")
+            given, plain = ((getattr(one, holder) if holder else one) for one in (request, default))
+            if getattr(given, key) != getattr(plain, key):
+                raise UsageError(f"{option.flag} is for --to gguf")
 
 
 def check_with_references(

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import ggferry
-from ggferry.formats.errors import GgferryError, RefusedError
+from ggferry.formats.errors import GgferryError, RefusedError, UsageError
 from ggferry.service.destinations import ollama
 from ggferry.service.destinations.ollama import OllamaDestination, human_number
 from helpers.multimodal import save
@@ -208,3 +208,10 @@ def test_jans_folder_is_found_and_its_record_written_last(
     (tmp_path / "jan.ai.app/settings.json").write_text(json.dumps({"data_folder": str(tmp_path / "moved")}))
     ggferry.convert(old, "jan://me/tiny", verify="fast")
     assert (tmp_path / "moved/llamacpp/models/me/tiny/model.yml").is_file()
+
+
+@pytest.mark.parametrize("out", ["ollama://tiny", "lmstudio://me/tiny", "jan://tiny"])
+@pytest.mark.parametrize("to", ["safetensors", "whisper.cpp"])
+def test_programs_that_read_gguf_get_nothing_else(out: str, to: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"such places take GGUF files: found --to {to} -o {out}"):
+        ggferry.convert(tmp_path, out, to=to)
