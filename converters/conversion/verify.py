@@ -59,6 +59,7 @@ from ggferry.formats.files.sources import Source
 from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.kinds import JSONObject
+from ggferry.formats.reader import Kind, kind_of
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
@@ -126,6 +127,13 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
             runtime: tuple[str, ...] = ()
         elif after.layout == WHISPER_LAYOUT:
             proof, keys, runtime = _whisper_cpp_again(request, before, after, stage)
+        elif kind_of(after.container) is not Kind.GGUF:
+            raise UsageError(
+                "only GGUF files, and whisper.cpp's of a Whisper, are verified as outputs",
+                path=after.path,
+                found=after.container,
+                hint="a folder that was made of a GGUF file: ggferry verify FOLDER FILE.gguf",
+            )
         else:
             if (
                 request.vocab == VocabOptions()

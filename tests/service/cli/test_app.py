@@ -90,6 +90,13 @@ def test_inspect_and_verify_and_forward(model: Path, tmp_path: Path) -> None:
     assert np.array_equal(arrays[0], arrays[1])
 
 
+def test_only_outputs_are_verified(model: Path, fixtures: Path) -> None:
+    """What is no GGUF file is named, with the way round that is a proof."""
+    done = run("verify", model, fixtures / "hf" / "ckpt" / "llama")
+    assert done.returncode == 2
+    assert "only GGUF files" in done.stderr and "ggferry verify FOLDER FILE.gguf" in done.stderr
+
+
 def test_verify_sees_a_changed_output_with_and_without_its_receipt(model: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.gguf"
     run("convert", model, "-o", target, "--verify", "fast")
