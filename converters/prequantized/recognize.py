@@ -85,7 +85,7 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
     """Return what the checkpoint states about its quantization, or None.
 
     That is `quantization_config` (or `compression_config`, or MLX's `quantization`) of config.json, or the sidecar file
-    that AutoGPTQ, AutoAWQ and ModelOpt write.
+    that AutoGPTQ, AutoAWQ and ModelOpt write; where there is neither, the name of the scheme whose tensors are there.
     """
     places = [checkpoint.metadata]
     places += [inner for key in ("text_config", "llm_config") if isinstance(inner := places[0].get(key), dict)]
@@ -99,7 +99,12 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
         if isinstance(beside, dict):
             inner = beside.get("quantization")
             return {"quant_method": "modelopt", **inner} if isinstance(inner, dict) else beside
-    return None
+    found = {method for name in checkpoint.tensors for end, method in _BY_TENSORS.items() if name.endswith(end)}
+    return {"quant_method": found.pop()} if len(found) == 1 else None
+
+
+_BY_TENSORS = {".qweight": "gptq"}
+"""End of a tensor's name that a scheme alone has → the scheme, of those that were saved without a configuration."""
 
 
 _SIGNS = {

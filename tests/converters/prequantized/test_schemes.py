@@ -194,7 +194,6 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
         ({**compressed(4, 32, "pack-quantized"), "transform_config": {"R1": {}}}, "R1"),
         (gptq_config(4, 32, checkpoint_format="marlin"), "marlin"),
         (gptq_config(5, 32), "bits"),
-        ([], "qweight"),
     ],
 )
 def test_other_schemes_are_refused_by_name(config: Any, named: str, tmp_path: Path) -> None:

@@ -120,22 +120,29 @@ def modelopt(read: Named, settings: Settings, name: str, r: Array, c: Array) -> 
 def gptq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
     """(q − z) × s; the tensors are stored as (columns, rows)."""
     base = name.removesuffix(".weight")
-    words, order, bits = f"{base}.qweight", f"{base}.g_idx", settings.get("bits")
-    if order in read and read.shape(order)[0]:
-        bits = read.shape(words)[0] * 32 // read.shape(order)[0]
-    assert isinstance(bits, int)
+    words, order, columns = f"{base}.qweight", f"{base}.g_idx", settings["shapes"][name][-1]
+    bits = read.shape(words)[0] * 32 // columns
     stored = np.asarray(read(words, slice(None), _cover(r)))[:, r - r.min()].T
     levels = _bits(stored, c * bits, bits)
-    size = settings.get("group_size", -1)
-    columns = read.shape(words)[0] * 32 // bits
+    tall = read.shape(f"{base}.scales")
+    size = settings.get("group_size") or _gptq_group(columns, 1 if tall[1] == 1 else tall[0])
     groups = c // (columns if size == -1 else size)
     if order in read and read.shape(order)[0]:
         groups = np.asarray(read(order, _cover(c)))[c - c.min()].astype(np.int64)
+    if f"{base}.zeros" in read:  # of March 2023: zero × scale
+        scale, product = (_floats(read, f"{base}.{end}") for end in ("scales", "zeros"))
+        scale, product = (x[r] if tall[1] == 1 else x[groups][:, r].T for x in (scale, product))
+        return levels.astype(np.float32) * scale - product
     zeros = _bits(np.asarray(read(f"{base}.qzeros"))[groups], r * bits, bits)
     if settings.get("checkpoint_format", "gptq") == "gptq":  # its first version keeps zeros less one
         zeros = (zeros + 1) % (1 << bits)
     scales = _floats(read, f"{base}.scales")[groups][:, r]
     return ((levels - zeros.T).astype(np.float32) * scales.T).astype(np.float32)
+
+
+def _gptq_group(columns: int, groups: int) -> int:
+    """Return the columns of a group where nothing states it: equal parts, else the next power of two."""
+    return columns // groups if columns % groups == 0 else 1 << (-(-columns // groups) - 1).bit_length()
 
 
 def awq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:

@@ -1,0 +1,106 @@
+"""Make `fixtures/schemes`: one layer as each scheme's own library packs it, and what that library says it means.
+
+Run by hand, where the library is installed (`pip install --no-deps hqq`, …); the tests need none of them.
+
+    python tests/helpers/make_scheme_fixtures.py gptq GIT_DIR_OF_GPTQ_FOR_LLAMA
+    python tests/helpers/make_scheme_fixtures.py hqq | torchao | quanto
+
+A file holds the tensors under the names that the library gives them, of the layer `model.layers.0.mlp.up_proj`; its
+metadata has `config` (the quantization_config, JSON), `maker`, and `meaning`: the sha256 of the matrix in float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+OUT = Path(__file__).parents[2] / "fixtures" / "schemes"
+LAYER = "model.layers.0.mlp.up_proj"
+Tensors = dict[str, torch.Tensor]
+
+
+def store(name: str, maker: str, tensors: Tensors, meaning: torch.Tensor, config: Any, **more: str) -> None:
+    """Write a fixture; `more` is further metadata, as the library has it."""
+    values = np.ascontiguousarray(meaning.detach().float().numpy())
+    metadata = {"maker": maker, "meaning": hashlib.sha256(values.tobytes()).hexdigest(), "config": json.dumps(config)}
+    OUT.mkdir(exist_ok=True)
+    save_file({key: value.contiguous() for key, value in tensors.items()}, OUT / f"{name}.safetensors", metadata | more)
+
+
+def weight(rows: int, columns: int) -> torch.Tensor:
+    """Return a matrix of the spread that trained ones have, bfloat16 numbers."""
+    made = torch.randn((rows, columns), generator=torch.Generator().manual_seed(rows * columns)) * 0.05
+    return made.bfloat16().float()
+
+
+# --- GPTQ-for-LLaMa ----------------------------------------------------------------------------------------
+
+
+def gptq(repository: str) -> None:
+    """Pack by its `QuantLinear` of three days in March 2023, and dequantize by its own forward where that runs here."""
+    for name, revision, bits, group, rows, columns in (
+        ("gptq-20230310-4", "e000bdb", 4, 0, 16, 256),
+        ("gptq-20230320-3-64", "907720a", 3, 64, 256, 256),
+        ("gptq-20230328-4-32", "5b30ab3", 4, 32, 256, 64),
+    ):
+        source = subprocess.run(
+            ["git", "--git-dir", repository, "show", f"{revision}:quant.py"], capture_output=True, text=True, check=True
+        ).stdout
+        code = re.search(r"class QuantLinear.*?(?=\ndef make_quant)", source, re.DOTALL)
+        assert code is not None
+        space: dict[str, Any] = {"np": np, "torch": torch, "nn": nn, "math": math}
+        exec(code[0], space)  # its module imports CUDA kernels
+        linear = nn.Linear(columns, rows, bias=False)
+        linear.weight.data = weight(rows, columns)
+        scales, zeros, top = _grid(linear.weight.data, bits, group or columns)
+        order = torch.arange(columns) // (group or columns)
+        if revision == "5b30ab3":
+            order = order[torch.randperm(columns, generator=torch.Generator().manual_seed(1))]
+        levels = torch.clamp(torch.round(linear.weight.data / scales[:, order]) + zeros[:, order], 0, top)
+        linear.weight.data = (levels - zeros[:, order]) * scales[:, order]  # the packer rounds and does not clamp
+        if revision == "e000bdb":
+            layer = space["QuantLinear"](bits, columns, rows)
+            layer.pack(linear, scales, zeros)
+        elif revision == "907720a":
+            layer = space["QuantLinear"](bits, group, columns, rows)
+            layer.pack(linear, scales, zeros)
+        else:
+            layer = space["QuantLinear"](bits, group, columns, rows, False)
+            layer.pack(linear, scales, zeros, order.int())
+        state = {f"{LAYER}.{key}": value for key, value in layer.state_dict().items()}
+        if revision == "5b30ab3":  # its forward is torch's; the others' is CUDA's: scale × q − zero × scale
+            meaning = layer(torch.eye(columns)).T
+        elif revision == "907720a":
+            meaning = (levels - zeros[:, order]) * scales[:, order]
+        else:
+            meaning = levels * scales[:, order] - (zeros * scales)[:, order]
+            state["model.layers.0.post_attention_layernorm.weight"] = torch.ones(columns)  # tells the width
+        store(name, f"GPTQ-for-LLaMa {revision}, quant.py", state, meaning, None)
+
+
+def _grid(values: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return scales and zero points `(rows, groups)` that cover the values, as its Quantizer does, and the top level.
+
+    No zero point is 0, which that packer stores as −1 over the neighbors' bits.
+    """
+    parts, top = values.reshape(len(values), -1, group), (1 << bits) - 1
+    low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
+    scales = (high - low) / top
+    return scales, torch.round(-low / scales).clamp(1, top), top
+
+
+MAKERS = {"gptq": gptq}
+
+if __name__ == "__main__":
+    MAKERS[sys.argv[1]](*sys.argv[2:])
