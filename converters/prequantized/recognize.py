@@ -1,6 +1,6 @@
 """Recognize checkpoints whose weights are quantized already by their configuration, and present them as plain matrices.
 
-`schemes/` holds the schemes that are supported; every other (HQQ, Quanto, …) is refused by name before any weight is
+`schemes/` holds the schemes that are supported; every other (AQLM, EXL3, …) is refused by name before any weight is
 read. Source of the configurations: transformers' `utils/quantization_config.py`.
 """
 
@@ -103,7 +103,7 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
     return {"quant_method": found.pop()} if len(found) == 1 else None
 
 
-_BY_TENSORS = {".qweight": "gptq"}
+_BY_TENSORS = {".qweight": "gptq", ".W_q": "hqq"}
 """End of a tensor's name that a scheme alone has → the scheme, of those that were saved without a configuration."""
 
 

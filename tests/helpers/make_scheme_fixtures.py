@@ -100,7 +100,42 @@ def _grid(values: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, to
     return scales, torch.round(-low / scales).clamp(1, top), top
 
 
-MAKERS = {"gptq": gptq}
+# --- HQQ ---------------------------------------------------------------------------------------------------
+
+
+def hqq() -> None:
+    """Quantize by hqq on the CPU, and dequantize by it in float32: its own type, float16, would round twice."""
+    from hqq.core.quantize import BaseQuantizeConfig, HQQLinear, Quantizer
+
+    settings = {"quant_method": "hqq", "quant_config": {}, "skip_modules": ["lm_head"]}
+    for name, bits, group, axis, dtype, more in (
+        ("hqq-8", 8, 64, 1, torch.bfloat16, {}),
+        ("hqq-4", 4, 64, 1, torch.float16, {}),
+        ("hqq-4-axis0", 4, 64, 0, torch.float16, {}),
+        ("hqq-4-whole-zeros", 4, 32, 1, torch.float16, {"round_zero": True}),
+        ("hqq-4-as-float", 4, 64, 1, torch.bfloat16, {"view_as_float": True}),
+        ("hqq-3", 3, 64, 1, torch.float16, {}),
+        ("hqq-3-axis0", 3, 32, 0, torch.float16, {}),
+        ("hqq-2", 2, 16, 1, torch.float16, {}),
+        ("hqq-1", 1, 32, 1, torch.float16, {}),
+        ("hqq-1.58", 1.58, 32, 1, torch.float16, {}),
+    ):
+        chosen = BaseQuantizeConfig(nbits=bits, group_size=group, axis=axis, view_as_float="view_as_float" in more)
+        chosen["weight_quant_params"] |= {"round_zero": "round_zero" in more, "optimize": "round_zero" not in more}
+        linear = nn.Linear(128, 96, bias=False)
+        linear.weight.data = weight(96, 128)
+        layer = HQQLinear(linear, quant_config=chosen, compute_dtype=dtype, device="cpu")
+        meta = {**layer.meta, "compute_dtype": torch.float32}
+        meta |= {key: meta[key].float() for key in ("scale", "zero")}
+        meaning = Quantizer.dequantize(layer.W_q, meta)
+        state = {f"{LAYER}.{key}": value for key, value in layer.state_dict().items() if value is not None}
+        store(name, "hqq 0.2.8.post1, HQQLinear.state_dict", state, meaning, settings)
+        if name == "hqq-3":  # as its own save_quantized does
+            layer.encoded_state_dict = False
+            torch.save({LAYER: dict(layer.state_dict())}, OUT / f"{name}.pt")
+
+
+MAKERS = {"gptq": gptq, "hqq": hqq}
 
 if __name__ == "__main__":
     MAKERS[sys.argv[1]](*sys.argv[2:])

@@ -37,3 +37,61 @@ def products(bits: int, group: int | None = None, scales: Any = torch.float32) -
         return made, levels.astype(np.float32) * scale[:, owner] - product[:, owner]
 
     return quantize
+
+
+# --- HQQ ---------------------------------------------------------------------------------------------------
+
+HQQ = {"quant_method": "hqq", "quant_config": {}, "skip_modules": ["lm_head"]}
+HQQ_WORDS = {8: ("8bit_u8", 1), 4: ("4bit_u8", 2), 2: ("2bit_u8", 4), 1: ("1bit_u8", 8), 3: ("3bit_32", 10)}
+
+
+def hqq(bits: int, group: int, axis: int = 1, *, whole: bool = False, as_float: bool = False) -> Quantize:
+    """W_q: of the matrix as (groups × columns) or, for axis 0, (rows × groups), rows far apart in one byte."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        laid = weight.reshape(-1, group) if axis == 1 else weight.reshape(group, -1)
+        top, count = (1 << bits) - 1, weight.size // group
+        form = (count, 1) if axis == 1 else (1, count)
+        scale = rng.uniform(0.01, 0.03, form).astype(np.float16)
+        zero = np.full(form, top / 2) + rng.uniform(-0.4, 0.4, form)
+        zero = (np.round(zero) if whole else zero).astype(np.float16)
+        wide, middle = scale.astype(np.float32), zero.astype(np.float32)
+        levels = np.clip(np.round(laid / wide + middle), 0, top).astype(int)
+        word, per = HQQ_WORDS[bits]
+        step = -(-len(levels) // per)
+        packed = np.zeros((step, levels.shape[1]), np.int64)
+        for row in range(len(levels)):
+            part, place = divmod(row, step)
+            packed[place] |= levels[row] << bits * (per - 1 - part)
+        stored = torch.from_numpy(packed.astype(np.int32 if bits == 3 else np.uint8))
+        base = name.removesuffix("weight")
+        made = {
+            "W_q": stored.view(torch.float16) if as_float else stored,
+            "scale": torch.from_numpy(scale),
+            "zero": torch.from_numpy(zero),
+            "nbits": torch.tensor(bits, dtype=torch.int32),
+            "group_size": torch.tensor(group, dtype=torch.int32),
+            "axis": torch.tensor(axis, dtype=torch.int32),
+            "shape": torch.tensor(weight.shape),
+            "packing": torch.tensor([ord(letter) for letter in word], dtype=torch.uint8),
+            "view_as_float": torch.tensor(int(as_float), dtype=torch.uint8),
+            "quant_zero": torch.tensor(0, dtype=torch.uint8),
+            "quant_scale": torch.tensor(0, dtype=torch.uint8),
+        }
+        meaning = ((levels.astype(np.float32) - middle) * wide).reshape(weight.shape)
+        return {base + key: value for key, value in made.items()}, meaning
+
+    return quantize
+
+
+CASES: dict[str, tuple[Quantize, dict[str, Any], str]] = {
+    "hqq 4": (hqq(4, 32), HQQ, "Q4_1"),
+    "hqq 4, whole zeros": (hqq(4, 32, whole=True), HQQ, "Q5_0"),
+    "hqq 4, axis 0": (hqq(4, 32, 0), HQQ, ""),
+    "hqq 4, as float": (hqq(4, 32, as_float=True), HQQ, "Q4_1"),
+    "hqq 3": (hqq(3, 32), HQQ, "Q4_1"),
+    "hqq 3, axis 0": (hqq(3, 64, 0), HQQ, ""),
+    "hqq 8": (hqq(8, 64), HQQ, ""),
+    "hqq 1, groups beyond a row": (hqq(1, 128), HQQ, ""),
+}
+"""How it is packed, its configuration, and the type of the blocks that hold it, '' where none does."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Rows, Scaled
 from ggferry.converters.prequantized.exact_blocks import Groups, ScaledBlocks
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UnsupportedError
+from ggferry.quant.codec import block_type
 from ggferry.quant.codecs.packed import WORD_BITS
 from ggferry.support.records import dataclass
 
@@ -143,6 +144,13 @@ def of_type(checkpoint: Checkpoint, ref: TensorRef, *types: str) -> TensorRef:
             f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected=" or ".join(types)
         )
     return ref
+
+
+def seen_as(ref: TensorRef, kind: str, columns: int) -> TensorRef:
+    """Return the bytes of a matrix as one of another type."""
+    shape = (ref.shape[0], columns)
+    (span,) = ref.spans
+    return replace(ref, type=block_type(kind), shape=shape, spans=(replace(span, shape=shape),))
 
 
 def of_shape(checkpoint: Checkpoint, ref: TensorRef, beside: str, *shapes: tuple[int, ...]) -> TensorRef:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -19,6 +20,16 @@ BLOCKS = {
     "gptq-20230310-4": "Q4_1",
     "gptq-20230320-3-64": "Q4_0",
     "gptq-20230328-4-32": "",
+    "hqq-8": "",
+    "hqq-4": "Q4_1",
+    "hqq-4-axis0": "",
+    "hqq-4-whole-zeros": "Q5_0",
+    "hqq-4-as-float": "Q4_1",
+    "hqq-3": "Q4_1",
+    "hqq-3-axis0": "",
+    "hqq-2": "",
+    "hqq-1": "Q4_1",
+    "hqq-1.58": "Q4_1",
 }
 """Fixture → the blocks that hold its values; '' where none does."""
 
@@ -41,3 +52,18 @@ def test_values_are_those_of_the_library(case: str, tmp_path: Path) -> None:
     assert kind == BLOCKS[case]
     if held is not None:
         assert np.abs(held - values).max() <= 2**-10 * np.abs(values).max()
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_pt_file_of_hqq_has_its_settings_as_values(old: bool, tmp_path: Path) -> None:
+    """Not as tensors; of 2023 within `meta`."""
+    state = torch.load(FIXTURES / "schemes" / "hqq-3.pt", weights_only=True)
+    if old:
+        name, layer = state.popitem()
+        state[name] = {"W_q": layer.pop("W_q"), "bias": None, "meta": layer}
+    torch.save(state, tmp_path / "qmodel.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with safe_open(FIXTURES / "schemes" / "hqq-3.safetensors", "pt") as file:
+        meaning = file.metadata()["meaning"]
+    values, kind, _ = dequantized_values(tmp_path, LAYER)[LAYER]
+    assert kind == "Q4_1" and hashlib.sha256(values.tobytes()).hexdigest() == meaning

@@ -245,6 +245,24 @@ def _zeros(
     return (_bits(stored, down // per * 32 + down % per * bits, bits)[groups].T - (1 << bits - 1)).astype(np.float32)
 
 
+def hqq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    """(q − zero) × scale over a matrix of its own shape, whose rows lie in parts of bits, the first part highest."""
+    base = name.removesuffix("weight")
+    columns, scales = settings["shapes"][name][-1], read.shape(f"{base}scale")
+    count = max(scales)  # groups; one row of them where the axis is 0
+    width = count if scales[0] == 1 and count > 1 else settings["shapes"][name][0] * columns // count
+    down, across = np.divmod(r[:, None] * columns + c[None, :], width)
+    stored = read.shape(f"{base}W_q")[0]
+    packed = np.ascontiguousarray(read(f"{base}W_q", _cover(down % stored)))
+    words = read.kind(f"{base}W_q") == "I32"
+    bits = 3 if words else 8 // (-(-settings["shapes"][name][0] * columns // width) // stored)
+    packed = packed.view(np.uint32 if words else np.uint8)[down % stored - (down % stored).min(), across]
+    levels = packed >> ((30 if words else 8) - bits * (down // stored + 1)) & ((1 << bits) - 1)
+    group = across if scales[0] == 1 and count > 1 else down
+    scale, zero = (_floats(read, f"{base}{end}").reshape(-1)[group] for end in ("scale", "zero"))
+    return (levels.astype(np.float32) - zero) * scale
+
+
 # --- the others ---------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +321,7 @@ SCHEMES = {
     "gptq": gptq,
     "awq": awq,
     "mlx": mlx,
+    "hqq": hqq,
     "mxfp4": mxfp4,
     "bitnet": bitnet,
     "bitsandbytes": bitsandbytes,
