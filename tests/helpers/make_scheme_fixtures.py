@@ -4,6 +4,7 @@ Run by hand, where the library is installed (`pip install --no-deps hqq`, …); 
 
     python tests/helpers/make_scheme_fixtures.py gptq GIT_DIR_OF_GPTQ_FOR_LLAMA
     python tests/helpers/make_scheme_fixtures.py hqq | torchao | quanto
+    python tests/helpers/make_scheme_fixtures.py int4 FBGEMM/fbgemm_gpu/experimental/gen_ai/gen_ai/quantize.py
 
 A file holds the tensors under the names that the library gives them, of the layer `model.layers.0.mlp.up_proj`; its
 metadata has `config` (the quantization_config, JSON), `maker`, and `meaning`: the sha256 of the matrix in float32.
@@ -135,7 +136,77 @@ def hqq() -> None:
             torch.save({LAYER: dict(layer.state_dict())}, OUT / f"{name}.pt")
 
 
-MAKERS = {"gptq": gptq, "hqq": hqq}
+# --- torchao -----------------------------------------------------------------------------------------------
+
+
+def torchao() -> None:
+    """Quantize by torchao on the CPU, flatten as transformers does, and dequantize by torchao's formula in float32."""
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from torchao.quantization import (
+        Float8WeightOnlyConfig,
+        Int8DynamicActivationInt8WeightConfig,
+        Int8DynamicActivationIntxWeightConfig,
+        Int8WeightOnlyConfig,
+        IntxWeightOnlyConfig,
+        quantize_,
+    )
+    from torchao.quantization.granularity import PerAxis, PerGroup
+    from torchao.quantization.quant_primitives import MappingType, _dequantize_affine_float8, dequantize_affine
+
+    settings = {"quant_method": "torchao", "quant_type": {"default": {"_type": "of this fixture"}}}
+    for name, config in (
+        ("torchao-int8-weight-only", Int8WeightOnlyConfig(version=2)),
+        ("torchao-int8-groups", Int8WeightOnlyConfig(version=2, granularity=PerGroup(32))),
+        ("torchao-int8-dynamic", Int8DynamicActivationInt8WeightConfig(version=2)),
+        ("torchao-float8-weight-only", Float8WeightOnlyConfig()),
+        ("torchao-8da4w", Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32))),
+        (
+            "torchao-int4-asymmetric",
+            IntxWeightOnlyConfig(torch.int4, PerGroup(32), mapping_type=MappingType.ASYMMETRIC),
+        ),
+        ("torchao-int2", IntxWeightOnlyConfig(torch.int2, PerGroup(64))),
+        ("torchao-int6-rows", IntxWeightOnlyConfig(torch.int6, PerAxis(0))),
+    ):
+        model = nn.Sequential(nn.Linear(128, 96, bias=False)).bfloat16()
+        model[0].weight.data = weight(96, 128).bfloat16()
+        quantize_(model, config)
+        made = model[0].weight
+        if made.qdata.dtype == torch.int8:
+            meaning = dequantize_affine(
+                made.qdata, tuple(made.block_size), made.scale.float(), made.zero_point, torch.int8
+            )
+        else:
+            meaning = _dequantize_affine_float8(made.qdata, made.scale)
+        tensors, metadata = flatten_tensor_state_dict({f"{LAYER}.weight": made})
+        store(name, "torchao 0.18.0, flatten_tensor_state_dict", tensors, meaning, settings, **metadata)
+
+
+def torchao_int4(source: str) -> None:
+    """Quantize by FBGEMM's `quantize.py`, whose kernel alone, for a GPU, dequantizes: level × scale + zero.
+
+    That this is what it means is seen from the weights, which lie within half a step of it (the highest within one, where there is no level 8).
+    """
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from torchao.quantization import Int4Tensor
+
+    code = re.search(r"def pack_int4.*?(?=\ndef (?!pack|int4))", Path(source).read_text(), re.DOTALL)
+    assert code is not None
+    space: dict[str, Any] = {"torch": torch}
+    exec(code[0], space)  # its module imports Triton
+    for name, symmetric in (("torchao-int4-fbgemm", False), ("torchao-int4-fbgemm-symmetric", True)):
+        values = weight(96, 128)
+        levels, scale, *zero = space["int4_row_quantize" if symmetric else "int4_row_quantize_zp"](values, 64)
+        middle = zero[0] if zero else torch.zeros_like(scale)
+        made = Int4Tensor(space["pack_int4"](levels), scale.bfloat16(), middle.bfloat16(), [1, 64], values.shape)
+        step, shift = (number.bfloat16().float().repeat_interleave(64, 0).T for number in (scale, middle))
+        meaning = levels.float() * step + shift
+        assert ((meaning - values).abs() <= (1.05 if symmetric else 0.55) * step).all()  # the top level is clamped
+        tensors, metadata = flatten_tensor_state_dict({f"{LAYER}.weight": made})
+        settings = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}
+        store(name, "FBGEMM quantize.py, torchao 0.18.0 Int4Tensor", tensors, meaning, settings, **metadata)
+
+
+MAKERS = {"gptq": gptq, "hqq": hqq, "torchao": torchao, "int4": torchao_int4}
 
 if __name__ == "__main__":
     MAKERS[sys.argv[1]](*sys.argv[2:])

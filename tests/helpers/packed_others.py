@@ -5,13 +5,14 @@ This shares nothing with the code that reads such weights.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import torch
 
 from helpers.packed_fp8_gptq import pack_gptq
-from helpers.quantized_llama import Quantize, Tensors
+from helpers.quantized_llama import LINE, Quantize, Tensors
 
 # --- GPTQ of March 2023 ------------------------------------------------------------------------------------
 
@@ -84,6 +85,65 @@ def hqq(bits: int, group: int, axis: int = 1, *, whole: bool = False, as_float: 
     return quantize
 
 
+# --- torchao -----------------------------------------------------------------------------------------------
+
+TORCHAO = {"quant_method": "torchao", "quant_type": {"default": {"_type": "IntxWeightOnlyConfig", "_data": {}}}}
+
+
+def line(name: str, kind: str, **data: Any) -> Tensors:
+    """What the file's metadata say of a tensor."""
+    return {LINE + name: torch.tensor(list(json.dumps({"_type": kind, "_data": data}).encode()), dtype=torch.uint8)}
+
+
+def torchao(bits: int, group: int, *, zeros: bool = False) -> Quantize:
+    """`_weight_qdata` in int8, `_weight_scale` and `_weight_zero_point` (rows × groups)."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        columns = weight.shape[1]
+        low, high, owner = -(1 << bits - 1), (1 << bits - 1) - 1, np.arange(columns) // group
+        scale = torch.from_numpy(rng.uniform(0.01, 0.03, (len(weight), columns // group))).bfloat16()
+        zero = rng.integers(low // 2, high // 2 + 1, scale.shape) if zeros else np.zeros(scale.shape, int)
+        wide = scale.float().numpy()
+        levels = np.clip(np.round(weight / wide[:, owner]) + zero[:, owner], low, high).astype(int)
+        base = name.removesuffix("weight")
+        made = {
+            f"{base}_weight_qdata": torch.from_numpy(levels.astype(np.int8)),
+            f"{base}_weight_scale": scale,
+            f"{base}_weight_zero_point": torch.from_numpy(zero.astype(np.int8)),
+        }
+        own = {"target_dtype": {"_type": "torch.dtype", "_data": f"int{bits}"}, "block_size": [1, group]}
+        meaning = (levels - zero[:, owner]).astype(np.float32) * wide[:, owner]
+        return made | line(name, "IntxUnpackedToInt8Tensor", **own), meaning
+
+    return quantize
+
+
+def torchao_int4(group: int, *, zeros: bool = True) -> Quantize:
+    """`_weight_qdata` two in a byte, the first in the lower half; scales and zeros (groups × rows), bfloat16."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        rows, columns = weight.shape
+        owner = np.arange(columns) // group
+        scale = torch.from_numpy(rng.uniform(0.02, 0.03, (columns // group, rows))).bfloat16()
+        zero = torch.from_numpy(rng.uniform(-0.02, 0.02, scale.shape) * zeros).bfloat16()
+        wide, middle = scale.float().numpy()[owner].T, zero.float().numpy()[owner].T
+        levels = np.clip(np.round((weight - middle) / wide), -8, 7).astype(int)
+        packed = np.zeros((rows, columns // 2), np.uint8)
+        for i in range(rows):
+            for j in range(columns):
+                packed[i, j // 2] |= (levels[i, j] & 15) << 4 * (j % 2)
+        base = name.removesuffix("weight")
+        made = {
+            f"{base}_weight_qdata": torch.from_numpy(packed.view(np.int8)),
+            f"{base}_weight_scale": scale,
+            f"{base}_weight_zero_point": zero,
+        }
+        own = {"block_size": [1, group], "shape": [rows, columns]}
+        return made | line(name, "Int4Tensor", **own), levels.astype(np.float32) * wide + middle
+
+    return quantize
+
+
 CASES: dict[str, tuple[Quantize, dict[str, Any], str]] = {
     "hqq 4": (hqq(4, 32), HQQ, "Q4_1"),
     "hqq 4, whole zeros": (hqq(4, 32, whole=True), HQQ, "Q5_0"),
@@ -93,5 +153,10 @@ CASES: dict[str, tuple[Quantize, dict[str, Any], str]] = {
     "hqq 3, axis 0": (hqq(3, 64, 0), HQQ, ""),
     "hqq 8": (hqq(8, 64), HQQ, ""),
     "hqq 1, groups beyond a row": (hqq(1, 128), HQQ, ""),
+    "torchao 4": (torchao(4, 32), TORCHAO, "Q4_0"),
+    "torchao 4 with zeros": (torchao(4, 32, zeros=True), TORCHAO, "Q5_0"),
+    "torchao 8": (torchao(8, 32), TORCHAO, "Q8_0"),
+    "torchao int4": (torchao_int4(32), TORCHAO, "Q4_1"),
+    "torchao int4, symmetric": (torchao_int4(32, zeros=False), TORCHAO, "Q4_0"),
 }
 """How it is packed, its configuration, and the type of the blocks that hold it, '' where none does."""

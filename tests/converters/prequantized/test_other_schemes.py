@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +22,13 @@ from ggferry.formats.errors import (
     ShapeError,
     UnsupportedError,
 )
-from helpers.packed_others import CASES
-from helpers.quantized_llama import Tensors, changed, gguf_name, in_gguf_order, model, request, without, write
+from helpers.packed_others import CASES, line
+from helpers.quantized_llama import LINE, Tensors, changed, gguf_name, in_gguf_order, model, request, without, write
 from helpers.values import decoded
 
-ROUNDED = {"hqq 4", "hqq 4, as float", "hqq 3"}
+ROUNDED = {"hqq 4", "hqq 4, as float", "hqq 3", "torchao int4"}
 """Cases whose minimum, zero point × scale, is no float16."""
-CONVERTED = ("hqq 4", "hqq 4, whole zeros", "hqq 3, axis 0")
+CONVERTED = ("hqq 4", "hqq 4, whole zeros", "hqq 3, axis 0", "torchao 4 with zeros", "torchao int4")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -63,6 +64,11 @@ def test_a_model_is_converted_and_computed_a_second_way(case: str, tmp_path: Pat
         assert np.abs(values - expected).max() <= np.abs(expected).max() * (2**-8 if case in ROUNDED or not kind else 0)
 
 
+def described(kind: str, **data: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Make another line of the file's metadata."""
+    return lambda tensor: line("", kind, **data)[LINE]
+
+
 BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
     ("hqq 4", without(".scale"), MissingError),
     ("hqq 4", without(".shape"), MissingError),
@@ -80,6 +86,25 @@ BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
     ("hqq 4", changed(".W_q", lambda t: t.int()), UnsupportedError),
     ("hqq 4", changed(".zero", lambda t: t[1:]), ShapeError),
     ("hqq 4", changed(".scale", lambda t: t.int()), UnsupportedError),
+    ("torchao 4", without(LINE + "model.layers.0.mlp.up_proj.weight"), InconsistentError),
+    ("torchao 4", changed("q_proj.weight", lambda t: t[1:]), InconsistentError),
+    ("torchao 4", changed("q_proj.weight", lambda t: torch.tensor(list(b"[" * 50000)).byte()), InconsistentError),
+    ("torchao 4", changed("q_proj.weight", described("Int4PreshuffledTensor")), UnsupportedError),
+    ("torchao 4", changed("q_proj.weight", described("Int8Tensor", block_size=[1, 0])), InconsistentError),
+    ("torchao 4", changed("q_proj.weight", described("Int8Tensor", block_size=[1, 16])), ShapeError),
+    ("torchao 4", changed("q_proj.weight", described("Int8Tensor", block_size=[1, 30])), ShapeError),
+    (
+        "torchao 4",
+        changed("q_proj.weight", described("Int8Tensor", block_size=[1, 32], target_dtype="int9")),
+        InconsistentError,
+    ),
+    ("torchao 4", without("_weight_scale"), MissingError),
+    ("torchao 4", changed("_weight_zero_point", lambda t: t[1:]), ShapeError),
+    ("torchao 4", changed("_weight_zero_point", lambda t: t.float()), UnsupportedError),
+    ("torchao 4", changed("_weight_qdata", lambda t: t.int()), UnsupportedError),
+    ("torchao int4", without("_weight_zero_point"), MissingError),
+    ("torchao int4", changed("_weight_scale", lambda t: t[:, 1:]), ShapeError),
+    ("torchao int4", changed("_weight_qdata", lambda t: t[:, 1:]), ShapeError),
 ]
 
 

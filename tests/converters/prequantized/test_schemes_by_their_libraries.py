@@ -30,6 +30,16 @@ BLOCKS = {
     "hqq-2": "",
     "hqq-1": "Q4_1",
     "hqq-1.58": "Q4_1",
+    "torchao-int8-weight-only": "Q8_0",
+    "torchao-int8-groups": "Q8_0",
+    "torchao-int8-dynamic": "Q8_0",
+    "torchao-float8-weight-only": "",
+    "torchao-8da4w": "Q4_0",
+    "torchao-int4-asymmetric": "Q5_0",
+    "torchao-int2": "Q4_0",
+    "torchao-int6-rows": "Q8_0",
+    "torchao-int4-fbgemm": "Q4_1",
+    "torchao-int4-fbgemm-symmetric": "Q4_0",
 }
 """Fixture → the blocks that hold its values; '' where none does."""
 

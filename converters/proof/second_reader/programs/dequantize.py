@@ -263,6 +263,24 @@ def hqq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array
     return (levels.astype(np.float32) - zero) * scale
 
 
+def torchao(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    """(q − zero) × scale of a patch; two columns in a byte: q × scale + zero, whose groups lie down the first axis."""
+    module, _, last = name.rpartition(".")
+    stem = f"{module}._{last}_"
+    data, scale, shape = f"{stem}qdata", f"{stem}scale", settings["shapes"][name]
+    if read.shape(data)[1] * 2 == shape[1]:
+        codes = _nibbles(read, data, r, c).astype(np.int64)
+        groups = c // (shape[1] // read.shape(scale)[0])
+        factor, zero = (_block(read, f"{stem}{end}", groups, r).astype(np.float32).T for end in ("scale", "zero_point"))
+        return np.where(codes > 7, codes - 16, codes).astype(np.float32) * factor + zero
+    own = read.shape(scale)
+    values = _block(read, data, r, c).astype(np.float32)
+    tall = shape[0] // own[0] if len(own) == 2 else 0
+    if f"{stem}zero_point" in read:
+        values = values - _spread(read, f"{stem}zero_point", shape, tall, 0, r, c)
+    return values * _spread(read, scale, shape, tall, 0, r, c)
+
+
 # --- the others ---------------------------------------------------------------------------------------------------
 
 
@@ -322,6 +340,7 @@ SCHEMES = {
     "awq": awq,
     "mlx": mlx,
     "hqq": hqq,
+    "torchao": torchao,
     "mxfp4": mxfp4,
     "bitnet": bitnet,
     "bitsandbytes": bitsandbytes,
