@@ -67,7 +67,7 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     schemes = {name: scheme for scheme in _schemes() for name in scheme.methods}
     if method not in schemes:
         raise UnsupportedError(
-            "weights are quantized by a scheme that ggferry does not carry",
+            f"weights are quantized by a scheme that ggferry does not carry{_WHY.get(method, '')}",
             path=checkpoint.path,
             found=method,
             expected=", ".join(sorted(schemes)),
@@ -103,7 +103,10 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
     return {"quant_method": found.pop()} if len(found) == 1 else None
 
 
-_BY_TENSORS = {".qweight": "gptq", ".W_q": "hqq"}
+_WHY = {"eetq": ": its int8 lie in the order of a CUDA kernel, which depends on the GPU and is not stated in the file"}
+"""Method → why its weights cannot be read, where that is known."""
+
+_BY_TENSORS = {".qweight": "gptq", ".W_q": "hqq", ".weight._data": "quanto", ".weight._data._data": "quanto"}
 """End of a tensor's name that a scheme alone has → the scheme, of those that were saved without a configuration."""
 
 

@@ -184,7 +184,7 @@ def torchao() -> None:
 def torchao_int4(source: str) -> None:
     """Quantize by FBGEMM's `quantize.py`, whose kernel alone, for a GPU, dequantizes: level × scale + zero.
 
-    That this is what it means is seen from the weights, which lie within half a step of it (the highest within one, where there is no level 8).
+    That this is what it means is seen from the weights, which lie within half a step of it.
     """
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
     from torchao.quantization import Int4Tensor
@@ -206,7 +206,25 @@ def torchao_int4(source: str) -> None:
         store(name, "FBGEMM quantize.py, torchao 0.18.0 Int4Tensor", tensors, meaning, settings, **metadata)
 
 
-MAKERS = {"gptq": gptq, "hqq": hqq, "torchao": torchao, "int4": torchao_int4}
+# --- Quanto ------------------------------------------------------------------------------------------------
+
+
+def quanto() -> None:
+    """Quantize by optimum-quanto, and dequantize by it with the scales in float32: their own type would round."""
+    from optimum.quanto import freeze, qfloat8_e4m3fn, qfloat8_e5m2, qint8, quantize
+
+    for name, kind in (("qint8", qint8), ("qfloat8_e4m3fn", qfloat8_e4m3fn), ("qfloat8_e5m2", qfloat8_e5m2)):
+        model = nn.Sequential(nn.Linear(128, 96, bias=False)).bfloat16()
+        model[0].weight.data = weight(96, 128).bfloat16()
+        quantize(model, weights=kind)
+        freeze(model)
+        state = {f"{LAYER}.{key.removeprefix('0.')}": value for key, value in model.state_dict().items()}
+        made = model[0].weight
+        made._scale = made._scale.float()
+        store(f"quanto-{name}", "optimum-quanto 0.2.7, QLinear.state_dict", state, made.dequantize(), None)
+
+
+MAKERS = {"gptq": gptq, "hqq": hqq, "torchao": torchao, "int4": torchao_int4, "quanto": quanto}
 
 if __name__ == "__main__":
     MAKERS[sys.argv[1]](*sys.argv[2:])

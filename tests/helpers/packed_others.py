@@ -144,7 +144,25 @@ def torchao_int4(group: int, *, zeros: bool = True) -> Quantize:
     return quantize
 
 
-CASES: dict[str, tuple[Quantize, dict[str, Any], str]] = {
+# --- Quanto ------------------------------------------------------------------------------------------------
+
+
+def quanto(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+    """`weight._data` int8, `weight._scale` (rows × 1), and two scales for activations."""
+    scale = torch.from_numpy(rng.uniform(0.001, 0.003, (len(weight), 1))).bfloat16()
+    wide = scale.float().numpy()
+    levels = np.clip(np.round(weight / wide), -128, 127)
+    base = name.removesuffix("weight")
+    made = {
+        f"{name}._data": torch.from_numpy(levels.astype(np.int8)),
+        f"{name}._scale": scale,
+        f"{base}input_scale": torch.tensor(1.0),
+        f"{base}output_scale": torch.tensor(1.0),
+    }
+    return made, levels.astype(np.float32) * wide
+
+
+CASES: dict[str, tuple[Quantize, dict[str, Any] | None, str]] = {
     "hqq 4": (hqq(4, 32), HQQ, "Q4_1"),
     "hqq 4, whole zeros": (hqq(4, 32, whole=True), HQQ, "Q5_0"),
     "hqq 4, axis 0": (hqq(4, 32, 0), HQQ, ""),
@@ -153,6 +171,7 @@ CASES: dict[str, tuple[Quantize, dict[str, Any], str]] = {
     "hqq 3, axis 0": (hqq(3, 64, 0), HQQ, ""),
     "hqq 8": (hqq(8, 64), HQQ, ""),
     "hqq 1, groups beyond a row": (hqq(1, 128), HQQ, ""),
+    "quanto": (quanto, None, "Q8_0"),
     "torchao 4": (torchao(4, 32), TORCHAO, "Q4_0"),
     "torchao 4 with zeros": (torchao(4, 32, zeros=True), TORCHAO, "Q5_0"),
     "torchao 8": (torchao(8, 32), TORCHAO, "Q8_0"),

@@ -80,11 +80,13 @@ def take(
     scale: Grid,
     zero: Grid | None = None,
     order: TensorRef | None = None,
+    target: str = "",
 ) -> None:
+    """Add a matrix whose values are the elements of `ref`, and note what is used; `target`: its name, if another."""
     rows, columns = matrix(checkpoint, ref)
     values = Scaled(checkpoint, ref, columns, scale, zero, 0, order)
     form = "fp8" if ref.type.name in FP8 else "int8"
-    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values, groups=values.groups(), form=form)
+    found.matrices[ref.name] = Matrix(target or ref.name, (rows, columns), values, groups=values.groups(), form=form)
     found.used |= {grid.ref.name for grid in (scale, zero) if grid} | ({order.name} if order else set())
 
 

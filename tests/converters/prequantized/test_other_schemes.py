@@ -28,7 +28,7 @@ from helpers.values import decoded
 
 ROUNDED = {"hqq 4", "hqq 4, as float", "hqq 3", "torchao int4"}
 """Cases whose minimum, zero point × scale, is no float16."""
-CONVERTED = ("hqq 4", "hqq 4, whole zeros", "hqq 3, axis 0", "torchao 4 with zeros", "torchao int4")
+CONVERTED = ("hqq 4", "hqq 4, whole zeros", "hqq 3, axis 0", "torchao 4 with zeros", "torchao int4", "quanto")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -102,6 +102,10 @@ BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
     ("torchao 4", changed("_weight_zero_point", lambda t: t[1:]), ShapeError),
     ("torchao 4", changed("_weight_zero_point", lambda t: t.float()), UnsupportedError),
     ("torchao 4", changed("_weight_qdata", lambda t: t.int()), UnsupportedError),
+    ("quanto", without("._scale"), MissingError),
+    ("quanto", changed("._scale", lambda t: t[1:]), ShapeError),
+    ("quanto", changed("._data", lambda t: t.int()), UnsupportedError),
+    ("quanto", lambda tensors: tensors.update({"a.weight._data._data": torch.zeros(2)}), UnsupportedError),
     ("torchao int4", without("_weight_zero_point"), MissingError),
     ("torchao int4", changed("_weight_scale", lambda t: t[:, 1:]), ShapeError),
     ("torchao int4", changed("_weight_qdata", lambda t: t[:, 1:]), ShapeError),

@@ -185,7 +185,7 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
     ("config", "named"),
     [
         ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "gemv"),
-        ({"quant_method": "quanto"}, "quanto"),
+        ({"quant_method": "eetq"}, "order of a CUDA kernel"),
         ({"quant_method": "aqlm"}, "aqlm"),
         ({"quant_method": "quip"}, "quip"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ"),

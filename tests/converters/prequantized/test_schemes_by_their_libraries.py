@@ -38,6 +38,9 @@ BLOCKS = {
     "torchao-int4-asymmetric": "Q5_0",
     "torchao-int2": "Q4_0",
     "torchao-int6-rows": "Q8_0",
+    "quanto-qint8": "Q8_0",
+    "quanto-qfloat8_e4m3fn": "",
+    "quanto-qfloat8_e5m2": "",
     "torchao-int4-fbgemm": "Q4_1",
     "torchao-int4-fbgemm-symmetric": "Q4_0",
 }

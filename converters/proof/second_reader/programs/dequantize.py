@@ -281,6 +281,11 @@ def torchao(read: Named, settings: Settings, name: str, r: Array, c: Array) -> A
     return values * _spread(read, scale, shape, tall, 0, r, c)
 
 
+def quanto(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    shape = read.shape(f"{name}._data")
+    return _block(read, f"{name}._data", r, c).astype(np.float32) * _spread(read, f"{name}._scale", shape, 0, 0, r, c)
+
+
 # --- the others ---------------------------------------------------------------------------------------------------
 
 
@@ -341,6 +346,7 @@ SCHEMES = {
     "mlx": mlx,
     "hqq": hqq,
     "torchao": torchao,
+    "quanto": quanto,
     "mxfp4": mxfp4,
     "bitnet": bitnet,
     "bitsandbytes": bitsandbytes,
