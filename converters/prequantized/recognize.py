@@ -106,7 +106,13 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
 _WHY = {"eetq": ": its int8 lie in the order of a CUDA kernel, which depends on the GPU and is not stated in the file"}
 """Method → why its weights cannot be read, where that is known."""
 
-_BY_TENSORS = {".qweight": "gptq", ".W_q": "hqq", ".weight._data": "quanto", ".weight._data._data": "quanto"}
+_BY_TENSORS = {
+    ".qweight": "gptq",
+    ".W_q": "hqq",
+    ".weight._data": "quanto",
+    ".weight._data._data": "quanto",
+    ".q_weight": "exl2",
+}
 """End of a tensor's name that a scheme alone has → the scheme, of those that were saved without a configuration."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from helpers.packed_fp8_gptq import pack_gptq
+from helpers.packed_fp8_gptq import pack_gptq, pack_rows
 from helpers.quantized_llama import LINE, Quantize, Tensors
 
 # --- GPTQ of March 2023 ------------------------------------------------------------------------------------
@@ -162,6 +162,51 @@ def quanto(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Ten
     return made, levels.astype(np.float32) * wide
 
 
+# --- EXL2 --------------------------------------------------------------------------------------------------
+
+
+def exl2(groups: tuple[tuple[int, int], ...], *, shuffled: bool = True) -> Quantize:
+    """q_weight `(words, out)` in groups of (bits, columns), of which the last takes what is left."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        rows, columns = weight.shape
+        order = rng.permutation(columns) if shuffled else np.arange(columns)
+        inverse = np.argsort(order)
+        meaning, done, stated, words, codes, greatest = np.empty_like(weight), 0, [], [], [], []
+        for bits, size in (*groups, groups[-1], groups[-1]):
+            own = order[done : done + size]
+            if not len(own):
+                break
+            code = rng.integers(0, 16, rows)
+            largest = np.float16(rng.uniform(0.2, 0.4))
+            scale = ((code + 1) ** 2).astype(np.float16) * (largest / np.float16(256))
+            half = 1 << bits - 1
+            levels = np.clip(np.round(weight[:, own] / scale[:, None].astype(np.float32)), -half, half - 1)
+            meaning[:, own] = levels.astype(np.float32) * scale[:, None].astype(np.float32)
+            packed = np.zeros((rows, -(-len(own) * bits // 32)), np.uint64)
+            for j in range(len(own)):
+                value = (levels[:, j] + half).astype(np.uint64) << np.uint64(j * bits % 32)
+                packed[:, j * bits // 32] |= value & np.uint64(0xFFFFFFFF)
+                if j * bits % 32 + bits > 32:
+                    packed[:, j * bits // 32 + 1] |= value >> np.uint64(32)
+            stated += [bits, sum(len(part) for part in words)]
+            words.append(packed.T)
+            codes.append(pack_rows(code[None], 4)[0])
+            greatest.append(largest)
+            done += len(own)
+        base = name.removesuffix("weight")
+        made = {
+            "q_weight": torch.from_numpy(np.concatenate(words).astype(np.uint32).view(np.int32)),
+            "q_scale": torch.from_numpy(np.stack(codes)),
+            "q_scale_max": torch.tensor(np.array(greatest)),
+            "q_groups": torch.tensor(stated, dtype=torch.int16),
+            "q_invperm": torch.from_numpy(inverse.astype(np.int32)),
+        }
+        return {base + key: value for key, value in made.items()}, meaning
+
+    return quantize
+
+
 CASES: dict[str, tuple[Quantize, dict[str, Any] | None, str]] = {
     "hqq 4": (hqq(4, 32), HQQ, "Q4_1"),
     "hqq 4, whole zeros": (hqq(4, 32, whole=True), HQQ, "Q5_0"),
@@ -171,6 +216,9 @@ CASES: dict[str, tuple[Quantize, dict[str, Any] | None, str]] = {
     "hqq 3, axis 0": (hqq(3, 64, 0), HQQ, ""),
     "hqq 8": (hqq(8, 64), HQQ, ""),
     "hqq 1, groups beyond a row": (hqq(1, 128), HQQ, ""),
+    "exl2": (exl2(((6, 32), (4, 32), (3, 32))), {"quant_method": "exl2"}, ""),
+    "exl2 2, 5, 8": (exl2(((8, 32), (5, 32), (2, 32))), None, ""),
+    "exl2 in order": (exl2(((5, 32), (3, 32)), shuffled=False), None, "Q5_0"),
     "quanto": (quanto, None, "Q8_0"),
     "torchao 4": (torchao(4, 32), TORCHAO, "Q4_0"),
     "torchao 4 with zeros": (torchao(4, 32, zeros=True), TORCHAO, "Q5_0"),

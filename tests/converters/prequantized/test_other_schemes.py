@@ -28,7 +28,7 @@ from helpers.values import decoded
 
 ROUNDED = {"hqq 4", "hqq 4, as float", "hqq 3", "torchao int4"}
 """Cases whose minimum, zero point × scale, is no float16."""
-CONVERTED = ("hqq 4", "hqq 4, whole zeros", "hqq 3, axis 0", "torchao 4 with zeros", "torchao int4", "quanto")
+CONVERTED = ("hqq 4", "hqq 4, whole zeros", "hqq 3, axis 0", "torchao 4 with zeros", "torchao int4", "quanto", "exl2")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -62,6 +62,15 @@ def test_a_model_is_converted_and_computed_a_second_way(case: str, tmp_path: Pat
         assert type_of == (kind or "BF16")
         assert grades[gguf_name(name)] == ("rescaled" if case in ROUNDED else "repacked" if kind else "rounded")
         assert np.abs(values - expected).max() <= np.abs(expected).max() * (2**-8 if case in ROUNDED or not kind else 0)
+
+
+def test_rows_that_fill_up_the_vocabulary_of_exl2_are_left_out(tmp_path: Path) -> None:
+    quantize, config, _ = CASES["exl2"]
+    tensors, _ = model(quantize)
+    head = np.concatenate((tensors.pop("lm_head.weight").float().numpy(), np.zeros((24, 64), np.float32)))
+    made, meaning = quantize("lm_head.weight", head, np.random.default_rng(1))
+    convert(request(write(tmp_path / "in", tensors | made, config), tmp_path / "out.gguf", "f32", "fast"))
+    assert np.array_equal(decoded(tmp_path / "out.gguf")["output.weight"][1], meaning[:72])
 
 
 def described(kind: str, **data: Any) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -102,6 +111,15 @@ BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
     ("torchao 4", changed("_weight_zero_point", lambda t: t[1:]), ShapeError),
     ("torchao 4", changed("_weight_zero_point", lambda t: t.float()), UnsupportedError),
     ("torchao 4", changed("_weight_qdata", lambda t: t.int()), UnsupportedError),
+    ("exl2", without("q_invperm"), MissingError),
+    ("exl2", changed("q_invperm", lambda t: t * 0), InconsistentError),
+    ("exl2", changed("q_invperm", lambda t: t[1:]), InconsistentError),
+    ("exl2", changed("q_groups", lambda t: t * 0), InconsistentError),
+    ("exl2", changed("q_groups", lambda t: -t), InconsistentError),
+    ("exl2", changed("q_groups", lambda t: t[2:]), ShapeError),
+    ("exl2", changed("q_scale", lambda t: t[:, 1:]), ShapeError),
+    ("exl2", changed("q_scale_max", lambda t: t.float()), UnsupportedError),
+    ("exl2", changed("q_weight", lambda t: t[1:]), InconsistentError),
     ("quanto", without("._scale"), MissingError),
     ("quanto", changed("._scale", lambda t: t[1:]), ShapeError),
     ("quanto", changed("._data", lambda t: t.int()), UnsupportedError),
