@@ -249,8 +249,8 @@ def _scheme(checkpoint: Checkpoint) -> str:
     if declared is None:
         return ""
     method = method_of(declared, checkpoint.tensors)
-    stated = "" if len(declared) > 1 else ", no configuration says how"
-    return f", quantized already: {foreign.SCHEMES.get(method, method.upper())}{stated}"
+    how = "" if len(declared) > 1 else ", as its tensors show"
+    return f", quantized already: {foreign.SCHEMES.get(method, method.upper())}{how}"
 
 
 def _remedies(checkpoint: Checkpoint, name: str) -> Iterator[Remedy]:

@@ -158,7 +158,7 @@ class _Walk:
         if not self.plain_count:
             return ()
         more = f" and {self.plain_count - len(self.plain)} more" if self.plain_count > len(self.plain) else ""
-        return (f"not tensors, left out: {', '.join(self.plain)}{more}",)
+        return (f"beside the tensors: {', '.join(self.plain)}{more}",)
 
 
 def _is_small(value: Any) -> bool:

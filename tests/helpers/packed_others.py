@@ -208,6 +208,7 @@ def exl2(groups: tuple[tuple[int, int], ...], *, shuffled: bool = True) -> Quant
 
 
 CASES: dict[str, tuple[Quantize, dict[str, Any] | None, str]] = {
+    "gptq of March 2023": (products(4, scales=torch.float16), None, "Q4_1"),
     "hqq 4": (hqq(4, 32), HQQ, "Q4_1"),
     "hqq 4, whole zeros": (hqq(4, 32, whole=True), HQQ, "Q5_0"),
     "hqq 4, axis 0": (hqq(4, 32, 0), HQQ, ""),

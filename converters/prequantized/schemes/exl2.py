@@ -85,12 +85,12 @@ class Exl2:
 
     def groups_in(self) -> list[Part]:
         """Return the groups in the order in which they are stored. Raises InconsistentError."""
-        stated = raw_rows(self.checkpoint, self.parts, 0, 1).view("<u2").reshape(-1, 2).tolist()
-        ends = [first for _, first in stated[1:]] + [self.words.rows]
+        table = raw_rows(self.checkpoint, self.parts, 0, 1).view("<u2").reshape(-1, 2).tolist()
+        ends = [first for _, first in table[1:]] + [self.words.rows]
         found, left = [], self.order.elements
-        for number, ((bits, first), end) in enumerate(zip(stated, ends, strict=True)):
+        for number, ((bits, first), end) in enumerate(zip(table, ends, strict=True)):
             size = end - first
-            count = left if number == len(stated) - 1 else size * WORD_BITS // bits if bits in BITS else 0
+            count = left if number == len(table) - 1 else size * WORD_BITS // bits if bits in BITS else 0
             fits = bits in BITS and 0 < count <= left and size == -(-count * bits // WORD_BITS)
             if not fits or (number == 0 and first):
                 raise InconsistentError(

@@ -135,9 +135,9 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         )
     found, widths = Found("GPTQ"), set()
     quantized = {name: ref for name, ref in checkpoint.tensors.items() if name.endswith(".qweight")}
-    stated = "bits" in config
+    declared = "bits" in config
     older = [words for name, words in quantized.items() if _beside(name, "zeros") in checkpoint.tensors]
-    if older and not stated:
+    if older and not declared:
         config = {**config, "bits": bits_by_lengths(checkpoint, older)}
     for name, words in quantized.items():
         made: Gptq | Products
@@ -152,7 +152,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         found.matrices[name] = Matrix(weight, shape, made, groups=made.groups(), form=f"int{made.bits}")
         widths.add(made.bits)
     found.scheme = f"GPTQ of {' and '.join(map(str, sorted(widths)))} bits"
-    if not stated:
+    if not declared:
         found.scheme += " without a configuration: bits and groups follow from shapes"
     _drop_empty_biases(checkpoint, found)
     return found

@@ -131,13 +131,13 @@ def _described(checkpoint: Checkpoint, target: str, name: str) -> tuple[str, Map
     metadata = checkpoint.header.get("metadata")
     text = metadata.get(target) if isinstance(metadata, Mapping) else None
     try:
-        stated = json.loads(text) if isinstance(text, str) else None
+        described = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError) as error:
         raise InconsistentError(f"metadata of {target!r} are not JSON: {error}", path=checkpoint.path) from None
-    settings = stated.get("_data") if isinstance(stated, dict) else None
-    if not isinstance(stated, dict) or not isinstance(settings, dict):
+    settings = described.get("_data") if isinstance(described, dict) else None
+    if not isinstance(described, dict) or not isinstance(settings, dict):
         raise InconsistentError(f"metadata of the file say nothing of {name!r}", path=checkpoint.path, expected=target)
-    kind = stated.get("_type")
+    kind = described.get("_type")
     if kind not in KINDS:
         raise UnsupportedError(
             f"class of {target!r}, which is laid out for a kernel or has no definition here",

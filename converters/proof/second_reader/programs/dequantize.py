@@ -289,19 +289,19 @@ def quanto(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Ar
 def exl2(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
     """(q − half of the levels) × (code + 1)² × greatest / 256, the scale a float16; columns stand in another order."""
     base = name.removesuffix("weight")
-    stated = np.asarray(read(f"{base}q_groups")).reshape(-1, 2).view(np.uint16).astype(np.int64)
-    ends = np.append(stated[1:, 1], read.shape(f"{base}q_weight")[0])
+    table = np.asarray(read(f"{base}q_groups")).reshape(-1, 2).view(np.uint16).astype(np.int64)
+    ends = np.append(table[1:, 1], read.shape(f"{base}q_weight")[0])
     places = np.asarray(read(f"{base}q_invperm", _cover(c)))[c - c.min()].astype(np.int64)
     words = np.asarray(read(f"{base}q_weight", slice(None), _cover(r)))[:, r - r.min()].T
     codes = np.asarray(read(f"{base}q_scale", slice(None), _cover(r // 8)))[:, r // 8 - r.min() // 8]
     roots = (codes >> 4 * (r % 8) & 15) + 1
     greatest = np.asarray(read(f"{base}q_scale_max")).astype(np.float32) / 256
     scales = (greatest.astype(np.float16).astype(np.float32)[:, None] * roots**2).astype(np.float16).astype(np.float32)
-    firsts = np.cumsum(np.append(0, (ends - stated[:, 1]) * 32 // stated[:, 0]))[:-1]
+    firsts = np.cumsum(np.append(0, (ends - table[:, 1]) * 32 // table[:, 0]))[:-1]
     groups = np.searchsorted(firsts, places, "right") - 1
     found = np.empty((len(r), len(c)), np.float32)
     for column, (place, group) in enumerate(zip(places, groups, strict=True)):
-        bits, first = stated[group]
+        bits, first = table[group]
         own = words[:, first : ends[group]]
         level = _bits(own, np.array([(place - firsts[group]) * bits]), int(bits))[:, 0] - (1 << int(bits) - 1)
         found[:, column] = level.astype(np.float32) * scales[group]
