@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,8 +164,10 @@ class _Walk:
 
 def _is_small(value: Any) -> bool:
     if isinstance(value, tuple):
-        return len(value) <= MAX_WORD and all(type(number) is int for number in value)
-    return isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= MAX_WORD)
+        return len(value) <= MAX_WORD and all(type(number) is int and _is_small(number) for number in value)
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 63
+    return math.isfinite(value) if isinstance(value, float) else isinstance(value, str) and len(value) <= MAX_WORD
 
 
 def _holds_more(items: list[Any] | tuple[Any, ...]) -> bool:
