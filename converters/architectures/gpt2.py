@@ -47,6 +47,37 @@ ROLES = varied(
     rotated=Transpose(),
 )
 
+# llm.c's names are those of train_gpt2.c's ParameterTensors; its matrices have a row an output.
+ROLES = also(
+    ROLES,
+    "llm.c",
+    """
+    token_embd.weight          wte
+    position_embd.weight       wpe
+    output_norm.weight         lnfw
+    output_norm.bias           lnfb
+    blk.{n}.attn_norm.weight   ln1w.{n}
+    blk.{n}.attn_norm.bias     ln1b.{n}
+    blk.{n}.attn_qkv.weight    qkvw.{n}
+    blk.{n}.attn_qkv.bias      qkvb.{n}
+    blk.{n}.attn_output.weight attprojw.{n}
+    blk.{n}.attn_output.bias   attprojb.{n}
+    blk.{n}.ffn_norm.weight    ln2w.{n}
+    blk.{n}.ffn_norm.bias      ln2b.{n}
+    blk.{n}.ffn_up.weight      fcw.{n}
+    blk.{n}.ffn_up.bias        fcb.{n}
+    blk.{n}.ffn_down.weight    fcprojw.{n}
+    blk.{n}.ffn_down.bias      fcprojb.{n}
+    """,
+)
+LLMC = Dialect(
+    "llm.c",
+    fields="hf",
+    header="header",
+    required_tensors=("wte", "qkvw.0", "fcprojw.0"),
+    fixed={"eps": 1e-5, "tied": True, "activation": "gelu_tanh"},
+)
+
 ROLES = also(ROLES, "opt", family.OPT, qkv=family.JOINED, used=family.USED)
 ROLES = varied(ROLES, "biogpt", "opt", "token_embd.weight model.decoder.embed_tokens.weight @by", by=family.EMBEDDING)
 ROLES = varied(ROLES, "biogpt-tied", "biogpt", "output.weight model.decoder.embed_tokens.weight")
@@ -95,6 +126,7 @@ SPEC = Architecture(
             shaped=("model/h0/attn/c_attn/w", "n_embd", "3*n_embd"),
         ),
         Dialect("ggml", renames=gpt.GGML_RENAMES),
+        LLMC,
         OPT,
         BIOGPT,
         replace(BIOGPT, name="biogpt-tied", forbidden_tensors=("output_projection.weight",)),

@@ -142,6 +142,34 @@ ROLES = also(
     """,
 )
 
+# llama2.c's names are those of run.c's TransformerWeights, which computes with one eps and one rotary base.
+ROLES = also(
+    ROLES,
+    "llama2.c",
+    """
+    token_embd.weight          token_embedding_table
+    output_norm.weight         rms_final_weight
+    output.weight              wcls
+    blk.{n}.attn_norm.weight   rms_att_weight.{n}
+    blk.{n}.attn_q.weight      wq.{n}
+    blk.{n}.attn_k.weight      wk.{n}
+    blk.{n}.attn_v.weight      wv.{n}
+    blk.{n}.attn_output.weight wo.{n}
+    blk.{n}.ffn_norm.weight    rms_ffn_weight.{n}
+    blk.{n}.ffn_gate.weight    w1.{n}
+    blk.{n}.ffn_down.weight    w2.{n}
+    blk.{n}.ffn_up.weight      w3.{n}
+    """,
+)
+LLAMA2C = Dialect(
+    "llama2.c",
+    fields="hf",
+    header="header",
+    required_tensors=("token_embedding_table", "rms_att_weight.0", "w3.0"),
+    fixed={"eps": 1e-5, "rope_base": 10000.0},
+    drops=(Drop("freq_cis_*", "a buffer: rotary frequencies follow from the rotary base", follows=True),),
+)
+
 _N_FF = "(8 * n_embd // 3 + header_n_mult - 1) // header_n_mult * header_n_mult"
 _META_WIDTHS = " and ".join(f"n_embd != {width}" for width in (4096, 5120, 6656, 8192))
 
@@ -214,6 +242,7 @@ SPEC = Architecture(
         ),
         HF,
         HELIUM,
+        LLAMA2C,
         mistral.DIALECT,
         *half.of(HF, "llama", "mistral", "mixtral"),
         *half.headless(HF, "LlamaModel"),

@@ -188,8 +188,10 @@ OPTIONS: tuple[Option, ...] = (
            "lmstudio://PUBLISHER/MODEL: a folder of LM Studio's; jan://NAME: one of Jan's.", "out",
            ("--outfile", "-o")),
     Option("publish", Kind.TEXT, "convert", Heading.OUTPUT,
-           "Publish what is proved on the Hugging Face Hub: hf://OWNER/NAME; a run that was interrupted goes on "
-           "(docs/publish.md).", metavar="REPO", terminal=True),
+           "Publish what is proved on the Hugging Face Hub: hf://OWNER/NAME, or hf://OWNER/NAME@BRANCH; a run that was "
+           "interrupted goes on (docs/publish.md).", metavar="REPO", terminal=True),
+    Option("create_pr", Kind.FLAG, "convert", Heading.OUTPUT,
+           "With --publish: open a pull request instead.", default=False, terminal=True),
     Option("private", Kind.FLAG, "convert", Heading.OUTPUT,
            "With --publish: make a new repository private; refuse one that is public.", default=False, terminal=True),
     Option("remove_published", Kind.FLAG, "convert", Heading.OUTPUT,

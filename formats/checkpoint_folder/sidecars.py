@@ -68,6 +68,8 @@ SIDECARS = (
     SidecarFile("merges.txt", ("merges.txt",), tokenizer=True),
     SidecarFile("vocab.txt", ("vocab.txt",), True, True),
     SidecarFile("rwkv_vocab", ("rwkv_vocab_v20230424.txt",), True, True),
+    SidecarFile("tokenizer.bin", ("tokenizer.bin",), True, True),  # of llama2.c
+    SidecarFile("gpt2_tokenizer.bin", ("gpt2_tokenizer.bin",), True, True),  # of llm.c
     SidecarFile("chat_template.jinja", ("chat_template.jinja",), tokenizer=True),
     SidecarFile("chat_template.json", ("chat_template.json",), tokenizer=True),
     SidecarFile("README.md", ("README.md",)),

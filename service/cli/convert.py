@@ -42,8 +42,8 @@ def convert(
         if given["publish"] is not None:
             _convert_and_publish(replace(request, out=out), path, given)
             return
-        if given["private"] or given["remove_published"]:
-            raise UsageError("--private and --remove-published go with --publish")
+        if given["create_pr"] or given["private"] or given["remove_published"]:
+            raise UsageError("--create-pr, --private and --remove-published go with --publish")
         with _destination(out, request, given) as place:
             _convert(replace(request, out=place.out), path, given, place)
 
@@ -169,7 +169,7 @@ def _convert_and_publish(request: Request, source: LocalSource, given: Mapping[s
     from ggferry.support.allocator import tune_malloc
 
     as_json = given["as_json"]
-    to = HubDestination(given["publish"], given["private"], given["remove_published"])
+    to = HubDestination(given["publish"], given["create_pr"], given["private"], given["remove_published"])
     if request.out is not None and "://" in request.out:
         raise UsageError("--publish: outputs are files here first", found=request.out, expected="a path")
     stage = source.staged(lambda title, total: progress(title, total, enabled=not as_json))
@@ -191,7 +191,7 @@ def _convert_and_publish(request: Request, source: LocalSource, given: Mapping[s
     for publication in done.publications:
         for note in publication.notes:
             say(f"note     {note}")
-        tell(f"published {publication.url}")
+        tell(f"published {publication.pull_request or publication.url}")
     for path in done.removed:
         tell(f"removed  {path}")
 

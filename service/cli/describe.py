@@ -184,12 +184,20 @@ def lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
 
 def metadata_lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
     """Yield the lines of header, metadata and vocabulary."""
-    header = ((key, value) for key, value in facts["header"].items() if not isinstance(value, dict))
-    yield from _table("header", ((key, _json(value, full)) for key, value in header))
+    yield from _table("header", ((key, _json(value, full)) for key, value in _header(facts["header"])))
     short = _short if facts["container"] == "gguf" else lambda value: _json(value, full)
     yield from _table("metadata", ((key, short(value)) for key, value in facts["metadata"].items()))
     if facts["vocabulary"]:
         yield from _table("vocabulary", facts["vocabulary"].items())
+
+
+def _header(header: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields; those of a part by themselves, but not what an index or a table of free texts has."""
+    for key, value in header.items():
+        if not isinstance(value, dict):
+            yield key, value
+        elif key not in ("index", "metadata"):
+            yield from value.items()
 
 
 def tensor_lines(facts: Mapping[str, Any]) -> Iterator[str]:

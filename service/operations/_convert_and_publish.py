@@ -46,18 +46,20 @@ class HubDestination:
     """Where outputs are published.
 
     Attributes:
-        to: hf://OWNER/NAME.
+        to: hf://OWNER/NAME, or hf://OWNER/NAME@BRANCH.
+        create_pr: Whether a pull request is opened instead of a commit to a branch.
         private: Whether a new repository is private, and an existing one must be.
         remove: Whether one output after another is made, published and removed here.
     """
 
     to: str
+    create_pr: bool = False
     private: bool = False
     remove: bool = False
 
     def request(self, paths: Sequence[str], stage: Stage) -> PublishRequest:
         """Return the request that publishes the files at `paths`."""
-        return PublishRequest([*paths], self.to, private=self.private, progress=stage)
+        return PublishRequest([*paths], self.to, create_pr=self.create_pr, private=self.private, progress=stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def convert_and_publish(request: Request, to: HubDestination, stage: Stage, appr
         UsageError: The request is for something that cannot be published, or must be measured first.
         GgferryError: What `convert` and `operations.publish.run` raise. Proved outputs stay, and the next run goes on.
     """
-    _check(request)
+    _check(request, to)
     check_access(target_of(to.request((), stage)))
     check_request(request)
     with unrecorded(), closing(open_source_of(request)) as source:  # `convert` records what it reads
@@ -124,7 +126,10 @@ def planned_card(outputs: Sequence[PlannedOutput], to: HubDestination, stage: St
     return card_of(to.request((), stage), [_planned_model(output) for output in outputs])
 
 
-def _check(request: Request) -> None:
+def _check(request: Request, to: HubDestination) -> None:
+    if to.create_pr and to.remove:
+        commits = "--remove-published, which commits each alone"
+        raise UsageError("--create-pr: one request has all outputs", found=commits)
     if request.to != "gguf":
         raise UsageError("--publish: only GGUF files are published", found=f"--to {request.to}")
     if request.level == "none":

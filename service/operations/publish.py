@@ -44,7 +44,11 @@ class PublishRequest:
         argument("GGUF files, or folders of them; shards and mmproj files go along with their model.", Kind.FILES,
                  metavar="OUT", python="A GGUF file or a folder of them, or several; shards and mmproj files too."),
     ]
-    to: Annotated[str, declare(Kind.TEXT, "The repository: hf://OWNER/NAME; made if absent.", "--to", metavar="REPO")]
+    to: Annotated[
+        str,
+        declare(Kind.TEXT, "The repository: hf://OWNER/NAME, or hf://OWNER/NAME@BRANCH; made if absent.", "--to",
+                metavar="REPO"),
+    ]
     _: KW_ONLY
     revision: Annotated[
         str | None,
@@ -193,19 +197,22 @@ def target_of(request: PublishRequest) -> Target:
     from ggferry import __version__
     from ggferry.service.publishing.hub import Target
 
-    name = request.to.removeprefix(SCHEME)
+    name, separator, branch = request.to.removeprefix(SCHEME).partition("@")
     if not request.to.startswith(SCHEME) or not _REPOSITORY.fullmatch(name):
-        hint = "--revision names a branch" if "@" in name else None
-        raise UsageError("--to: not a repository of the Hub", found=request.to, expected="hf://OWNER/NAME", hint=hint)
-    if request.revision is not None and not _BRANCH.fullmatch(request.revision):
-        raise UsageError("--revision: not the name of a branch", found=request.revision)
-    if request.revision is not None and request.create_pr:
-        raise UsageError("--create-pr: a pull request has a branch of its own", found=f"--revision {request.revision}")
+        expected = "hf://OWNER/NAME, or hf://OWNER/NAME@BRANCH"
+        raise UsageError("not a repository of the Hub", found=request.to, expected=expected)
+    if separator and request.revision not in (None, branch):
+        raise UsageError("two branches are named", found=f"{request.to}, --revision {request.revision}")
+    revision = branch if separator else request.revision
+    if revision is not None and not _BRANCH.fullmatch(revision):
+        raise UsageError("not the name of a branch", found=revision)
+    if revision is not None and request.create_pr:
+        raise UsageError("--create-pr: a pull request has a branch of its own", found=revision)
     message = " ".join((request.message or "").split())
     if request.message is not None and not message:
         raise UsageError("--message: no text")
     message = message or f"Upload GGUF files with ggferry {__version__}"
-    return Target(name, request.revision, request.create_pr, request.private, message)
+    return Target(name, revision, request.create_pr, request.private, message)
 
 
 def _card_parts(

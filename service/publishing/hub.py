@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import tempfile
 import warnings
@@ -26,7 +27,7 @@ from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.service.publishing.outputs import Upload
 from ggferry.service.publishing.places import without_tokens
 from ggferry.service.storage.urls import mask
-from ggferry.support.progress import Phase, Stage
+from ggferry.support.progress import Phase, Progress, Stage
 from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def holds(target: Target, digests: Mapping[str, str]) -> bool:
     """Return whether the repository has files of these SHA-256, by their paths."""
     api = _api()
     with _failures(target):
-        if not _is_there(api, target):
+        if not _is_there(api, target) or not api.revision_exists(target.repository, target.revision or "main"):
             return False
         infos = api.get_paths_info(target.repository, [*digests], revision=target.revision)
         large = {each.path: getattr(each, "lfs", None) for each in infos}
@@ -201,10 +202,21 @@ def _card_of(api: HfApi, target: Target, commit: str) -> str:
         raise UsageError("README.md of the repository is not UTF-8", path=f"{target.url}/{CARD}") from None
 
 
-def _addition(name: str, content: str | bytes) -> Any:
+def _addition(name: str, content: str | bytes, sent: _Sent | None = None) -> Any:
+    """Return the operation of a commit that adds a file; what is read of it for its upload is reported to `sent`."""
     from huggingface_hub import CommitOperationAdd
 
-    return CommitOperationAdd(name, content)
+    class Reported(CommitOperationAdd):
+        @contextmanager
+        def as_file(self, with_tqdm: bool = False) -> Iterator[Any]:
+            if sent is None or not with_tqdm or not isinstance(content, str):
+                with super().as_file(with_tqdm) as file:
+                    yield file
+                return
+            with _ReportedFile(content, sent) as file:
+                yield file
+
+    return Reported(name, content)
 
 
 def _uploaded(api: HfApi, target: Target, files: Sequence[Upload], stage: Stage) -> list[Any]:
@@ -214,15 +226,46 @@ def _uploaded(api: HfApi, target: Target, files: Sequence[Upload], stage: Stage)
         for each in files:
             each.check_unchanged()
             content = each.data if each.data is not None else os.path.abspath(str(each.path))
-            operation = _addition(each.name, content)
+            sent = _Sent(each.size, progress)
+            operation = _addition(each.name, content, sent)
             api.preupload_lfs_files(
                 target.repository, [operation], revision=target.revision, create_pr=target.create_pr
             )
             if operation.upload_info.sha256.hex() != each.sha256:
                 raise ChangedError("the file changed while it was published", path=each.path, hint="publish it again")
             operations.append(operation)
-            progress(each.size)
+            sent.finish()
     return operations
+
+
+class _Sent:
+    """How much of a file has been read for its upload, which a retry reads again."""
+
+    def __init__(self, size: int, progress: Progress) -> None:
+        self._size, self._progress, self._reported = size, progress, 0
+
+    def read_to(self, position: int) -> None:
+        """Report what lies before `position` and was not reported."""
+        if position > self._reported:
+            self._progress(position - self._reported)
+            self._reported = position
+
+    def finish(self) -> None:
+        """Report what nobody read: the Hub had the file, or hf_xet sends it, which reads by itself."""
+        self.read_to(self._size)
+
+
+class _ReportedFile(io.FileIO):
+    """A file that reports how far it is read."""
+
+    def __init__(self, path: str, sent: _Sent) -> None:
+        super().__init__(path)
+        self._sent = sent
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self._sent.read_to(self.tell())
+        return data or b""
 
 
 def _confirm(api: HfApi, target: Target, revision: str, files: Sequence[Upload], card: bytes) -> None:

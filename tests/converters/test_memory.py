@@ -26,6 +26,7 @@ def sparse_model(path: Path, n_vocab: int, n_embd: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["fast", "full"])
 def test_memory_is_flat(tmp_path: Path, level: str) -> None:
     """A tensor of 2 MiB and one of 320 MiB: the same peak but for the vocabulary's own few megabytes."""

@@ -74,7 +74,8 @@ class WritableHub:
     """What the Hub has, and what is asked of it.
 
     `full`: no room is left, as the Hub says it; `falsify`: the large storage keeps other bytes than were sent;
-    `hold`: SHA-256 of an upload that never ends, `held` is set once it began. `meddle`: called before a commit.
+    `refuse`: uploads that end in HTTP 500 before one is taken; `hold`: SHA-256 of an upload that never ends, `held` is
+    set once it began. `meddle`: called before a commit.
     """
 
     url: str = ""
@@ -84,6 +85,7 @@ class WritableHub:
     puts: list[str] = field(default_factory=list)
     full: bool = False
     falsify: bool = False
+    refuse: int = 0
     hold: str = ""
     held: threading.Event = field(default_factory=threading.Event)
     release: threading.Event = field(default_factory=threading.Event)
@@ -118,6 +120,10 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         data = self._body()
+        if self.hub.refuse:
+            self.hub.refuse -= 1
+            self._fail(500, "", "InternalError")
+            return
         if hashlib.sha256(data).hexdigest() != oid:
             self._fail(400, "", "BadDigest")
             return

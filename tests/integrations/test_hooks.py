@@ -73,6 +73,7 @@ def test_the_action_checks(patterns: str, verify: str, code: int, words: str, fi
     assert not (files / "x").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["actions", "workflows"])
 def test_github_would_take_them(kind: str, tmp_path: Path) -> None:
     """Against the schemas of GitHub's files that check-jsonschema carries."""

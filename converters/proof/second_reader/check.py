@@ -44,6 +44,8 @@ COLUMNS = 512
 NEAR = 1e-6
 """How far two orders of the same float32 operations may differ, relative to the largest value of a row."""
 SHOWN = 3
+CONTAINERS = frozenset({"safetensors", "pytorch", "pytorch-meta", "gguf"})
+"""What the libraries read (`programs/library_reader.py`)."""
 _NO_PROCESS = "no process for other libraries can be started"
 
 
@@ -107,7 +109,7 @@ class Reading:
 
     def _ask(self) -> Pending | None:
         files = [file for file in self.checkpoint.files if isinstance(file, LocalFile)]
-        if kind_of(self.checkpoint.container) is Kind.LEGACY:
+        if self.checkpoint.container not in CONTAINERS:
             self.why = "no other library reads such files"
         elif len(files) != len(self.checkpoint.files):
             self.why = "the source is not on this machine"

@@ -23,9 +23,10 @@ from ggferry.formats.errors import MissingError
 from ggferry.formats.files.local_files import read_text
 from ggferry.formats.json_files import kinds as json_kinds
 from ggferry.formats.limits import MAX_VOCAB
-from ggferry.support.registry import scan
+from ggferry.support.registry import mentioning, scan
 
 ENDINGS = {".json": "tokenizer.json", ".model": "tokenizer.model", ".txt": "rwkv_vocab_v20230424.txt"}
+ENDINGS |= {".bin": "tokenizer.bin"}
 ENDINGS |= {os.path.splitext(name)[1]: "tokenizer.model" for name in MISTRAL}
 APPENDS_EOS = ("T5Tokenizer", "T5TokenizerFast")
 NO_SPACE_PREFIX = ("gemma",)  # model types whose tokenizer puts no space in front (GemmaTokenizer of transformers)
@@ -89,7 +90,10 @@ def reference(where: str | Mapping[str, str], pre: str | None = None) -> tuple[R
 
 def _source(inputs: TokenizerInputs) -> Source:
     """Return the first source whose files are there."""
-    sources: tuple[Source, ...] = scan("ggferry.converters.tokenizers.files", "SOURCE")
+    sources: tuple[Source, ...] = (
+        *scan("ggferry.converters.tokenizers.files", "SOURCE"),
+        *mentioning("ggferry.converters.tokenizers.legacy", "SOURCE", "SOURCE = "),
+    )
     for source in sorted(sources, key=lambda source: source.order):
         if source.probe(inputs.sidecars):
             return source

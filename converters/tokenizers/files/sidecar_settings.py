@@ -187,7 +187,7 @@ def with_roles(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
                 f"{numbered[1]} gives {role} as {numbered[0]}, {origins[role]} as {ids[role]} "
                 f"({tokenizer.tokens[ids[role]]!r}): the latter is taken"
             )
-    if not any(sidecars.path(name) for name in STATING):
+    if not any(sidecars.path(name) for name in STATING) and not {"bos", "eos"} <= ids.keys():
         end = by_text.get(TEXT_END, -1)
         if end >= 0 and tokenizer.type_of(end) == TokenType.CONTROL:
             ids, origins = {"bos": end, "eos": end} | ids, {"bos": TEXT_END, "eos": TEXT_END} | origins

@@ -45,6 +45,7 @@ LEFT_OUT = {
     "tensor_type_file": "a file's items are lines of the tensor types, which it can be loaded into",
     "lora": "adapters are folders in an order, each with a scale; `ggferry convert` merges them",
     "publish": _PUBLISHED,
+    "create_pr": _PUBLISHED,
     "private": _PUBLISHED,
     "remove_published": _PUBLISHED,
     "dry_run": "the page of a plan is what it prints",

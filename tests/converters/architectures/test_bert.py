@@ -99,6 +99,7 @@ def edited(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_against_transformers(name: str, tmp_path: Path) -> None:
     expected = saved(tmp_path / "hf", name)

@@ -112,6 +112,7 @@ def test_hunyuans_own_name_of_the_last_norm(tmp_path: Path) -> None:
     assert f"blk.{source.sizes['n_layer']}.nextn.shared_head_norm.weight" in source.by_name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["glm4moe", "qwen3next", "qwen35", "qwen35moe"])
 def test_the_road_back_has_them_under_their_names(name: str, tmp_path: Path) -> None:
     predicting(name, tmp_path / "hf")

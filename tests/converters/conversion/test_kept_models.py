@@ -77,6 +77,7 @@ def test_models_of_one_content_and_other_names(outtype: str, tmp_path: Path, bou
     assert len(bound) == 4  # one of each kind, and the two whose folders say what they are for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(listed("hf/ckpt/*")))
 def test_every_kind_of_checkpoint(name: str, tmp_path: Path) -> None:
     def told(path: Path) -> Any:

@@ -31,6 +31,7 @@ def matrix(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_receipt_says_how_it_was_rounded_and_the_proof_holds(source: Path, matrix: Path, tmp_path: Path) -> None:
     stock, searched, again = (tmp_path / f"{name}.gguf" for name in ("stock", "searched", "again"))
     plain = ggferry.quantize(source, stock, "q2_k", imatrix=matrix, verify="fast")

@@ -17,6 +17,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_scheme_is_computed_a_second_way(case: str, tmp_path: Path) -> None:
     quantize, config = CASES[case]

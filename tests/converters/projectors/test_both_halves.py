@@ -109,6 +109,7 @@ def logits(model: Any) -> np.ndarray:
         return model.double()(input_ids=torch.tensor([FEW])).logits[0].numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [-1, -2])
 def test_internvl_as_its_publisher_keeps_it(layer: int, tmp_path: Path) -> None:
     from dataclasses import replace

@@ -78,6 +78,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", one_in(3, RIGHT))
 def test_rows_are_transformers(case: str, tmp_path: Path) -> None:
     name, vision, top = RIGHT[case]

@@ -43,6 +43,7 @@ def logits_at(folder: Path, positions: list[int]) -> np.ndarray:
         return net(torch.tensor([FEW]), position_ids=torch.tensor([positions])).logits[0].numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

@@ -110,6 +110,7 @@ def exchange_token_rows(blocks: Blocks) -> None:
 DAMAGE = (zero_a_tensor, zero_all, zero_a_block, shuffle_all, exchange_blocks, exchange_layers, exchange_token_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", DAMAGE, ids=lambda change: change.__name__)
 def test_damage_to_quantized_weights_is_no_proof(
     change: Callable[[Blocks], None], quantized: Path, tmp_path: Path
@@ -356,6 +357,7 @@ def test_importances_that_no_activation_gives(kind: str, value: float, tmp_path:
     assert not (tmp_path / "a.gguf").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["q4_k", "q6_k", "iq4_xs", "iq2_xs"])
 def test_what_is_encoded_again_must_be_near_the_source_whatever_the_matrix_says(kind: str, tmp_path: Path) -> None:
     """One column weighs everything: encoders of ggml give blocks of zeros for the others."""

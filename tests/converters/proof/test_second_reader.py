@@ -103,6 +103,7 @@ def test_what_the_user_says_is_not_held_against_the_configuration(tmp_path: Path
     assert convert(request)[0].receipt["second_reader"]["settings"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",

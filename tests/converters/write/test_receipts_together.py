@@ -223,6 +223,7 @@ REPLACING = 14 - 3 * SKIPPED
 second name for the older file, the new names, a fsync, and the ends of what was aside, the partials and the record."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shards", "step"), [(shards, step) for shards in (1, 3) for step in range(last(shards) + 1)])
 def test_killed_at_any_step_of_publishing(shards: int, step: int, tmp_path: Path) -> None:
     """No receipt without all its files; what else is left are unfinished files of ours; the next run ends it."""

@@ -305,6 +305,7 @@ def test_meta_parts_and_params_that_disagree(tmp_path: Path) -> None:
 # --- archives ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["none", "fast", "full"])
 def test_a_damaged_archive_is_never_published(level: str, tmp_path: Path) -> None:
     folder = tmp_path / "in"

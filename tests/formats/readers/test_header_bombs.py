@@ -286,6 +286,7 @@ PICKLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PICKLES)
 def test_pickles_of_containers_are_refused_while_they_are_small(kind: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.pth", "w") as file:

@@ -135,6 +135,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelGra
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "what"), [(name, what) for name, kinds in MUTATIONS.items() for what in kinds])
 def test_the_forward_pass_alone_shows_it(
     name: str, what: str, source: Callable[[str], ModelGraph], tmp_path: Path

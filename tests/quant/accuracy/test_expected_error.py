@@ -31,6 +31,7 @@ def rows() -> dict[str, np.ndarray]:
     return {name: values.astype(np.float32) for name, values in drawn.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_bands_are_what_is_measured(name: str, rows: dict[str, np.ndarray]) -> None:
     needs = codec(name).needs_imatrix

@@ -34,6 +34,7 @@ def errors(name: str, values: np.ndarray, importance: np.ndarray, rows: np.ndarr
     return np.asarray((weights_of(name, values, importance) * off**2).sum(1))
 
 
+@pytest.mark.slow
 @TYPES
 def test_no_row_is_further_from_its_values_than_llama_cpps(name: str) -> None:
     one = codec(name)

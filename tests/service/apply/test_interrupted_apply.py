@@ -66,6 +66,7 @@ def writing(path: Path, tmp_path: Path, **options: Any) -> Iterator[subprocess.P
         run.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT] * 3, [signal.SIGTERM, signal.SIGTERM]]
 )

@@ -73,6 +73,7 @@ def test_a_worker_killed_between_two_shards(
     assert there(tmp_path / "out") == expected, "nothing but the shards and their receipt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("upload", [2, -3, -4])
 def test_shards_in_a_store(upload: int, expected: dict[str, bytes], tmp_path: Path) -> None:
     with s3_store() as store:

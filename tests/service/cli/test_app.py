@@ -33,6 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Llama(kind="F16", version=1).write(tmp_path_factory.mktemp("cli") / "tiny-llama.ggmlv3.f16.bin")
 
 
+@pytest.mark.slow
 def test_the_cards_command_as_typed(tmp_path: Path) -> None:
     source = Llama().write(tmp_path / "old.bin")
     done = run("old.bin", "--to", "gguf", name="convert", cwd=tmp_path)

@@ -118,6 +118,7 @@ def dumped(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_views_of_gguf_dump(model: Path, fixtures: Path) -> None:
     """Its numbers, keys and arrays, by its own program."""
     for view in ("--data-offset", "--data-alignment"):

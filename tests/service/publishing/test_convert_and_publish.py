@@ -102,6 +102,18 @@ def test_another_conversion_is_not_taken_for_the_same(line: list[str], hub: Writ
     assert "b-f16.gguf: exists already" in capsys.readouterr().err
 
 
+def test_a_branch_and_a_pull_request(line: list[str], hub: WritableHub, capsys: Any) -> None:
+    found = hub.add(REPO, {"README.md": b"Mine.\n"})
+    first = found.refs["main"]
+    assert _run([*line[:-1], f"{TO}@v2"]) == 0
+    assert {"b-f16.gguf", "b-keep.gguf", "README.md"} < {*found.files("v2")} and found.refs["main"] == first
+    capsys.readouterr()
+    assert _run([*line, "--create-pr"]) == 0  # the outputs are there, and are published
+    assert f"published {hub.url}/{REPO}/discussions/1" in capsys.readouterr().out
+    assert found.files("refs/pr/1")["b-keep.gguf"] == found.files("v2")["b-keep.gguf"] and found.refs["main"] == first
+    assert _run([*line, "--create-pr", "--remove-published"]) == 2
+
+
 def test_a_dry_run_prints_plan_and_card(line: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """It asks no Hub, and its card has the sizes and types of the files as they will be."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

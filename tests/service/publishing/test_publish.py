@@ -10,7 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,24 @@ def test_an_interrupted_upload_is_resumed(out: Path, hub: WritableHub, tmp_path:
     assert _run(line[4:]) == 0
     assert f"published {hub.url}/{REPO}/commit/{found.refs['main']}" in capsys.readouterr().out
     assert hub.puts == [first, second, second] and len(found.messages) == 2
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_progress_is_reported_within_a_file(refused: int, out: Path, hub: WritableHub) -> None:
+    """And a file that is sent again is not counted again."""
+    reports: list[int] = []
+    totals: dict[Phase, int] = {}
+
+    @contextmanager
+    def stage(phase: Phase, total: int) -> Iterator[Progress]:
+        totals[phase] = total
+        yield reports.append if phase is Phase.UPLOADING else lambda done: None
+
+    hub.refuse = refused
+    ggferry.publish(out / "b-f16.gguf", TO, progress=stage)
+    assert len(hub.puts) == 1 + refused
+    largest = (out / "b-f16.gguf").stat().st_size
+    assert sum(reports) == totals[Phase.UPLOADING] and max(reports) < largest / 5
 
 
 def test_the_hub_says_no(out: Path, hub: WritableHub, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -304,7 +323,9 @@ def test_places_of_this_machine_stay_here(out: Path, hub: WritableHub) -> None:
     [
         ("me/b", {}),
         ("hf://me", {}),
-        ("hf://me/b@v2", {}),
+        ("hf://me/b@", {}),
+        ("hf://me/b@v2", {"revision": "v3"}),
+        ("hf://me/b@v2", {"create_pr": True}),
         ("hf://me/../b", {}),
         ("hf://me/b--c", {}),
         (TO, {"revision": "a..b"}),

@@ -69,6 +69,7 @@ def test_what_cannot_be_compared(server: Server, client: httpx.Client, root: Pat
     assert client.post(f"/models/{job}/quality", json={"text": TEXT}).status_code == 409
 
 
+@pytest.mark.slow
 def test_a_server_that_ended_meanwhile(tmp_path: Path, fixtures: Path) -> None:
     """What it was at is shown as interrupted, and can be compared again."""
     (tmp_path / "root").mkdir()

@@ -93,6 +93,7 @@ def test_secrets_of_before_in_postgresql(postgres: str, tmp_path: Path) -> None:
         assert kept_secrets(place)[key] == kept
 
 
+@pytest.mark.slow
 def test_the_key_is_given_from_elsewhere(tmp_path: Path) -> None:
     key = Fernet.generate_key().decode()
     made = added(tmp_path / "data", GGFERRY_SECRET_KEY=key)
@@ -134,6 +135,7 @@ def test_a_secret_of_another_row_is_not_taken() -> None:
         box.open("second", box.seal("first", SECRET))
 
 
+@pytest.mark.slow
 def test_a_backup_has_the_key_only_where_it_is_asked_for(tmp_path: Path) -> None:
     made = added(tmp_path / "data")
     command("serve", "--data", tmp_path / "data", "backup", tmp_path / "plain.tar")

@@ -170,6 +170,7 @@ def test_an_answer_that_is_lost_is_looked_for(store: S3Store, local: Path, stage
     assert store.get("new/deny/a.gguf") == OURS and left(store) == ["deny/a.gguf"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "key", "fault"),
     [

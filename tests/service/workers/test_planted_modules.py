@@ -70,6 +70,7 @@ def walk_through(command: list[str], folder: Path) -> None:
     assert (out / "out" / "q4_0.gguf").exists()
 
 
+@pytest.mark.slow
 def test_the_commands_import_nothing_from_the_folder_they_run_in(folder: Path, ran: Path) -> None:
     walk_through(SCRIPT, folder)
     assert not ran.exists(), ran.read_text()

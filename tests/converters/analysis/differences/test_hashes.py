@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import ggferry
 from ggferry.formats.gguf.values import string
@@ -17,6 +18,7 @@ from helpers.attack_tools import typed
 LLAMA = ("hf", "out", "llama", "llama.q8_0.gguf")
 
 
+@pytest.mark.slow
 def test_gguf_py_says_the_same(fixtures: Path) -> None:
     path = fixtures.joinpath(*LLAMA)
     theirs = subprocess.run(
