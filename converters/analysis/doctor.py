@@ -11,6 +11,7 @@ from typing import Any
 from ggferry.converters.analysis import mixed_endian as mixed_endian
 from ggferry.converters.analysis import other_formats as foreign
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.prequantized.recognize import configuration, method_of
 from ggferry.converters.proof.receipt import LLAMA_CPP
 from ggferry.converters.proof.runtime_notes import faults
 from ggferry.converters.rewrite.pieces import is_piece
@@ -235,23 +236,21 @@ def _is_misnamed(checkpoint: Checkpoint, path: str) -> bool:
 
 def _words(checkpoint: Checkpoint) -> str:
     version = "" if checkpoint.version is None else f" v{checkpoint.version}"
-    scheme = _scheme(checkpoint.metadata) if kind_of(checkpoint.container) is Kind.TRAINING else ""
+    scheme = _scheme(checkpoint) if kind_of(checkpoint.container) is Kind.TRAINING else ""
     count = f", {len(checkpoint.tensors)} tensors" if checkpoint.tensors else ", a vocabulary without tensors"
     files = f" in {len(checkpoint.files)} files" if len(checkpoint.files) > 1 else ""
     era = f", {checkpoint.era}" if checkpoint.era else ""
     return f"{label_of(checkpoint.container)}{version}{era}{count}{files}{scheme}"
 
 
-def _scheme(config: Mapping[str, Any]) -> str:
+def _scheme(checkpoint: Checkpoint) -> str:
     """Return in words how a checkpoint is quantized already."""
-    declared = config.get("quantization_config") or config.get("quantization")
-    if not isinstance(declared, Mapping):
+    declared = configuration(checkpoint)
+    if declared is None:
         return ""
-    method = declared.get("quant_method")
-    if method is None and "group_size" in declared:
-        return ", quantized by MLX"
-    named = foreign.SCHEMES.get(str(method).lower(), str(method).upper())
-    return f", quantized already: {named}"
+    method = method_of(declared, checkpoint.tensors)
+    how = "" if len(declared) > 1 else ", as its tensors show"
+    return f", quantized already: {foreign.SCHEMES.get(method, method.upper())}{how}"
 
 
 def _remedies(checkpoint: Checkpoint, name: str) -> Iterator[Remedy]:

@@ -120,8 +120,7 @@ def of_folder(names: frozenset[str]) -> OtherFormat | None:
 
 
 SCHEMES = {
-    "exl2": "ExLlamaV2's quantization (EXL2)", "exl3": "ExLlamaV3's quantization (EXL3)", "hqq": "HQQ", "aqlm": "AQLM",
-    "quip": "QuIP#", "quanto": "Quanto", "eetq": "EETQ", "higgs": "HIGGS", "vptq": "VPTQ", "spqr": "SpQR",
-    "torchao": "torchao",
+    "exl3": "ExLlamaV3's quantization (EXL3)", "aqlm": "AQLM",
+    "quip": "QuIP#", "eetq": "EETQ", "higgs": "HIGGS", "vptq": "VPTQ", "spqr": "SpQR",
 }
 """`quant_method` of a configuration → its name, of schemes that are not read here."""

@@ -128,6 +128,8 @@ class Scaled:
     """The group of each column, `(columns,)` (weight_g_idx); if None, or if it holds −1, neighbors form the groups."""
     dense: bool = False
     """Whether packed values continue across the ends of words."""
+    stored: int = 8
+    """Bits that values which are not packed have, of the eight of an int8."""
 
     def __call__(self, start: int, stop: int) -> Floats:
         values, groups = self._values(start, stop), self._groups()
@@ -156,7 +158,7 @@ class Scaled:
             return None
         if self.zero is not None and self.zero.ref.type.name not in ("I8", "I32"):
             return None
-        least = -(1 << (self.bits or 8) - 1)
+        least = -(1 << (self.bits or self.stored) - 1)
         low, high = (0, 0) if self.zero is None else self.zero.range(self.checkpoint, self.weight.rows)
         columns = self._groups()
         size, ordered = run_length(columns), is_shuffled(columns)

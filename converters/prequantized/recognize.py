@@ -1,6 +1,6 @@
 """Recognize checkpoints whose weights are quantized already by their configuration, and present them as plain matrices.
 
-`schemes/` holds the schemes that are supported; every other (HQQ, Quanto, …) is refused by name before any weight is
+`schemes/` holds the schemes that are supported; every other (AQLM, EXL3, …) is refused by name before any weight is
 read. Source of the configurations: transformers' `utils/quantization_config.py`.
 """
 
@@ -67,7 +67,7 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     schemes = {name: scheme for scheme in _schemes() for name in scheme.methods}
     if method not in schemes:
         raise UnsupportedError(
-            "weights are quantized by a scheme that ggferry does not carry",
+            f"weights are quantized by a scheme that ggferry does not carry{_WHY.get(method, '')}",
             path=checkpoint.path,
             found=method,
             expected=", ".join(sorted(schemes)),
@@ -85,7 +85,7 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
     """Return what the checkpoint states about its quantization, or None.
 
     That is `quantization_config` (or `compression_config`, or MLX's `quantization`) of config.json, or the sidecar file
-    that AutoGPTQ, AutoAWQ and ModelOpt write.
+    that AutoGPTQ, AutoAWQ and ModelOpt write; where there is neither, the name of the scheme whose tensors are there.
     """
     places = [checkpoint.metadata]
     places += [inner for key in ("text_config", "llm_config") if isinstance(inner := places[0].get(key), dict)]
@@ -99,7 +99,21 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
         if isinstance(beside, dict):
             inner = beside.get("quantization")
             return {"quant_method": "modelopt", **inner} if isinstance(inner, dict) else beside
-    return None
+    found = {method for name in checkpoint.tensors for end, method in _BY_TENSORS.items() if name.endswith(end)}
+    return {"quant_method": found.pop()} if len(found) == 1 else None
+
+
+_WHY = {"eetq": ": its int8 lie in the order of a CUDA kernel, which depends on the GPU and is not stated in the file"}
+"""Method → why its weights cannot be read, where that is known."""
+
+_BY_TENSORS = {
+    ".qweight": "gptq",
+    ".W_q": "hqq",
+    ".weight._data": "quanto",
+    ".weight._data._data": "quanto",
+    ".q_weight": "exl2",
+}
+"""End of a tensor's name that a scheme alone has → the scheme, of those that were saved without a configuration."""
 
 
 _SIGNS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ from ggferry.formats.pytorch.pickle_names import View
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 """Keys under which trainers keep the state dict: Lightning, the PyTorch tutorials, fairseq, DeepSpeed."""
 
+MAX_VALUES = 1 << 18
+"""Most numbers and words beside tensors that are kept: hqq has 15 for each of the 4,000 matrices of a large model."""
+MAX_WORD = 64  # letters of such a word, numbers of such a shape
 MAX_SIZES = 64
 """Most entries of a dictionary of sizes that accompanies a model: Whisper's has ten."""
 _OPTIMIZER = frozenset({"state", "param_groups"})  # torch.optim.Optimizer.state_dict()
@@ -36,6 +40,8 @@ class State:
     wrapper: str = ""
     notes: tuple[str, ...] = ()
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    """Numbers, short words and shapes among the model's tensors, by name: hqq stores what it packed a layer with."""
 
 
 def find_state(value: Any, path: str) -> State:
@@ -67,7 +73,7 @@ def find_state(value: Any, path: str) -> State:
         raise UnsupportedError("checkpoint has no tensors", path=path, expected="names to tensors", hint=_SAVE)
     wrapper = ".".join(keys)
     notes = (f"the model was found under {wrapper!r}",) if keys else ()
-    return State(tensors, others, wrapper, (*notes, *walk.notes()), sizes)
+    return State(tensors, others, wrapper, (*notes, *walk.notes()), sizes, walk.values)
 
 
 def _are_sizes(item: Any) -> bool:
@@ -93,6 +99,7 @@ class _Walk:
         self.left = MAX_PICKLE_OPS
         self.plain: list[str] = []
         self.plain_count = 0
+        self.values: dict[str, Any] = {}
 
     def finds(self, items: dict[Any, Any]) -> bool:
         """Return whether there is a tensor anywhere in `items`."""
@@ -126,7 +133,7 @@ class _Walk:
                     pending.append((name, iter(inside)))
                     break
                 else:
-                    self._caveat(name)
+                    self._caveat(name, value)
             else:
                 pending.pop()
 
@@ -141,8 +148,10 @@ class _Walk:
             raise OutOfRangeError("length of a name", path=self.path, found=size, expected=f"1 to {MAX_NAME} bytes")
         return name
 
-    def _caveat(self, name: str) -> None:
+    def _caveat(self, name: str, value: Any) -> None:
         self.plain_count += 1
+        if _is_small(value) and len(self.values) < MAX_VALUES:
+            self.values[name] = value
         if len(self.plain) < 5:
             self.plain.append(name)
 
@@ -150,7 +159,15 @@ class _Walk:
         if not self.plain_count:
             return ()
         more = f" and {self.plain_count - len(self.plain)} more" if self.plain_count > len(self.plain) else ""
-        return (f"not tensors, left out: {', '.join(self.plain)}{more}",)
+        return (f"beside the tensors: {', '.join(self.plain)}{more}",)
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return len(value) <= MAX_WORD and all(type(number) is int and _is_small(number) for number in value)
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 63
+    return math.isfinite(value) if isinstance(value, float) else isinstance(value, str) and len(value) <= MAX_WORD
 
 
 def _holds_more(items: list[Any] | tuple[Any, ...]) -> bool:

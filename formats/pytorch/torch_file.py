@@ -71,7 +71,7 @@ def read_contents(source: Source, file: int = 0) -> Contents:
     sums = tuple(Checksum(file, entry.offset, entry.nbytes, entry.crc32) for entry in archive.entries.values())
     notes = (*state.notes, *_remarks(archive, root, records, header), *_shared(tensors))
     version = int(header["version"])
-    header = {**state.sizes, **header}
+    header = {**state.sizes, **header, **({"values": state.values} if state.values else {})}
     return Contents(tensors, dropped, sums if archive.has_checksums else (), header, version, notes)
 
 

@@ -153,7 +153,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     tensors, index_notes = join_files([(f.path, t.tensors) for f, t in zip(files, tables, strict=True)], index)
     beside = sidecars(weights)
     config, caveats = configuration(weights, beside)
-    header: JSONObject = {"metadata": dict(tables[0].metadata)}
+    header: JSONObject = {"metadata": {key: text for table in reversed(tables) for key, text in table.metadata.items()}}
     if index is not None:
         header["index"] = dict(index.metadata)
     notes = (*weights.notes, *(note for table in tables for note in table.notes), *index_notes, *caveats)

@@ -358,13 +358,13 @@ def last_merge(merge: Any, form: Callable[[list[str]], Any] = list) -> Change:
     return document("tokenizer.json", change)
 
 
-def packed(**stated: Any) -> Change:
+def packed(parts: tuple[str, ...] = ("qweight", "qzeros", "scales"), **stated: Any) -> Change:
     """Put packed integers in the place of one matrix, and say so."""
     name = "model.layers.0.mlp.up_proj."
 
     def change(held: dict[str, np.ndarray]) -> None:
         del held[name + "weight"]
-        held |= {name + part: np.zeros((8, 8), np.int32) for part in ("qweight", "qzeros", "scales")}
+        held |= {name + part: np.zeros((8, 8), np.int32) for part in parts}
 
     return both(weights(change), configured(**({"quantization_config": stated} if stated else {})))
 
@@ -463,7 +463,18 @@ H_LIST: dict[str, tuple[Callable[[Path], Path], Change, type[e.GgferryError], st
         e.UnsupportedError,
         "found surprise, expected awq.*gptq",
     ),
-    "H12 packed and nothing says how": (merged, packed(), e.UnsupportedError, "no configuration says how.*qweight"),
+    "H12 packed and nothing says how": (
+        merged,
+        packed(("weight_packed", "weight_scale")),
+        e.UnsupportedError,
+        "no configuration says how.*weight_packed",
+    ),
+    "H12 GPTQ without a configuration whose shapes are none of its": (
+        merged,
+        packed(),
+        e.UnsupportedError,
+        "bits of .*qweight.* zero points are .*found 32, expected 2, 3, 4 or 8",
+    ),
     "H12 GPTQ of other groups": (
         merged,
         packed(quant_method="gptq", bits=4, group_size=128),

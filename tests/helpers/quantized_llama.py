@@ -17,6 +17,8 @@ from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.readers.gguf import open_gguf
 
 WIDTH, FF, HEADS, KV_HEADS, LAYERS, VOCAB = 64, 96, 4, 2, 3, 72
+LINE = "metadata of the file: "
+"""Before the name of a pretended tensor whose bytes are a line of the file's metadata."""
 Tensors = dict[str, torch.Tensor]
 Quantize = Callable[[str, np.ndarray, np.random.Generator], tuple[Tensors, np.ndarray]]
 """name of the weight, its values → the tensors that stand for it, and what they mean in float32."""
@@ -70,7 +72,10 @@ def write(folder: Path, tensors: Tensors, settings: Any, dtype: str | None = "bf
     config |= {} if dtype is None else {"torch_dtype": dtype}
     config |= {} if settings is None else {"quantization_config": settings}
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    lines = {name: bytes(tensor.tolist()).decode() for name, tensor in tensors.items() if name.startswith(LINE)}
+    weights = {name: tensor.contiguous() for name, tensor in tensors.items() if name not in lines}
+    metadata = {name.removeprefix(LINE): text for name, text in lines.items()}
+    save_file(weights, folder / "model.safetensors", metadata)
     return folder
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Rows, Scaled
 from ggferry.converters.prequantized.exact_blocks import Groups, ScaledBlocks
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UnsupportedError
+from ggferry.quant.codec import block_type
 from ggferry.quant.codecs.packed import WORD_BITS
 from ggferry.support.records import dataclass
 
@@ -79,11 +80,13 @@ def take(
     scale: Grid,
     zero: Grid | None = None,
     order: TensorRef | None = None,
+    target: str = "",
 ) -> None:
+    """Add a matrix whose values are the elements of `ref`, and note what is used; `target`: its name, if another."""
     rows, columns = matrix(checkpoint, ref)
     values = Scaled(checkpoint, ref, columns, scale, zero, 0, order)
     form = "fp8" if ref.type.name in FP8 else "int8"
-    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values, groups=values.groups(), form=form)
+    found.matrices[ref.name] = Matrix(target or ref.name, (rows, columns), values, groups=values.groups(), form=form)
     found.used |= {grid.ref.name for grid in (scale, zero) if grid} | ({order.name} if order else set())
 
 
@@ -143,6 +146,13 @@ def of_type(checkpoint: Checkpoint, ref: TensorRef, *types: str) -> TensorRef:
             f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected=" or ".join(types)
         )
     return ref
+
+
+def seen_as(ref: TensorRef, kind: str, columns: int) -> TensorRef:
+    """Return the bytes of a matrix as one of another type."""
+    shape = (ref.shape[0], columns)
+    (span,) = ref.spans
+    return replace(ref, type=block_type(kind), shape=shape, spans=(replace(span, shape=shape),))
 
 
 def of_shape(checkpoint: Checkpoint, ref: TensorRef, beside: str, *shapes: tuple[int, ...]) -> TensorRef:

@@ -1,6 +1,6 @@
-"""GPTQ of 2, 3, 4 and 8 bits, in both versions of its format.
+"""GPTQ of 2, 3, 4 and 8 bits, in both versions of its format, and of 2023 without a configuration.
 
-Source: GPTQModel's and AutoGPTQ's `quantize_config.json`.
+Source: GPTQModel's and AutoGPTQ's `quantize_config.json`; `_gptq_2023` has what is older.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from ggferry.converters.prequantized.schemes._common import (
     Found,
     Matrix,
     Scheme,
-    group_size,
     matrix,
     piece,
+)
+from ggferry.converters.prequantized.schemes._gptq_2023 import (
+    BITS,
+    Products,
+    bits_by_lengths,
+    bits_in,
+    columns_in,
+    group_in,
+    products_of,
 )
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
@@ -126,20 +134,49 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
             hint=DEQUANTIZE,
         )
     found, widths = Found("GPTQ"), set()
-    for name, words in checkpoint.tensors.items():
-        if not name.endswith(".qweight"):
-            continue
-        base = name.removesuffix(".qweight")
-        zeros, scales = (piece(checkpoint, f"{base}.{end}", name) for end in ("qzeros", "scales"))
-        order = checkpoint.tensors.get(f"{base}.g_idx")
-        made = _gptq_matrix(checkpoint, config, words, zeros, scales, order, version == "gptq")
+    quantized = {name: ref for name, ref in checkpoint.tensors.items() if name.endswith(".qweight")}
+    declared = "bits" in config
+    older = [words for name, words in quantized.items() if _beside(name, "zeros") in checkpoint.tensors]
+    if older and not declared:
+        config = {**config, "bits": bits_by_lengths(checkpoint, older)}
+    for name, words in quantized.items():
+        made: Gptq | Products
+        if _beside(name, "zeros") in checkpoint.tensors:
+            made = products_of(checkpoint, config, words, _known(checkpoint, words, config.get("bits")))
+            found.used |= {made.products.name, made.scales.name}
+        else:
+            made = _of_qzeros(checkpoint, config, words, version == "gptq")
+            found.used |= {_beside(name, end) for end in ("qzeros", "scales", "g_idx")}
         shape = (words.shape[1], words.shape[0] * WORD_BITS // made.bits)
-        found.matrices[name] = Matrix(f"{base}.weight", shape, made, groups=made.groups(), form=f"int{made.bits}")
-        found.used |= {f"{base}.{end}" for end in ("qzeros", "scales", "g_idx")}
+        weight = _beside(name, "weight")
+        found.matrices[name] = Matrix(weight, shape, made, groups=made.groups(), form=f"int{made.bits}")
         widths.add(made.bits)
     found.scheme = f"GPTQ of {' and '.join(map(str, sorted(widths)))} bits"
+    if not declared:
+        found.scheme += " without a configuration: bits and groups follow from shapes"
     _drop_empty_biases(checkpoint, found)
     return found
+
+
+def _beside(name: str, end: str) -> str:
+    return name.removesuffix("qweight") + end
+
+
+def _known(checkpoint: Checkpoint, words: TensorRef, bits: Any) -> int:
+    """Return the bits of a value. Raises UnsupportedError for a number that GPTQ does not have."""
+    if type(bits) is not int or bits not in BITS:
+        raise UnsupportedError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected="2, 3, 4 or 8")
+    return bits
+
+
+def _of_qzeros(checkpoint: Checkpoint, config: Config, words: TensorRef, first_version: bool) -> Gptq:
+    zeros, scales = (piece(checkpoint, _beside(words.name, end), words.name) for end in ("qzeros", "scales"))
+    order = checkpoint.tensors.get(_beside(words.name, "g_idx"))
+    if "bits" not in config:
+        bits = bits_in(checkpoint, words, zeros, scales)
+        group = -1 if order is not None else group_in(checkpoint, config, scales, columns_in(checkpoint, words, bits))
+        config = {"group_size": group, **config, "bits": bits}
+    return _gptq_matrix(checkpoint, config, words, zeros, scales, order, first_version)
 
 
 def _gptq_matrix(
@@ -161,12 +198,9 @@ def _gptq_matrix(
         bits, rest = divmod(words.shape[0] * WORD_BITS, order.elements)
         if rest or (bits != declared and not config.get("dynamic")):
             raise InconsistentError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected=declared)
-    if type(bits) is not int or bits not in (2, 3, 4, 8):
-        raise UnsupportedError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected="2, 3, 4 or 8")
-    columns, rest = divmod(words.shape[0] * WORD_BITS, bits)
-    if rest:
-        raise ShapeError(f"{words.name!r} of {bits} bits", path=checkpoint.path, found=list(words.shape))
-    group = group_size(checkpoint, config.get("group_size", -1), columns)
+    bits = _known(checkpoint, words, bits)
+    columns = columns_in(checkpoint, words, bits)
+    group = group_in(checkpoint, {"group_size": -1, **config}, scales, columns)
     groups, needed = scales.shape[0], -(-columns // group)
     if order is None and groups != needed:
         raise ShapeError(f"groups of {scales.name!r}", path=checkpoint.path, found=groups, expected=needed)

@@ -6,7 +6,6 @@ and `fp_quantized.h`; mlx-lm `utils.py` (`quantize_model`: settings for single l
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ggferry.converters.model_graph.rows import raw_rows, values_of
@@ -31,10 +30,10 @@ from ggferry.converters.prequantized.schemes._common import (
     of_shape,
     of_type,
     piece,
+    seen_as,
 )
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, UnsupportedError
-from ggferry.quant.codec import block_type
 from ggferry.quant.codecs.packed import WORD_BITS, unpack_stream
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
@@ -137,17 +136,10 @@ def _rows(
     if mode == "mxfp4":
         return "MXFP4", Mxfp4Blocks(checkpoint, words, scales)
     if mode == "mxfp8":
-        return "F32", Mxfp8Values(checkpoint, _seen_as(words, "F8_E4M3", columns), scales)
+        return "F32", Mxfp8Values(checkpoint, seen_as(words, "F8_E4M3", columns), scales)
     if columns % BLOCK == 0:
         return "NVFP4", Nvfp4Blocks(checkpoint, words, scales)
-    return "F32", Nvfp4Values(checkpoint, words, _seen_as(scales, "F8_E4M3", scales.columns))
-
-
-def _seen_as(ref: TensorRef, kind: str, columns: int) -> TensorRef:
-    """The same bytes as a matrix of another type."""
-    shape = (ref.shape[0], columns)
-    (span,) = ref.spans
-    return replace(ref, type=block_type(kind), shape=shape, spans=(replace(span, shape=shape),))
+    return "F32", Nvfp4Values(checkpoint, words, seen_as(scales, "F8_E4M3", scales.columns))
 
 
 SCHEME = Scheme(("mlx",), find)

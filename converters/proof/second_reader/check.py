@@ -144,7 +144,10 @@ class Reading:
         return [(ref.name, node.name) for node in self.graph.nodes for ref in node.inputs[:1]]
 
     def _scheme(self) -> tuple[str, Mapping[str, Any]]:
-        """Choose the parts of quantized matrices; return what the configuration calls their scheme, and itself."""
+        """Choose the parts of quantized matrices; return what the configuration calls their scheme, and itself.
+
+        With it goes the shape of each matrix, which the model's own configuration has confirmed: `shapes`.
+        """
         settings = configuration(self.checkpoint) or {}
         derived = [
             ref for ref in self.understood.tensors.values() if ref.derived is not None and not ref.derived.merged
@@ -155,7 +158,8 @@ class Reading:
             for down in sorted({(0, min(ref.rows, ROWS)), (max(0, ref.rows - ROWS), ref.rows)}):
                 for across in sorted({(0, min(ref.columns, COLUMNS)), (max(0, ref.columns - COLUMNS), ref.columns)}):
                     self.matrices.append((ref, down, across))
-        return method_of(settings, self.checkpoint.tensors), settings
+        shapes = {ref.name: ref.shape for ref, _, _ in self.matrices}
+        return method_of(settings, self.checkpoint.tensors), {**settings, "shapes": shapes}
 
     def check(self) -> SecondReading:
         """Wait for the answer and compare. Raises VerificationError where a library reads something else."""

@@ -116,7 +116,7 @@ def test_folders(tmp_path: Path) -> None:
         return found.what, found.exit_code
 
     config = (CHECKPOINT / "config.json").read_bytes()
-    exl2 = json.dumps({**json.loads(config), "quantization_config": {"quant_method": "exl2"}}).encode()
+    exl3 = json.dumps({**json.loads(config), "quantization_config": {"quant_method": "exl3"}}).encode()
     weights = (CHECKPOINT / "model.safetensors").read_bytes()
     assert made("a", model__bin=CTRANSLATE2, config__json=b"{}", shared_vocabulary__json=b"[]") == (
         "a CTranslate2 model",
@@ -127,8 +127,8 @@ def test_folders(tmp_path: Path) -> None:
     assert made("d", model__safetensors=POINTER, config__json=config)[0].endswith(
         "the file itself was never downloaded"
     )
-    what, code = made("e", model__safetensors=weights, config__json=exl2)
-    assert "ExLlamaV2" in what and code == 4
+    what, code = made("e", model__safetensors=weights, config__json=exl3)
+    assert "ExLlamaV3" in what and code == 4
     index = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}).encode()
     assert made("f", model__safetensors__index__json=index, config__json=config)[1] == 3
 

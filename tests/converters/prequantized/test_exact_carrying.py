@@ -35,6 +35,7 @@ from helpers.packed_fp8_gptq import compressed, fp8, gptq, gptq_config, integers
 from helpers.packed_further import AWQ, BLOCKS, BNB8, affine, awq, four_bits, int8, mlx, packed_integers, ternary
 from helpers.quantized_llama import Quantize, Tensors, changed, gguf_name, in_gguf_order, model, request, write
 from helpers.third_party_fixtures import FIXTURES
+from helpers.values import decoded
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 VOCABULARY = FIXTURES / "tokenizers" / "spm_bpe"
@@ -100,14 +101,6 @@ NOT_EXACT: dict[str, tuple[Quantize, dict[str, Any], str]] = {
     "mlx 8": (affine(8, 32), mlx(8, 32), "256 levels"),
     "nf4": (four_bits("nf4", 64), {"quant_method": "bitsandbytes", "load_in_4bit": True}, "NF4"),
 }
-
-
-def decoded(path: Path) -> dict[str, tuple[str, np.ndarray]]:
-    """Type and values of each tensor, by gguf-py."""
-    return {
-        tensor.name: (tensor.tensor_type.name, gguf.dequantize(tensor.data, tensor.tensor_type))
-        for tensor in gguf.GGUFReader(path).tensors
-    }
 
 
 def changed_values(path: Path, meaning: dict[str, np.ndarray]) -> int:

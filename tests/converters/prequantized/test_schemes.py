@@ -185,8 +185,8 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
     ("config", "named"),
     [
         ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "gemv"),
-        ({"quant_method": "quanto"}, "quanto"),
-        ({"quant_method": "hqq"}, "hqq"),
+        ({"quant_method": "eetq"}, "order of a CUDA kernel"),
+        ({"quant_method": "aqlm"}, "aqlm"),
         ({"quant_method": "quip"}, "quip"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ"),
         ({**compressed(4, 32, "marlin-24")}, "marlin-24"),
@@ -194,7 +194,6 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
         ({**compressed(4, 32, "pack-quantized"), "transform_config": {"R1": {}}}, "R1"),
         (gptq_config(4, 32, checkpoint_format="marlin"), "marlin"),
         (gptq_config(5, 32), "bits"),
-        ([], "qweight"),
     ],
 )
 def test_other_schemes_are_refused_by_name(config: Any, named: str, tmp_path: Path) -> None:

@@ -220,6 +220,16 @@ def test_nested_dictionaries_and_lists_are_joined_with_dots(tmp_path: Path) -> N
     assert any("encoder.names" in note and "model.size" in note for note in held.notes)
 
 
+def test_small_values_beside_tensors_are_kept(tmp_path: Path) -> None:
+    """Numbers, words and shapes; nothing that is long, or no number of JSON."""
+    kept = {"bits": 4, "how": "4bit_u8", "shape": torch.Size((96, 128)), "flag": True, "part": 1.5}
+    others = {"big": 1 << 70, "nan": float("nan"), "long": "x" * 65, "sizes": (1 << 70,), "kind": torch.float16}
+    torch.save({"layer": {"W_q": torch.zeros(2), **kept, **others}}, tmp_path / "model.pt")
+    held = open_checkpoint(str(tmp_path / "model.pt"))
+    assert held.header["values"] == {f"layer.{key}": value for key, value in kept.items()}
+    held.close()
+
+
 def test_plain_values_of_every_kind_are_left_out(tmp_path: Path) -> None:
     value = {
         "w": torch.ones(2),

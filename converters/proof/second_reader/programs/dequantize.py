@@ -120,22 +120,29 @@ def modelopt(read: Named, settings: Settings, name: str, r: Array, c: Array) -> 
 def gptq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
     """(q − z) × s; the tensors are stored as (columns, rows)."""
     base = name.removesuffix(".weight")
-    words, order, bits = f"{base}.qweight", f"{base}.g_idx", settings.get("bits")
-    if order in read and read.shape(order)[0]:
-        bits = read.shape(words)[0] * 32 // read.shape(order)[0]
-    assert isinstance(bits, int)
+    words, order, columns = f"{base}.qweight", f"{base}.g_idx", settings["shapes"][name][-1]
+    bits = read.shape(words)[0] * 32 // columns
     stored = np.asarray(read(words, slice(None), _cover(r)))[:, r - r.min()].T
     levels = _bits(stored, c * bits, bits)
-    size = settings.get("group_size", -1)
-    columns = read.shape(words)[0] * 32 // bits
+    tall = read.shape(f"{base}.scales")
+    size = settings.get("group_size") or _gptq_group(columns, 1 if tall[1] == 1 else tall[0])
     groups = c // (columns if size == -1 else size)
     if order in read and read.shape(order)[0]:
         groups = np.asarray(read(order, _cover(c)))[c - c.min()].astype(np.int64)
+    if f"{base}.zeros" in read:  # of March 2023: zero × scale
+        scale, product = (_floats(read, f"{base}.{end}") for end in ("scales", "zeros"))
+        scale, product = (x[r] if tall[1] == 1 else x[groups][:, r].T for x in (scale, product))
+        return levels.astype(np.float32) * scale - product
     zeros = _bits(np.asarray(read(f"{base}.qzeros"))[groups], r * bits, bits)
     if settings.get("checkpoint_format", "gptq") == "gptq":  # its first version keeps zeros less one
         zeros = (zeros + 1) % (1 << bits)
     scales = _floats(read, f"{base}.scales")[groups][:, r]
     return ((levels - zeros.T).astype(np.float32) * scales.T).astype(np.float32)
+
+
+def _gptq_group(columns: int, groups: int) -> int:
+    """Return the columns of a group where nothing states it: equal parts, else the next power of two."""
+    return columns // groups if columns % groups == 0 else 1 << (-(-columns // groups) - 1).bit_length()
 
 
 def awq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
@@ -238,6 +245,69 @@ def _zeros(
     return (_bits(stored, down // per * 32 + down % per * bits, bits)[groups].T - (1 << bits - 1)).astype(np.float32)
 
 
+def hqq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    """(q − zero) × scale over a matrix of its own shape, whose rows lie in parts of bits, the first part highest."""
+    base = name.removesuffix("weight")
+    columns, scales = settings["shapes"][name][-1], read.shape(f"{base}scale")
+    count = max(scales)  # groups; one row of them where the axis is 0
+    width = count if scales[0] == 1 and count > 1 else settings["shapes"][name][0] * columns // count
+    down, across = np.divmod(r[:, None] * columns + c[None, :], width)
+    stored = read.shape(f"{base}W_q")[0]
+    packed = np.ascontiguousarray(read(f"{base}W_q", _cover(down % stored)))
+    words = read.kind(f"{base}W_q") == "I32"
+    bits = 3 if words else 8 // (-(-settings["shapes"][name][0] * columns // width) // stored)
+    packed = packed.view(np.uint32 if words else np.uint8)[down % stored - (down % stored).min(), across]
+    levels = packed >> ((30 if words else 8) - bits * (down // stored + 1)) & ((1 << bits) - 1)
+    group = across if scales[0] == 1 and count > 1 else down
+    scale, zero = (_floats(read, f"{base}{end}").reshape(-1)[group] for end in ("scale", "zero"))
+    return (levels.astype(np.float32) - zero) * scale
+
+
+def torchao(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    """(q − zero) × scale of a patch; two columns in a byte: q × scale + zero, whose groups lie down the first axis."""
+    module, _, last = name.rpartition(".")
+    stem = f"{module}._{last}_"
+    data, scale, shape = f"{stem}qdata", f"{stem}scale", settings["shapes"][name]
+    if read.shape(data)[1] * 2 == shape[1]:
+        codes = _nibbles(read, data, r, c).astype(np.int64)
+        groups = c // (shape[1] // read.shape(scale)[0])
+        factor, zero = (_block(read, f"{stem}{end}", groups, r).astype(np.float32).T for end in ("scale", "zero_point"))
+        return np.where(codes > 7, codes - 16, codes).astype(np.float32) * factor + zero
+    own = read.shape(scale)
+    values = _block(read, data, r, c).astype(np.float32)
+    tall = shape[0] // own[0] if len(own) == 2 else 0
+    if f"{stem}zero_point" in read:
+        values = values - _spread(read, f"{stem}zero_point", shape, tall, 0, r, c)
+    return values * _spread(read, scale, shape, tall, 0, r, c)
+
+
+def quanto(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    shape = read.shape(f"{name}._data")
+    return _block(read, f"{name}._data", r, c).astype(np.float32) * _spread(read, f"{name}._scale", shape, 0, 0, r, c)
+
+
+def exl2(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    """(q − half of the levels) × (code + 1)² × greatest / 256, the scale a float16; columns stand in another order."""
+    base = name.removesuffix("weight")
+    table = np.asarray(read(f"{base}q_groups")).reshape(-1, 2).view(np.uint16).astype(np.int64)
+    ends = np.append(table[1:, 1], read.shape(f"{base}q_weight")[0])
+    places = np.asarray(read(f"{base}q_invperm", _cover(c)))[c - c.min()].astype(np.int64)
+    words = np.asarray(read(f"{base}q_weight", slice(None), _cover(r)))[:, r - r.min()].T
+    codes = np.asarray(read(f"{base}q_scale", slice(None), _cover(r // 8)))[:, r // 8 - r.min() // 8]
+    roots = (codes >> 4 * (r % 8) & 15) + 1
+    greatest = np.asarray(read(f"{base}q_scale_max")).astype(np.float32) / 256
+    scales = (greatest.astype(np.float16).astype(np.float32)[:, None] * roots**2).astype(np.float16).astype(np.float32)
+    firsts = np.cumsum(np.append(0, (ends - table[:, 1]) * 32 // table[:, 0]))[:-1]
+    groups = np.searchsorted(firsts, places, "right") - 1
+    found = np.empty((len(r), len(c)), np.float32)
+    for column, (place, group) in enumerate(zip(places, groups, strict=True)):
+        bits, first = table[group]
+        own = words[:, first : ends[group]]
+        level = _bits(own, np.array([(place - firsts[group]) * bits]), int(bits))[:, 0] - (1 << int(bits) - 1)
+        found[:, column] = level.astype(np.float32) * scales[group]
+    return found
+
+
 # --- the others ---------------------------------------------------------------------------------------------------
 
 
@@ -296,6 +366,10 @@ SCHEMES = {
     "gptq": gptq,
     "awq": awq,
     "mlx": mlx,
+    "hqq": hqq,
+    "torchao": torchao,
+    "quanto": quanto,
+    "exl2": exl2,
     "mxfp4": mxfp4,
     "bitnet": bitnet,
     "bitsandbytes": bitsandbytes,

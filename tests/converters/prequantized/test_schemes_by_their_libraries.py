@@ -1,0 +1,86 @@
+"""Layers that the schemes' own libraries packed mean what these libraries say (`helpers/make_scheme_fixtures.py`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from helpers.third_party_fixtures import FIXTURES
+from helpers.values import dequantized_values
+
+LAYER = "model.layers.0.mlp.up_proj.weight"
+BLOCKS = {
+    "gptq-20230310-4": "Q4_1",
+    "gptq-20230320-3-64": "Q4_0",
+    "gptq-20230328-4-32": "",
+    "hqq-8": "",
+    "hqq-4": "Q4_1",
+    "hqq-4-axis0": "",
+    "hqq-4-whole-zeros": "Q5_0",
+    "hqq-4-as-float": "Q4_1",
+    "hqq-3": "Q4_1",
+    "hqq-3-axis0": "",
+    "hqq-2": "",
+    "hqq-1": "Q4_1",
+    "hqq-1.58": "Q4_1",
+    "torchao-int8-weight-only": "Q8_0",
+    "torchao-int8-groups": "Q8_0",
+    "torchao-int8-dynamic": "Q8_0",
+    "torchao-float8-weight-only": "",
+    "torchao-8da4w": "Q4_0",
+    "torchao-int4-asymmetric": "Q5_0",
+    "torchao-int2": "Q4_0",
+    "torchao-int6-rows": "Q8_0",
+    "exl2-all-bits": "",
+    "exl2-3.5": "",
+    "quanto-qint8": "Q8_0",
+    "quanto-qfloat8_e4m3fn": "",
+    "quanto-qfloat8_e5m2": "",
+    "torchao-int4-fbgemm": "Q4_1",
+    "torchao-int4-fbgemm-symmetric": "Q4_0",
+}
+"""Fixture → the blocks that hold its values; '' where none does."""
+
+
+def test_all_fixtures_are_named() -> None:
+    assert {path.stem for path in (FIXTURES / "schemes").glob("*.safetensors")} == set(BLOCKS)
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_values_are_those_of_the_library(case: str, tmp_path: Path) -> None:
+    """Bit for bit; blocks hold the same, or differ by the rounding of a float32 scale to float16."""
+    with safe_open(FIXTURES / "schemes" / f"{case}.safetensors", "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    settings = json.loads(metadata["config"])
+    config = {"model_type": "llama"} | ({} if settings is None else {"quantization_config": settings})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors", metadata)
+    values, kind, held = dequantized_values(tmp_path, LAYER)[LAYER]
+    if case.startswith("exl2"):  # whose kernels write float16: each value is one product, rounded
+        values = values.astype(np.float16).astype(np.float32)
+    assert hashlib.sha256(values.tobytes()).hexdigest() == metadata["meaning"]
+    assert kind == BLOCKS[case]
+    if held is not None:
+        assert np.abs(held - values).max() <= 2**-10 * np.abs(values).max()
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_pt_file_of_hqq_has_its_settings_as_values(old: bool, tmp_path: Path) -> None:
+    """Not as tensors; of 2023 within `meta`."""
+    state = torch.load(FIXTURES / "schemes" / "hqq-3.pt", weights_only=True)
+    if old:
+        name, layer = state.popitem()
+        state[name] = {"W_q": layer.pop("W_q"), "bias": None, "meta": layer}
+    torch.save(state, tmp_path / "qmodel.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with safe_open(FIXTURES / "schemes" / "hqq-3.safetensors", "pt") as file:
+        meaning = file.metadata()["meaning"]
+    values, kind, _ = dequantized_values(tmp_path, LAYER)[LAYER]
+    assert kind == "Q4_1" and hashlib.sha256(values.tobytes()).hexdigest() == meaning
