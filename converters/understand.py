@@ -23,6 +23,7 @@ from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
 from ggferry.converters.model_graph.tensor_roles import any_of_role, is_dropped
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.expressions import evaluate, solve
+from ggferry.converters.schema.fused_attention import check_fusing, fused, was_fused
 from ggferry.converters.unsupported_classes import refusal
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import architectures as class_names
@@ -48,6 +49,7 @@ def understand(
     *,
     mtp: bool | None = None,
     rerank: str = "auto",
+    fuse_qkv: bool = False,
 ) -> ModelGraph:
     """Bind a checkpoint to its architecture, and return the graph.
 
@@ -59,6 +61,7 @@ def understand(
             and GGUF a place for them. A GGUF file has them where it states so.
         rerank: Whether a causal model is a reranker, two rows of its output matrix a classifier: 'yes', 'no', or
             'auto', as what stands beside it says (`converters.reranking`).
+        fuse_qkv: Whether queries, keys and values of a block become one tensor. In a GGUF file they are what they are.
 
     Returns:
         The graph. A GGUF model that no table describes is returned with each tensor as its own role.
@@ -69,7 +72,7 @@ def understand(
         UnsupportedError: No architecture or dialect is known for the checkpoint.
         UnexpectedTensorError, DuplicateError, ShapeError, InconsistentError, TableError: See `bind`.
         UsageError: `mtp` is True for a model that GGUF has no place for such blocks of, or that has none; `rerank` of
-            one that cannot be a reranker.
+            one that cannot be a reranker; `fuse_qkv` of one whose matrices cannot be joined.
     """
     if not checkpoint.tensors and not vocab_only:
         raise MissingError(
@@ -86,6 +89,11 @@ def understand(
         what = f"projector {projector_types(checkpoint)!r}" if named == CLIP else f"architecture {named!r}"
         return undescribed(checkpoint, f"no table describes the {what}")
     architecture, dialect = _architecture_of(whole)
+    if fuse_qkv and checkpoint.container != "gguf":
+        check_fusing(architecture, architecture.dialect(dialect).column, checkpoint.path)
+        architecture = fused(architecture)
+    elif was_fused(checkpoint, architecture):
+        architecture = fused(architecture)
     trunk = architecture
     if mtp is not False and checkpoint.container != "gguf":
         architecture = _predicting(checkpoint, architecture, dialect, required=mtp is True)

@@ -39,6 +39,7 @@ from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.reranking.recognize import rerank_template
 from ggferry.converters.rewrite.declared_digests import changed_files, digest_of_shards, receipt_beside
 from ggferry.converters.rewrite.lineage import edited_keys
+from ggferry.converters.schema.fused_attention import is_joined
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import CLIP, understand, understand_projector
 from ggferry.converters.write.watch_weights import check_sums
@@ -191,7 +192,8 @@ def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> Mode
         options, mtp = request.options, request.mtp
         if mtp is None and not output.sizes.get("n_nextn"):
             mtp = False  # written by --no-mtp, or by a program that drops them
-        return understand(before, texts.hparams, options.vocab_only, mtp=mtp, rerank=request.rerank)
+        fuse = request.fuse_qkv or is_joined(output.architecture)
+        return understand(before, texts.hparams, options.vocab_only, mtp=mtp, rerank=request.rerank, fuse_qkv=fuse)
     graph = understand_projector(before, request.hparams)
     if graph is None:
         raise VerificationError(
