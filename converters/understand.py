@@ -20,7 +20,8 @@ from ggferry.converters.model_graph.open_checkpoint import (
     projectors_of_classes,
 )
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
-from ggferry.converters.model_graph.tensor_roles import any_of_role, is_dropped
+from ggferry.converters.model_graph.tensor_roles import is_dropped
+from ggferry.converters.next_token_blocks import alone, are_alone, check_alone, with_next_tokens, without_decoder
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.expressions import evaluate, solve
 from ggferry.converters.schema.fused_attention import check_fusing, fused, was_fused
@@ -36,8 +37,6 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.reader import Kind, kind_of
 
-NEXT_TOKENS = "blk.{n}.nextn.eh_proj.weight"
-"""What every block that predicts further tokens has, and no other (gguf-py `NEXTN_EH_PROJ`)."""
 CLIP = "clip"
 """What GGUF calls the architecture of every mmproj file."""
 
@@ -50,6 +49,7 @@ def understand(
     mtp: bool | None = None,
     rerank: str = "auto",
     fuse_qkv: bool = False,
+    mtp_only: bool = False,
 ) -> ModelGraph:
     """Bind a checkpoint to its architecture, and return the graph.
 
@@ -62,6 +62,7 @@ def understand(
         rerank: Whether a causal model is a reranker, two rows of its output matrix a classifier: 'yes', 'no', or
             'auto', as what stands beside it says (`converters.reranking`).
         fuse_qkv: Whether queries, keys and values of a block become one tensor. In a GGUF file they are what they are.
+        mtp_only: Whether the blocks that predict further tokens are the graph, without those of the decoder.
 
     Returns:
         The graph. A GGUF model that no table describes is returned with each tensor as its own role.
@@ -94,9 +95,13 @@ def understand(
         architecture = fused(architecture)
     elif was_fused(checkpoint, architecture):
         architecture = fused(architecture)
+    if mtp_only:
+        check_alone(architecture, checkpoint.path, dropped=mtp is False)
+    if are_alone(checkpoint, architecture):
+        return bind(checkpoint, alone(architecture), dialect, hparams)
     trunk = architecture
     if mtp is not False and checkpoint.container != "gguf":
-        architecture = _predicting(checkpoint, architecture, dialect, required=mtp is True)
+        architecture = with_next_tokens(checkpoint, architecture, dialect, required=mtp is True or mtp_only)
     if architecture.dialect(dialect).repeated_kv:
         checkpoint = untiled(checkpoint, architecture.dialect(dialect))
     if dialect == "hf" and any(each.name == "reranker" for each in architecture.dialects):
@@ -116,7 +121,7 @@ def understand(
     try:
         graph = bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
     except MissingError as error:
-        if mtp is not None or architecture is trunk:
+        if mtp is not None or mtp_only or architecture is trunk:
             raise
         note = (
             f"blocks that predict further tokens are left out, as they are not whole: {error.message} ({error.found})"
@@ -127,30 +132,9 @@ def understand(
         if checkpoint.container != "gguf":
             raise
         return undescribed(checkpoint, f"{error.message} ({error.found})")
-    if mtp and not graph.sizes.get("n_nextn"):
+    if (mtp or mtp_only) and not graph.sizes.get("n_nextn"):
         raise UsageError("--mtp: the model states no blocks that predict further tokens", path=checkpoint.path)
-    return graph
-
-
-def _predicting(checkpoint: Checkpoint, architecture: Architecture, dialect: str, *, required: bool) -> Architecture:
-    """Return the architecture with the blocks that predict further tokens, where the checkpoint has some.
-
-    Raises UsageError where they are required and GGUF has no place for them.
-    """
-    able = "mtp" in (param.name for param in architecture.hparams)
-    if required and not able:
-        names = sorted(
-            name for name, spec in architectures().items() if "mtp" in (param.name for param in spec.hparams)
-        )
-        raise UsageError(
-            "--mtp: blocks that predict further tokens are not carried for this architecture",
-            found=architecture.name,
-            expected=", ".join(names),
-        )
-    naming = architecture.dialect(dialect)
-    if not able or not (required or any_of_role(NEXT_TOKENS, checkpoint, architecture, naming)):
-        return architecture
-    return architecture.with_dialect(replace(naming, fixed={**naming.fixed, "mtp": True}))
+    return without_decoder(graph) if mtp_only else graph
 
 
 def _plain(checkpoint: Checkpoint) -> Checkpoint:

@@ -26,6 +26,7 @@ from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.next_token_blocks import are_alone
 from ggferry.converters.proof.compare import Case, Proof, check_accounting, check_hparams, compare_outputs
 from ggferry.converters.proof.metadata import KeyProof, compare_keys
 from ggferry.converters.proof.receipt import line_of
@@ -190,10 +191,19 @@ def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> Mode
     if not output.architecture.projector or before.container == "gguf":
         texts = text_request(request)
         options, mtp = request.options, request.mtp
-        if mtp is None and not output.sizes.get("n_nextn"):
+        only = request.mtp_only or are_alone(output.checkpoint, output.architecture)
+        if mtp is None and not output.sizes.get("n_nextn") and not only:
             mtp = False  # written by --no-mtp, or by a program that drops them
         fuse = request.fuse_qkv or is_joined(output.architecture)
-        return understand(before, texts.hparams, options.vocab_only, mtp=mtp, rerank=request.rerank, fuse_qkv=fuse)
+        return understand(
+            before,
+            texts.hparams,
+            options.vocab_only,
+            mtp=mtp,
+            rerank=request.rerank,
+            fuse_qkv=fuse,
+            mtp_only=only,
+        )
     graph = understand_projector(before, request.hparams)
     if graph is None:
         raise VerificationError(

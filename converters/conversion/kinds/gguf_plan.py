@@ -17,7 +17,7 @@ from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layer
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.prune_experts import explicit_choice, prune_experts
 from ggferry.converters.proof.reference_checked import unchecked
-from ggferry.converters.proof.runtime_keys import architectures, loader
+from ggferry.converters.proof.runtime_keys import architectures, loader, version
 from ggferry.converters.proof.runtime_notes import explains, runtime_notes
 from ggferry.converters.reranking.recognize import with_template
 from ggferry.converters.schema.fused_attention import MATRIX
@@ -54,6 +54,7 @@ def _understood(request: Request, checkpoint: Checkpoint) -> Understood:
         mtp=request.mtp,
         rerank=request.rerank,
         fuse_qkv=request.fuse_qkv,
+        mtp_only=request.mtp_only,
     )
     if request.fuse_qkv:
         _check_fused(graph)
@@ -65,8 +66,8 @@ def _understood(request: Request, checkpoint: Checkpoint) -> Understood:
 def _check_fused(graph: ModelGraph) -> None:
     """Raise UsageError where llama.cpp's loader reads no fused tensor of this architecture."""
     name, known = graph.architecture.name, loader(graph.architecture.name)
-    if known is not None and MATRIX not in known.tensors:
-        raise UsageError(f"--fuse-qkv: llama.cpp {known.version} reads no attn_qkv of this architecture", found=name)
+    if known is None or MATRIX not in known.tensors:
+        raise UsageError(f"--fuse-qkv: llama.cpp {version()} reads no attn_qkv of this architecture", found=name)
 
 
 def tokenizer_of(graph: ModelGraph, checkpoint: Checkpoint, request: Request) -> Tokenizer | None:

@@ -101,6 +101,7 @@ def mmproj_request(request: Request, spec: OutputSpec) -> Request:
         witness=(),
         text=None,
         mtp=False,
+        mtp_only=False,
         fuse_qkv=False,
         out=spec.out,
         out_paths=(),
