@@ -47,8 +47,8 @@ def can_be_fused(architecture: Architecture) -> bool:
     whole = [role for role in parts if role is not None and not role.optional]
     biases = [f"{start}bias" in found for start in _PARTS]
     apart = MATRIX not in found and len(whole) == 3 and len({role.when for role in whole}) == 1
-    turned = any("attn_q" in dialect.conventions.get("transposed", ()) for dialect in architecture.dialects)
-    return apart and not turned and (all(biases) or not any(biases))
+    transposed = any("attn_q" in dialect.conventions.get("transposed", ()) for dialect in architecture.dialects)
+    return apart and not transposed and (all(biases) or not any(biases))
 
 
 def fused(architecture: Architecture) -> Architecture:
