@@ -10,6 +10,7 @@ from typing import Any
 from ggferry.converters.adapters.merge_any import with_adapters
 from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.adapters.prove import prove_adapter
+from ggferry.converters.conversion.adapters_of_receipt import with_adapters_found
 from ggferry.converters.conversion.kinds.adapter import adapter_plan
 from ggferry.converters.conversion.kinds.gguf import plan_in, text_request
 from ggferry.converters.conversion.kinds.gguf_plan import edited, imatrix_of, tokenizer_of
@@ -108,6 +109,8 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
     after = open_checkpoint(output)
     try:
         receipt, notes = _receipt(after)
+        request, found = with_adapters_found(request, receipt, after.path)
+        notes += found
         before = open_source_of(_as_converted(request, receipt, after))
     except BaseException:
         after.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ggferry.formats.errors import (
     GgferryError,
     InconsistentError,
     MissingError,
+    NotFoundError,
     OutOfRangeError,
     ShapeError,
     UnexpectedTensorError,
@@ -121,6 +123,25 @@ def test_it_is_what_peft_merges(name: str, models: Any, tmp_path: Path) -> None:
     converted(tmp_path / "m", tmp_path / "theirs.gguf", level="fast")
     assert_alike(tmp_path / "ours.gguf", tmp_path / "theirs.gguf")
     assert result.proof.logits is not None
+
+
+def test_verify_finds_the_adapters_of_the_receipt_where_they_stood(models: Any, tmp_path: Path) -> None:
+    base, first, second, out = models("llama"), tmp_path / "a", tmp_path / "c", tmp_path / "ours.gguf"
+    with_peft(base, first, None, 1, target_modules=["q_proj"])
+    with_peft(base, second, None, 9, target_modules=["q_proj"])
+    converted(base, out, f"{first}:0.5", str(second), level="fast")
+    request = Request(str(base), vocab=VocabOptions(none=True), level="fast")
+    report = reverify(request, str(out), silent)
+    assert [note for note in report.notes if f"--lora {first}:0.5: found by the receipt" in note]
+    second.rename(tmp_path / "elsewhere")
+    with pytest.raises(NotFoundError, match="the adapter 'c', with which the output was made") as caught:
+        reverify(request, str(out), silent)
+    assert caught.value.hint == "--lora PATH:1" and caught.value.found is None
+    shutil.copytree(first, second)  # one of that name, but another
+    with pytest.raises(NotFoundError, match="other bytes in"):
+        reverify(request, str(out), silent)
+    elsewhere = (f"{first}:0.5", str(tmp_path / "elsewhere"))
+    reverify(replace(request, lora=elsewhere), str(out), silent)
 
 
 def test_several_adapters_apply_in_order_and_verify_reads_them_again(models: Any, tmp_path: Path) -> None:
