@@ -23,7 +23,9 @@ A, B = (f"base_model.model.model.layers.0.mlp.experts.lora_{side}.weight" for si
     ("name", "more"),
     [
         ("qwen3moe", {"target_modules": ["q_proj"]}),  # a matrix for each expert in the checkpoint
-        ("mixtral", {"target_modules": [], "use_rslora": True}),  # under names of its own
+        pytest.param(  # under names of its own
+            "mixtral", {"target_modules": [], "use_rslora": True}, marks=pytest.mark.slow
+        ),
         ("gpt-oss", {"target_modules": []}),  # stacked, as (in, out)
         pytest.param("qwen35moe", {"target_modules": []}, marks=pytest.mark.slow),  # beside shared experts
     ],

@@ -78,6 +78,7 @@ def test_it_quantizes_and_llama_cpp_says_the_same(tmp_path: Path) -> None:
         ("bloom", "not for this model"),  # in one tensor as it is
         ("qwen35", "not for this model"),  # its delta nets have a tensor of that name
         ("bitnet", "reads no attn_qkv of this architecture"),
+        pytest.param("gptj", "not for this model", marks=pytest.mark.slow),  # its tables transpose them
     ],
 )
 def test_refused_in_a_line(name: str, why: str, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def contents(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
     return data, dict(made.metadata)
 
 
-@pytest.mark.parametrize("name", ["glm4moe", "qwen35"])
+@pytest.mark.parametrize("name", ["qwen35", pytest.param("glm4moe", marks=pytest.mark.slow)])
 def test_tensors_and_keys(name: str, tmp_path: Path) -> None:
     predicting(name, tmp_path / "hf")
     convert(asked(tmp_path / "hf", tmp_path / "all.gguf", level="fast"))
