@@ -10,42 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ggferry.converters.model_graph.graph import ModelGraph, losses
-from ggferry.converters.model_graph.open_checkpoint import architectures
-from ggferry.converters.model_graph.tensor_roles import any_of_role
 from ggferry.converters.schema.architecture import Architecture, Role
 from ggferry.converters.schema.roles import Roles, both
 from ggferry.formats.checkpoint import Checkpoint, Dropped
 from ggferry.formats.errors import UsageError
 
-NEXT_TOKENS = "blk.{n}.nextn.eh_proj.weight"
-"""What every block that predicts further tokens has, and no other (gguf-py `NEXTN_EH_PROJ`)."""
 LOADED_ALONE = ("deepseek2", "deepseek32", "glm4moe", "hy_v3", "qwen35", "qwen35moe", "qwen3next")
 """Of the architectures that carry such blocks, those whose loader asks `nextn_flags` (`src/models`, b11549)."""
 _SERIES = "blk."
 _LEFT_OUT = "of the decoder: --mtp-only writes the blocks that predict further tokens alone"
-
-
-def with_next_tokens(
-    checkpoint: Checkpoint, architecture: Architecture, dialect: str, *, required: bool
-) -> Architecture:
-    """Return the architecture with the blocks that predict further tokens, where the checkpoint has some.
-
-    Raises UsageError where they are required and GGUF has no place for them.
-    """
-    able = "mtp" in (param.name for param in architecture.hparams)
-    if required and not able:
-        names = sorted(
-            name for name, spec in architectures().items() if "mtp" in (param.name for param in spec.hparams)
-        )
-        raise UsageError(
-            "--mtp: blocks that predict further tokens are not carried for this architecture",
-            found=architecture.name,
-            expected=", ".join(names),
-        )
-    naming = architecture.dialect(dialect)
-    if not able or not (required or any_of_role(NEXT_TOKENS, checkpoint, architecture, naming)):
-        return architecture
-    return architecture.with_dialect(replace(naming, fixed={**naming.fixed, "mtp": True}))
 
 
 def check_alone(architecture: Architecture, path: str, *, dropped: bool) -> None:

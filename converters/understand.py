@@ -20,11 +20,9 @@ from ggferry.converters.model_graph.open_checkpoint import (
     projectors_of_classes,
 )
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
-from ggferry.converters.model_graph.tensor_roles import is_dropped
-from ggferry.converters.next_token_blocks import alone, are_alone, check_alone, with_next_tokens, without_decoder
+from ggferry.converters.model_graph.tensor_roles import any_of_role, is_dropped
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.expressions import evaluate, solve
-from ggferry.converters.schema.fused_attention import check_fusing, fused, was_fused
 from ggferry.converters.unsupported_classes import refusal
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import architectures as class_names
@@ -37,6 +35,8 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.reader import Kind, kind_of
 
+NEXT_TOKENS = "blk.{n}.nextn.eh_proj.weight"
+"""What every block that predicts further tokens has, and no other (gguf-py `NEXTN_EH_PROJ`)."""
 CLIP = "clip"
 """What GGUF calls the architecture of every mmproj file."""
 
@@ -90,18 +90,18 @@ def understand(
         what = f"projector {projector_types(checkpoint)!r}" if named == CLIP else f"architecture {named!r}"
         return undescribed(checkpoint, f"no table describes the {what}")
     architecture, dialect = _architecture_of(whole)
-    if fuse_qkv and checkpoint.container != "gguf":
-        check_fusing(architecture, architecture.dialect(dialect).column, checkpoint.path)
-        architecture = fused(architecture)
-    elif was_fused(checkpoint, architecture):
-        architecture = fused(architecture)
-    if mtp_only:
-        check_alone(architecture, checkpoint.path, dropped=mtp is False)
-    if are_alone(checkpoint, architecture):
-        return bind(checkpoint, alone(architecture), dialect, hparams)
+    if fuse_qkv or _has(checkpoint, ".attn_qkv.weight"):
+        architecture = _fused(checkpoint, architecture, dialect)
+    if mtp_only or _has(checkpoint, ".nextn."):
+        from ggferry.converters.next_token_blocks import alone, are_alone, check_alone
+
+        if mtp_only:
+            check_alone(architecture, checkpoint.path, dropped=mtp is False)
+        if are_alone(checkpoint, architecture):
+            return bind(checkpoint, alone(architecture), dialect, hparams)
     trunk = architecture
     if mtp is not False and checkpoint.container != "gguf":
-        architecture = with_next_tokens(checkpoint, architecture, dialect, required=mtp is True or mtp_only)
+        architecture = _predicting(checkpoint, architecture, dialect, required=mtp is True or mtp_only)
     if architecture.dialect(dialect).repeated_kv:
         checkpoint = untiled(checkpoint, architecture.dialect(dialect))
     if dialect == "hf" and any(each.name == "reranker" for each in architecture.dialects):
@@ -134,7 +134,47 @@ def understand(
         return undescribed(checkpoint, f"{error.message} ({error.found})")
     if (mtp or mtp_only) and not graph.sizes.get("n_nextn"):
         raise UsageError("--mtp: the model states no blocks that predict further tokens", path=checkpoint.path)
-    return without_decoder(graph) if mtp_only else graph
+    if mtp_only:
+        from ggferry.converters.next_token_blocks import without_decoder
+
+        return without_decoder(graph)
+    return graph
+
+
+def _has(checkpoint: Checkpoint, part: str) -> bool:
+    """Return whether the name of some tensor of a GGUF file has this part."""
+    return checkpoint.container == "gguf" and any(part in name for name in checkpoint.tensors)
+
+
+def _fused(checkpoint: Checkpoint, architecture: Architecture, dialect: str) -> Architecture:
+    """Return the architecture with queries, keys and values in one tensor: as a GGUF file has them, or as asked for."""
+    from ggferry.converters.schema.fused_attention import check_fusing, fused, was_fused  # few models need it
+
+    if checkpoint.container != "gguf":
+        check_fusing(architecture, architecture.dialect(dialect).column, checkpoint.path)
+        return fused(architecture)
+    return fused(architecture) if was_fused(checkpoint, architecture) else architecture
+
+
+def _predicting(checkpoint: Checkpoint, architecture: Architecture, dialect: str, *, required: bool) -> Architecture:
+    """Return the architecture with the blocks that predict further tokens, where the checkpoint has some.
+
+    Raises UsageError where they are required and GGUF has no place for them.
+    """
+    able = "mtp" in (param.name for param in architecture.hparams)
+    if required and not able:
+        names = sorted(
+            name for name, spec in architectures().items() if "mtp" in (param.name for param in spec.hparams)
+        )
+        raise UsageError(
+            "--mtp: blocks that predict further tokens are not carried for this architecture",
+            found=architecture.name,
+            expected=", ".join(names),
+        )
+    naming = architecture.dialect(dialect)
+    if not able or not (required or any_of_role(NEXT_TOKENS, checkpoint, architecture, naming)):
+        return architecture
+    return architecture.with_dialect(replace(naming, fixed={**naming.fixed, "mtp": True}))
 
 
 def _plain(checkpoint: Checkpoint) -> Checkpoint:

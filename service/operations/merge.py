@@ -51,8 +51,7 @@ class MergeRequest:
 
 @dataclass(frozen=True, slots=True)
 class MergeCommand(MergeRequest):
-    """Join the shards of a GGUF model, the pieces of a file that was cut at any byte (model.gguf.part1of2), or a model
-    and its blocks that predict further tokens."""
+    """Join the shards of a GGUF model, the pieces of a cut file, or a model and the file of its MTP layers."""
 
     _: KW_ONLY
     check: Annotated[
