@@ -48,6 +48,8 @@ def understand(
     *,
     mtp: bool | None = None,
     rerank: str = "auto",
+    fuse_qkv: bool = False,
+    mtp_only: bool = False,
 ) -> ModelGraph:
     """Bind a checkpoint to its architecture, and return the graph.
 
@@ -59,6 +61,8 @@ def understand(
             and GGUF a place for them. A GGUF file has them where it states so.
         rerank: Whether a causal model is a reranker, two rows of its output matrix a classifier: 'yes', 'no', or
             'auto', as what stands beside it says (`converters.reranking`).
+        fuse_qkv: Whether queries, keys and values of a block become one tensor. In a GGUF file they are what they are.
+        mtp_only: Whether the blocks that predict further tokens are the graph, without those of the decoder.
 
     Returns:
         The graph. A GGUF model that no table describes is returned with each tensor as its own role.
@@ -69,7 +73,7 @@ def understand(
         UnsupportedError: No architecture or dialect is known for the checkpoint.
         UnexpectedTensorError, DuplicateError, ShapeError, InconsistentError, TableError: See `bind`.
         UsageError: `mtp` is True for a model that GGUF has no place for such blocks of, or that has none; `rerank` of
-            one that cannot be a reranker.
+            one that cannot be a reranker; `fuse_qkv` of one whose matrices cannot be joined.
     """
     if not checkpoint.tensors and not vocab_only:
         raise MissingError(
@@ -86,9 +90,18 @@ def understand(
         what = f"projector {projector_types(checkpoint)!r}" if named == CLIP else f"architecture {named!r}"
         return undescribed(checkpoint, f"no table describes the {what}")
     architecture, dialect = _architecture_of(whole)
+    if fuse_qkv or _has(checkpoint, ".attn_qkv.weight"):
+        architecture = _fused(checkpoint, architecture, dialect)
+    if mtp_only or _has(checkpoint, ".nextn."):
+        from ggferry.converters.next_token_blocks import alone, are_alone, check_alone
+
+        if mtp_only:
+            check_alone(architecture, checkpoint.path, dropped=mtp is False)
+        if are_alone(checkpoint, architecture):
+            return bind(checkpoint, alone(architecture), dialect, hparams)
     trunk = architecture
     if mtp is not False and checkpoint.container != "gguf":
-        architecture = _predicting(checkpoint, architecture, dialect, required=mtp is True)
+        architecture = _predicting(checkpoint, architecture, dialect, required=mtp is True or mtp_only)
     if architecture.dialect(dialect).repeated_kv:
         checkpoint = untiled(checkpoint, architecture.dialect(dialect))
     if dialect == "hf" and any(each.name == "reranker" for each in architecture.dialects):
@@ -108,7 +121,7 @@ def understand(
     try:
         graph = bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
     except MissingError as error:
-        if mtp is not None or architecture is trunk:
+        if mtp is not None or mtp_only or architecture is trunk:
             raise
         note = (
             f"blocks that predict further tokens are left out, as they are not whole: {error.message} ({error.found})"
@@ -119,9 +132,28 @@ def understand(
         if checkpoint.container != "gguf":
             raise
         return undescribed(checkpoint, f"{error.message} ({error.found})")
-    if mtp and not graph.sizes.get("n_nextn"):
+    if (mtp or mtp_only) and not graph.sizes.get("n_nextn"):
         raise UsageError("--mtp: the model states no blocks that predict further tokens", path=checkpoint.path)
+    if mtp_only:
+        from ggferry.converters.next_token_blocks import without_decoder
+
+        return without_decoder(graph)
     return graph
+
+
+def _has(checkpoint: Checkpoint, part: str) -> bool:
+    """Return whether the name of some tensor of a GGUF file has this part."""
+    return checkpoint.container == "gguf" and any(part in name for name in checkpoint.tensors)
+
+
+def _fused(checkpoint: Checkpoint, architecture: Architecture, dialect: str) -> Architecture:
+    """Return the architecture with queries, keys and values in one tensor: as a GGUF file has them, or as asked for."""
+    from ggferry.converters.schema.fused_attention import check_fusing, fused, was_fused  # few models need it
+
+    if checkpoint.container != "gguf":
+        check_fusing(architecture, architecture.dialect(dialect).column, checkpoint.path)
+        return fused(architecture)
+    return fused(architecture) if was_fused(checkpoint, architecture) else architecture
 
 
 def _predicting(checkpoint: Checkpoint, architecture: Architecture, dialect: str, *, required: bool) -> Architecture:

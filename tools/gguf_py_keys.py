@@ -1,6 +1,6 @@
-"""Write converters/rewrite/standard_keys.txt: every key of gguf-py's constants, with the types its writer gives them.
+"""Write converters/rewrite/keys/standard_keys.txt: every key of gguf-py's constants, with the types its writer gives.
 
-Run it where a newer `gguf` is installed: `python tools/gguf_py_keys.py > converters/rewrite/standard_keys.txt`.
+Run it where a newer `gguf` is installed: `python tools/gguf_py_keys.py > converters/rewrite/keys/standard_keys.txt`.
 """
 
 from __future__ import annotations

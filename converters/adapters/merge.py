@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ggferry.converters.adapters.merge_experts import expert_changes
 from ggferry.converters.adapters.merge_parts import Change, Parts, read_parts
 from ggferry.converters.adapters.merged_rows import Bias, Factor, Merged, Product, Rows, Stored
 from ggferry.converters.adapters.merged_rows import Change as RowChange
@@ -83,7 +84,15 @@ class Model:
                 made = self.tensor(target)
                 made.changes.append(self._change(target, change, parts))
                 made.titles.append(parts.title)
-        return sum(not change.whole for change in parts.changes.values()), replaced
+        joined = [each for pair in parts.experts for each in expert_changes(pair, parts, self._shapes())]
+        for target, product in joined:
+            made = self.tensor(target)
+            made.changes.append(product)
+            made.titles.append(parts.title)
+        return sum(not change.whole for change in parts.changes.values()) + len(joined), replaced
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: ref.shape for name, ref in self.tensors.items()}
 
     def _found(self, name: str, parts: Parts) -> str:
         """Return the base's name of a tensor: the same, or without or with the part that holds all blocks."""

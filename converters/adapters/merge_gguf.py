@@ -34,6 +34,13 @@ class GgufModel(Model):
 
     def carry_out(self, parts: Parts, offset: int) -> tuple[int, list[str]]:
         """Do what an adapter does; return how much is changed, and what is replaced."""
+        if parts.experts:
+            raise UnsupportedError(
+                "target_parameters of an adapter for a GGUF model",
+                path=parts.checkpoint.path,
+                found=parts.experts[0].module,
+                hint="merge it into the model in Hugging Face's form",
+            )
         changed, replaced = 0, []
         for slot in self._slots(parts):
             (ref,) = slot.refs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from ggferry.formats.errors import (
     InconsistentError,
     MissingError,
     OutOfRangeError,
+    ShapeError,
     UnsupportedError,
     UnsupportedTypeError,
     UsageError,
@@ -29,7 +30,7 @@ from ggferry.formats.reader import Kind, kind_of
 from ggferry.support.records import dataclass
 
 MLX, PEFT = "adapters.safetensors", ("adapter_model.safetensors", "adapter_model.bin")
-CARRIED = ("use_dora", "lora_bias", "modules_to_save", "bias")
+CARRIED = ("use_dora", "lora_bias", "modules_to_save", "bias", "target_parameters")
 """Settings of PEFT that only merging gets right."""
 TOP = "base_model.model."
 _NAMES = (
@@ -73,6 +74,27 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertPair:
+    """One pair for the stacked matrices of all experts of a block (PEFT's `target_parameters`).
+
+    Attributes:
+        module: The module that has them.
+        parameters: Names of its parameters, of which the pair changes one.
+        a: A of all experts.
+        b: B of all experts.
+        rank: The rank of one expert.
+        strength: What a product is multiplied by.
+    """
+
+    module: str
+    parameters: tuple[str, ...]
+    a: TensorRef
+    b: TensorRef
+    rank: int
+    strength: float
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """An adapter that is to be merged.
 
@@ -82,6 +104,7 @@ class Parts:
         changes: What it does, by the names of the base's tensors.
         conv1d: Whether PEFT says that modules store their weights transposed (fan_in_fan_out).
         tied: Whether the embedding and the output stay one matrix though the adapter changes one of them.
+        experts: Pairs for stacked matrices of experts.
     """
 
     checkpoint: Checkpoint
@@ -89,6 +112,7 @@ class Parts:
     changes: Mapping[str, Change]
     conv1d: bool = False
     tied: bool = False
+    experts: tuple[ExpertPair, ...] = ()
 
 
 def path_and_scale(text: str) -> tuple[str, float]:
@@ -102,14 +126,17 @@ def receipt_form(text: str) -> str:
     return f"{os.path.basename(os.path.normpath(path))}:{scale:g}"
 
 
-def open_adapter(text: str) -> AdapterFile:
-    """Open the adapter that PATH[:SCALE] names. Raises UsageError for a scale of 0, and as `open_checkpoint`."""
+def open_adapter(text: str, *, named: bool = True) -> AdapterFile:
+    """Open the adapter that PATH[:SCALE] names. Raises UsageError for a scale of 0, and as `open_checkpoint`.
+
+    `named`: whether the user named it, and it may be a link; False for a path that was found.
+    """
     path, scale = path_and_scale(text)
     if scale == 0 or abs(scale) > 1e6:
         raise UsageError("--lora: scale", found=scale, expected="a number that is not zero, at most 1e6")
     inside = (os.path.join(path, name) for name in (*PEFT, MLX))
     found = next((name for name in inside if os.path.isfile(name)), path)
-    return AdapterFile(open_checkpoint(Named(found)), scale)
+    return AdapterFile(open_checkpoint(Named(found) if named else found), scale)
 
 
 def read_parts(file: AdapterFile) -> Parts:
@@ -124,12 +151,12 @@ def read_parts(file: AdapterFile) -> Parts:
         parts = _peft(file, config)
     else:
         parts = _mlx(file, config)
-    for change in parts.changes.values():
-        for ref in (change.a, change.b, change.magnitude, change.beneath):
-            if ref is not None and ref.type.name not in FLOATS:
-                raise UnsupportedTypeError(
-                    f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected=", ".join(FLOATS)
-                )
+    of_modules = (ref for each in parts.changes.values() for ref in (each.a, each.b, each.magnitude, each.beneath))
+    for ref in (*of_modules, *(ref for pair in parts.experts for ref in (pair.a, pair.b))):
+        if ref is not None and ref.type.name not in FLOATS:
+            raise UnsupportedTypeError(
+                f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected=", ".join(FLOATS)
+            )
     return parts
 
 
@@ -143,7 +170,10 @@ def _title(file: AdapterFile) -> str:
 def _peft(file: AdapterFile, config: Mapping[str, Any]) -> Parts:
     checkpoint = file.checkpoint
     refuse_kinds(checkpoint, config, CARRIED)
-    pairs, found = _sorted(checkpoint)
+    experts = tuple(_expert_pairs(file, config))
+    of_experts = {ref.name for pair in experts for ref in (pair.a, pair.b)}
+    own = {name: ref for name, ref in checkpoint.tensors.items() if name not in of_experts}
+    pairs, found = _sorted(replace(checkpoint, tensors=own))
     scaling, changes = Scaling(checkpoint, config), dict[str, Change]()
     for module, sides in pairs.items():
         if missing := {"A", "B"} - sides.keys():
@@ -168,10 +198,49 @@ def _peft(file: AdapterFile, config: Mapping[str, Any]) -> Parts:
                 f"scale {file.scale:g} of an adapter that replaces whole tensors", path=checkpoint.path, found=ref.name
             )
         changes[name] = Change(ref)
-    if not changes:
+    if not changes and not experts:
         raise MissingError("adapter has no tensor", path=checkpoint.path)
     conv1d = config.get("fan_in_fan_out", False)
-    return Parts(checkpoint, _title(file), changes, conv1d is True, config.get("ensure_weight_tying") is True)
+    tied = config.get("ensure_weight_tying") is True
+    return Parts(checkpoint, _title(file), changes, conv1d is True, tied, experts)
+
+
+def _expert_pairs(file: AdapterFile, config: Mapping[str, Any]) -> Iterator[ExpertPair]:
+    """Yield the pairs of `target_parameters`, which PEFT nests where a module has several: `experts.base_layer.lora_A`.
+
+    A parameter called `weight` is that of a Linear, and its pair an ordinary one.
+    """
+    checkpoint, declared = file.checkpoint, config.get("target_parameters") or ()
+    if not isinstance(declared, list | tuple) or not all(isinstance(each, str) for each in declared):
+        raise InconsistentError("target_parameters", path=checkpoint.path, found=declared, expected="a list of names")
+    named = [(owner, name) for owner, _, name in (each.rpartition(".") for each in declared) if name != "weight"]
+    for key in ("rank_pattern", "alpha_pattern") if named else ():
+        if config.get(key):
+            raise UnsupportedError(f"{key} beside target_parameters", path=checkpoint.path, found=config[key])
+    halves: dict[str, dict[str, TensorRef]] = {}
+    for name, ref in checkpoint.tensors.items():
+        match = _NAMES[0][1].fullmatch(name.removeprefix(TOP))
+        if match is not None and _names_of(_bare(match["module"]), named):
+            halves.setdefault(match["module"], {})[match["side"]] = ref
+    scaling = Scaling(checkpoint, config)
+    for module, sides in halves.items():
+        if missing := {"A", "B"} - sides.keys():
+            raise MissingError(f"lora_{min(missing)} of {module!r} missing", path=checkpoint.path)
+        a, b, own = sides["A"], sides["B"], _bare(module)
+        if len(a.shape) != 2 or len(b.shape) != 2 or 0 in (*a.shape, *b.shape):
+            raise ShapeError(f"{a.name!r} is not a matrix", path=checkpoint.path, found=a.shape)
+        rank, strength = scaling.declared(module)
+        yield ExpertPair(own, _names_of(own, named), a, b, rank, strength * file.scale)
+
+
+def _bare(module: str) -> str:
+    """Return a module's name without those of the wrappers around it."""
+    return re.sub(r"(\.base_layer)+$", "", module)
+
+
+def _names_of(module: str, named: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the parameters of a module that are named by the ends of their places."""
+    return tuple(name for owner, name in named if f".{module}".endswith(f".{owner}"))
 
 
 def _sorted(checkpoint: Checkpoint) -> tuple[dict[str, dict[str, TensorRef]], dict[str, TensorRef]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.model_graph.rows import CHUNK, laid_out_values, values_of
@@ -37,6 +37,19 @@ def finite(checkpoint: Checkpoint, ref: TensorRef, found: Array) -> Array:
             expected="finite numbers",
         )
     return found
+
+
+def summed(left: Array, right: Array) -> Array:
+    """Return left · right, one rank after the other."""
+    total = np.zeros((left.shape[0], right.shape[1]))
+    step = max(1, _BLOCK // right.shape[1])
+    for first in range(0, left.shape[0], step):
+        part, rows = total[first : first + step], left[first : first + step]
+        term = np.empty_like(part)
+        for rank in range(right.shape[0]):
+            np.multiply(rows[:, rank : rank + 1], right[rank], out=term)
+            part += term
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +94,7 @@ class Product:
 
     def delta(self, start: int, stop: int) -> Array:
         """Return rows of the change, float64."""
-        left, right = self.left.rows(start, stop), self.right.all()
-        total = np.zeros((stop - start, right.shape[1]))
-        step = max(1, _BLOCK // right.shape[1])
-        for first in range(0, stop - start, step):
-            part, rows = total[first : first + step], left[first : first + step]
-            term = np.empty_like(part)
-            for rank in range(right.shape[0]):
-                np.multiply(rows[:, rank : rank + 1], right[rank], out=term)
-                part += term
+        total = summed(self.left.rows(start, stop), self.right.all())
         total *= self.scale
         return total
 
@@ -107,7 +112,15 @@ class Bias:
     scale: float
 
 
-Change = Product | Bias
+class Delta(Protocol):
+    """A change that is computed row by row."""
+
+    def delta(self, start: int, stop: int) -> Array:
+        """Return rows of the change, float64."""
+        ...
+
+
+Change = Product | Bias | Delta
 Rows = Callable[[int, int], Any]
 
 
@@ -136,10 +149,10 @@ class Merged:
         for number, change in enumerate(self.changes):
             if isinstance(change, Bias):
                 found = found + change.vector.rows(0, 1) * change.scale
-            elif change.magnitude is None:
-                found = found + change.delta(start, stop)
-            else:
+            elif isinstance(change, Product) and change.magnitude is not None:
                 found = self._dora(number, change, base, found, start, stop)
+            else:
+                found = found + change.delta(start, stop)
         with np.errstate(over="ignore"):  # values that are not finite are found by whoever reads them
             merged: Floats = found.astype(np.float32)
         return merged

@@ -311,6 +311,13 @@ class Scaling:
             return alpha / math.sqrt(rank), alpha * math.sqrt(rank), f"{where} {alpha:g} / √{rank} (rsLoRA)"
         return alpha / rank, alpha, f"{where} {alpha:g} / {rank}"
 
+    def declared(self, module: str) -> tuple[int, float]:
+        """Return the rank that the configuration states, and the scale. Raises InconsistentError without a rank."""
+        rank = self.rank
+        if type(rank) is not int or rank < 1:
+            raise InconsistentError(f"rank of {module!r}", path=self.path, found=rank, expected="a whole number")
+        return rank, self.alpha / (math.sqrt(rank) if self.root else rank)
+
     def _number(self, what: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(_float(value)):
             raise InconsistentError(what, path=self.path, found=value, expected="a number")

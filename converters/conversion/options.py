@@ -290,6 +290,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("mtp", Kind.FLAG, _READS, Heading.MODEL,
            "Include multi-token-prediction (MTP) layers, or leave them out (default: included where the checkpoint has "
            "them and GGUF a place for them).", "mtp", ("--mtp", "--no-mtp"), in_plan=True, receipt="mtp"),
+    Option("mtp_only", Kind.FLAG, _READS, Heading.MODEL,
+           "Write the MTP layers alone, with embedding, last norm and output: a draft beside a file without them.",
+           "mtp_only", default=False, in_plan=True, receipt="mtp_only"),
+    Option("fuse_qkv", Kind.FLAG, _READS, Heading.MODEL,
+           "Join the matrices of queries, keys and values to one, attn_qkv, and their biases.", "fuse_qkv",
+           default=False, in_plan=True, receipt="fuse_qkv"),
     Option("rerank", Kind.TEXT, "convert verify open_model", Heading.MODEL,
            "Of a causal model's output matrix, keep the rows of 'yes' and 'no' as a classifier: yes, no, or auto, as "
            "its model card, modules or name say.", "rerank", default="auto", choices=RERANK, in_plan=True,

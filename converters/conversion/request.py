@@ -74,6 +74,8 @@ class Request:
         text: Lines that both tokenizers encode, too.
         mtp: Whether blocks that predict further tokens are copied; None: where the checkpoint has them and GGUF a place
             for them.
+        mtp_only: Whether they alone are written.
+        fuse_qkv: Whether queries, keys and values of a block become one tensor.
         rerank: Whether a causal model is a reranker: 'auto', 'yes', 'no' (`reranking`).
         target: The target model of a speculative draft.
         mistral_format: Whether a folder's consolidated weights and params.json are read (`open_source_of`).
@@ -117,6 +119,8 @@ class Request:
     text: str | None = None
     allow_quantization_error: bool = False
     mtp: bool | None = None
+    mtp_only: bool = False
+    fuse_qkv: bool = False
     rerank: str = "auto"
     target: str | None = None
     mistral_format: bool = False

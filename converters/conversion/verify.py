@@ -10,6 +10,7 @@ from typing import Any
 from ggferry.converters.adapters.merge_any import with_adapters
 from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.adapters.prove import prove_adapter
+from ggferry.converters.conversion.adapters_of_receipt import with_adapters_found
 from ggferry.converters.conversion.kinds.adapter import adapter_plan
 from ggferry.converters.conversion.kinds.gguf import plan_in, text_request
 from ggferry.converters.conversion.kinds.gguf_plan import edited, imatrix_of, tokenizer_of
@@ -26,6 +27,7 @@ from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.next_token_blocks import are_alone
 from ggferry.converters.proof.compare import Case, Proof, check_accounting, check_hparams, compare_outputs
 from ggferry.converters.proof.metadata import KeyProof, compare_keys
 from ggferry.converters.proof.receipt import line_of
@@ -39,6 +41,7 @@ from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.reranking.recognize import rerank_template
 from ggferry.converters.rewrite.declared_digests import changed_files, digest_of_shards, receipt_beside
 from ggferry.converters.rewrite.lineage import edited_keys
+from ggferry.converters.schema.fused_attention import is_joined
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import CLIP, understand, understand_projector
 from ggferry.converters.whisper_cpp.file_types import outtype_of
@@ -110,6 +113,8 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
     after = open_checkpoint(output)
     try:
         receipt, notes = _receipt(after)
+        request, found = with_adapters_found(request, receipt, after.path)
+        notes += found
         before = open_source_of(_as_converted(request, receipt, after))
     except BaseException:
         after.close()
@@ -215,9 +220,19 @@ def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> Mode
     if not output.architecture.projector or before.container == "gguf":
         texts = text_request(request)
         options, mtp = request.options, request.mtp
-        if mtp is None and not output.sizes.get("n_nextn"):
+        only = request.mtp_only or are_alone(output.checkpoint, output.architecture)
+        if mtp is None and not output.sizes.get("n_nextn") and not only:
             mtp = False  # written by --no-mtp, or by a program that drops them
-        return understand(before, texts.hparams, options.vocab_only, mtp=mtp, rerank=request.rerank)
+        fuse = request.fuse_qkv or is_joined(output.architecture)
+        return understand(
+            before,
+            texts.hparams,
+            options.vocab_only,
+            mtp=mtp,
+            rerank=request.rerank,
+            fuse_qkv=fuse,
+            mtp_only=only,
+        )
     graph = understand_projector(before, request.hparams)
     if graph is None:
         raise VerificationError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.hf_export.rows_back import Gathered, Item, OfNode, Rows, Viewed, interleaved, undone
@@ -129,7 +130,7 @@ def _uses(node: Node, origin: From, dialect: Dialect, values: Mapping[str, Any])
     names = [pattern.format(n=block, e=e) for e in range(experts) for pattern in origin.patterns]
     known = values if block is None else {**values, "n": int(block)}
     names = [_respelled(name, dialect, known) for name in names]
-    return [(name, Use(node, _steps(layout), number, len(names))) for number, name in enumerate(names)]
+    return [(name, Use(node, _steps(layout, number), number, len(names))) for number, name in enumerate(names)]
 
 
 def _inside(name: str, dialect: Dialect) -> str:
@@ -153,8 +154,14 @@ def _respelled(name: str, dialect: Dialect, values: Mapping[str, Any]) -> str:
     return name
 
 
-def _steps(layout: Layout) -> tuple[Layout, ...]:
-    return (*_steps(layout.first), *_steps(layout.second)) if isinstance(layout, Then) else (layout,)
+def _steps(layout: Layout, number: int = 0) -> tuple[Layout, ...]:
+    """Return a layout step by step, as it takes its input of that number."""
+    match layout:
+        case Then(first=first, second=second):
+            return (*_steps(first, number), *_steps(second, number))
+        case Concat(each=each) if each:
+            return (*_steps(each[number]), replace(layout, each=()))
+    return (layout,)
 
 
 def _tensor(graph: ModelGraph, name: str, uses: Sequence[Use]) -> SourceTensor:
@@ -223,8 +230,9 @@ def _joined(uses: Sequence[Use], steps: Sequence[Layout], parts: Sequence[Rows])
         first = use.number * math.prod(part.shape[1:-1])
         return Item(part, first, shape) if shape[1:] else Viewed(Item(part, first, (1, *shape)), shape)
     if isinstance(step, Concat):
-        shape = (part.shape[0] // use.count, *part.shape[1:])
-        return Item(part, use.number * row_count(shape), shape)
+        counts = [int(count) for count in step.rows] or [part.shape[0] // use.count] * use.count
+        shape = (counts[use.number], *part.shape[1:])
+        return Item(part, sum(counts[: use.number]) * math.prod(part.shape[1:-1]), shape)
     if isinstance(step, EveryColumn):
         firsts = [each.first for each in steps if isinstance(each, EveryColumn)]
         shape = (*part.shape[:-1], part.shape[-1] * step.of)

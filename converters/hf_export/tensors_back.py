@@ -19,6 +19,7 @@ from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.compare import same
 from ggferry.converters.schema.architecture import Dialect
+from ggferry.converters.schema.fused_attention import is_joined
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.errors import GgferryError, UnsupportedError
@@ -142,7 +143,7 @@ def _config(
     for extent in Extent:
         config, unplaced = configuration(graph, dialect, known, values, extent)
         try:
-            check_alike(graph, understand(_imagined(config, tensors)))
+            check_alike(graph, understand(_imagined(config, tensors), fuse_qkv=is_joined(graph.architecture)))
         except GgferryError as error:
             failed = failed or error
             continue

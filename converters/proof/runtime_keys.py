@@ -154,6 +154,8 @@ def _tensor_findings(
     who = f"llama.cpp {loader.version}"
     blocks, extra = (_count(metadata.get(f"{architecture}.{key}")) for key in ("block_count", "nextn_predict_layers"))
     blocks = min(blocks - extra, len(tensors))  # a header may claim any number
+    if extra and not any(name.startswith("blk.0.") for name in tensors):
+        blocks = 0  # of a file of the others alone (`nextn_flags` in llama-model.cpp) the decoder's are not required
     for name, request in loader.tensors.items():
         if request.state == "required" and "{e}" not in name:
             expected = (name.replace("{n}", str(n)) for n in range(blocks)) if "{n}" in name else (name,)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ggferry.converters.rewrite.keys.standard_keys import other_spelling, suggestion, types_of
+from ggferry.converters.rewrite.keys.typed_text import is_plain, lines_of_change, parted, type_of, value_of
 from ggferry.converters.rewrite.lineage import FILLER
-from ggferry.converters.rewrite.standard_keys import other_spelling, suggestion, types_of
-from ggferry.converters.rewrite.typed_text import is_plain, lines_of_change, parted, type_of, value_of
 from ggferry.formats.errors import CorruptError, RefusedError, UsageError
 from ggferry.formats.files.named_texts import text_of
 from ggferry.formats.gguf.shards import SHARD_KEYS
@@ -59,6 +59,7 @@ class RequestedChanges:
         special_tokens: ROLE=ID or ROLE=TEXT items.
         rename: OLD=NEW names of tensors.
         unknown_keys: Whether keys that resemble a standard one are set as they are written.
+        strip_mtp: Whether the blocks that predict further tokens are taken off.
     """
 
     set: Sequence[str] = ()
@@ -68,6 +69,7 @@ class RequestedChanges:
     special_tokens: Sequence[str] = ()
     rename: Sequence[str] = ()
     unknown_keys: bool = False
+    strip_mtp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,14 @@ class Changes:
         after: The same keys with their new values; None for one that is removed.
         renamed: Old → new names of tensors.
         notes: What a user should know.
+        dropped: Names of the tensors that are taken off.
     """
 
     before: Mapping[str, Value | None]
     after: Mapping[str, Value | None]
     renamed: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -94,7 +98,7 @@ class Changes:
             found += lines_of_change(key, self.before[key], new)
         for old_name, new_name in self.renamed.items():
             found += [f"- tensor {old_name}", f"+ tensor {new_name}"]
-        return found
+        return [*found, *(f"- tensor {name}" for name in self.dropped)]
 
     def applied(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
         """Return the keys of the file as they will be: changed ones in their place, new ones at the end."""

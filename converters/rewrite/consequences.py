@@ -58,7 +58,8 @@ def _whole(parts: Sequence[Part], changes: Changes | None) -> Checkpoint | None:
     if "general.architecture" not in metadata:
         return None
     renamed = {} if changes is None else changes.renamed
-    refs = [ref for part in parts for ref in part.file.tensors.values()]
+    gone = () if changes is None else changes.dropped
+    refs = [ref for part in parts for ref in part.file.tensors.values() if ref.name not in gone]
     tensors = {name: replace(ref, name=name) for ref in refs if (name := renamed.get(ref.name, ref.name))}
     return replace(first, metadata=metadata, tensors=tensors)
 

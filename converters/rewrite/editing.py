@@ -12,7 +12,9 @@ from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.proof.receipt import to_json
 from ggferry.converters.rewrite.changes import Changes, RequestedChanges, changes_of
 from ggferry.converters.rewrite.consequences import consequences
+from ggferry.converters.rewrite.keys.typed_text import shown
 from ggferry.converters.rewrite.lineage import FILLER, Lineage, begin, fits, load, with_edit
+from ggferry.converters.rewrite.next_tokens import stripped
 from ggferry.converters.rewrite.parts import Part, close, parse_parts, part_of
 from ggferry.converters.rewrite.rewrite_output import (
     CHUNK,
@@ -22,7 +24,6 @@ from ggferry.converters.rewrite.rewrite_output import (
     recovered,
     write,
 )
-from ggferry.converters.rewrite.typed_text import shown
 from ggferry.formats import limits
 from ggferry.formats.errors import InconsistentError, RefusedError, VerificationError
 from ggferry.formats.files.digests import BlockDigests, Digests, Record
@@ -71,6 +72,7 @@ class Edit:
                 for key, new in self.changes.after.items()
             },
             "tensors": dict(self.changes.renamed),
+            **({"dropped": list(self.changes.dropped)} if self.changes.dropped else {}),
         }
 
 
@@ -109,6 +111,8 @@ def plan_edit(parts: Sequence[Part], requested: RequestedChanges, *, broken: boo
     """
     names = [tensor.name for part in parts for tensor in part.tensors]
     changes = changes_of(requested, parts[0].metadata, names)
+    if requested.strip_mtp:
+        changes = stripped(changes, parts)
     files = tuple(_edited(part, changes, first=part is parts[0]) for part in parts)
     notes = [note for part in parts for note in part.file.notes]
     if parts[0].version == 1:
@@ -122,7 +126,7 @@ def _edited(part: Part, changes: Changes, *, first: bool) -> NewFile | None:
     """Return one file as it will be; None where nothing in it changes. Later shards change only what they hold."""
     part_keys = {key: value for key, value in changes.after.items() if first or key in part.keys}
     renamed = {old: new for old, new in changes.renamed.items() if any(t.name == old for t in part.tensors)}
-    if not part_keys and not renamed:
+    if not part_keys and not renamed and not changes.dropped:
         return None
     order = replace(changes, after=part_keys).applied(part.metadata)
     keys = {
@@ -130,12 +134,15 @@ def _edited(part: Part, changes: Changes, *, first: bool) -> NewFile | None:
         for key, value in order.items()
         if key != FILLER
     }
-    tensors = tuple(replace(tensor, name=renamed.get(tensor.name, tensor.name)) for tensor in part.tensors)
+    kept = [tensor for tensor in part.tensors if tensor.name not in changes.dropped]
+    tensors = tuple(replace(tensor, name=renamed.get(tensor.name, tensor.name)) for tensor in kept)
     return NewFile(part.file.path, keys, tensors, part)
 
 
 def _header(part: Part, file: NewFile) -> bytes | None:
     """Return the first bytes of a file edited in place, as many as there are; None where they have no room."""
+    if len(file.tensors) < len(part.tensors):
+        return None
     header = _packed(part, file, file.keys)
     room = part.data_offset - len(header)
     if room < 0 or not part.tensors:  # without tensors a file may end before its data section begins
@@ -256,7 +263,8 @@ def _replaced(made: Edit, number: int, opened: Opened, stage: Stage) -> Edited:
     with Digests(workers()) as digests:
         lineage = begin([part.source], digests) if len(made.parts) == 1 else Lineage(notes=_unfit(made.parts))
         wrote = write([file], lineage, digests, opened, command="edit", done=made.as_dict(), stage=stage, replaces=True)
-    note = "the new header has no room before the tensors: the file was written anew"
+    why = "tensors were taken off" if made.changes.dropped else "the new header has no room before the tensors"
+    note = f"{why}: the file was written anew"
     return _edited_anew(replace(made, notes=(*made.notes, note)), wrote)
 
 

@@ -256,17 +256,48 @@ class Regroup(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Concat(Layout):
-    """Inputs concatenated along the first axis."""
+    """Inputs concatenated along the first axis.
+
+    Attributes:
+        each: How the rows of each input are ordered first, where they are not taken as they are.
+        rows: Rows of each input, expressions over hparams, where they are not equally many: what an export needs.
+    """
+
+    each: tuple[Layout, ...] = ()
+    rows: tuple[str | int, ...] = ()
+
+    @property
+    def block_safe(self) -> bool:
+        return all(layout.block_safe for layout in self.each)
+
+    @property
+    def lossless(self) -> bool:
+        return all(layout.lossless for layout in self.each)
+
+    def bind(self, sizes: Sizes) -> Layout:
+        rows = tuple(evaluate(count, sizes) for count in self.rows)
+        return Concat(tuple(layout.bind(sizes) for layout in self.each), rows)
 
     def shape(self, *inputs: Shape) -> Shape:
+        inputs = self._ordered(inputs)
         if len({shape[1:] for shape in inputs}) != 1:
             raise ValueError(f"cannot concatenate {inputs}")
         return (sum(shape[0] for shape in inputs), *inputs[0][1:])
 
+    def _ordered(self, inputs: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """Return the shapes of the inputs once each is ordered."""
+        if not self.each:
+            return inputs
+        return tuple(layout.shape(shape) for layout, shape in zip(self.each, inputs, strict=True))
+
     def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
-        ends = np.cumsum([row_count(shape) for shape in inputs])
+        ends = np.cumsum([row_count(shape) for shape in self._ordered(inputs)])
         source = np.searchsorted(ends, rows, side="right")
-        return source, rows - np.concatenate(([0], ends))[source]
+        within = rows - np.concatenate(([0], ends))[source]
+        for number, layout in enumerate(self.each):
+            mask = source == number
+            within[mask] = layout.locate(within[mask], inputs[number])[1]
+        return source, within
 
     def parts(self, *inputs: Shape) -> tuple[Split, ...]:
         """Return the splits that undo it, one for each input."""

@@ -120,6 +120,8 @@ class SourceOptions(Opening, total=False):
     mistral_format: bool
     ggla_permute: bool
     mtp: bool | None
+    mtp_only: bool
+    fuse_qkv: bool
     tokenizer: StrPath | None
     huggingface_json: bool
     trim_vocab: bool

@@ -58,6 +58,9 @@ class EditChanges:
         declare(Kind.PAIRS, "Rename a tensor; repeatable.", "--rename-tensor", metavar="OLD=NEW",
                 python="Old → new names of tensors."),
     ] = None
+    strip_mtp: Annotated[
+        bool, declare(Kind.FLAG, "Take off the blocks that predict further tokens (MTP), as --no-mtp leaves them out.")
+    ] = False
     allow_unknown_keys: Annotated[
         bool, declare(Kind.FLAG, "Set keys that look like a misspelt standard one.")
     ] = False
@@ -203,7 +206,7 @@ def recover(path: StrPath) -> str | None:
 def changes_nothing(request: EditRequest) -> bool:
     """Return whether a request asks for no change."""
     return not any((request.set, request.set_files, request.remove, request.special_tokens, request.rename_tensors,
-                    request.chat_template))
+                    request.chat_template, request.strip_mtp))
 
 
 def _changes(request: EditRequest) -> RequestedChanges:
@@ -213,6 +216,7 @@ def _changes(request: EditRequest) -> RequestedChanges:
         _items(request.set), _items(request.set_files), request.remove,
         None if request.chat_template is None else os.fspath(request.chat_template),
         _items(request.special_tokens), _items(request.rename_tensors), request.allow_unknown_keys,
+        request.strip_mtp,
     )
 
 

@@ -1,4 +1,4 @@
-"""Join the shards of a GGUF model, or the pieces of a file."""
+"""Join the shards of a GGUF model, the pieces of a file, or a decoder and the blocks that predict further tokens."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class MergeRequest:
 
     path: Annotated[
         StrPath | Sequence[StrPath],
-        argument("A shard, or a piece; of pieces, or all in order. Behind one: the file to write.", Kind.FILES,
+        argument("A shard, or a piece; of pieces, or all in order. Behind one: the file to write. Or a model without "
+                 "blocks that predict further tokens, and the file of these alone.", Kind.FILES,
                  python="A shard, or a piece such as 'model.gguf.part1of2': the others are found by its name. Or all "
-                 "pieces, in order."),
+                 "pieces, in order. Or a model without blocks that predict further tokens, and the file of these."),
     ]
     out: Annotated[
         StrPath | None,
@@ -50,7 +51,7 @@ class MergeRequest:
 
 @dataclass(frozen=True, slots=True)
 class MergeCommand(MergeRequest):
-    """Join the shards of a GGUF model, or the pieces of a file that was cut at any byte (model.gguf.part1of2)."""
+    """Join the shards of a GGUF model, the pieces of a cut file, or a model and the file of its MTP layers."""
 
     _: KW_ONLY
     check: Annotated[
@@ -78,6 +79,12 @@ def run(request: MergeRequest) -> Rewritten:
     from ggferry.converters.rewrite.pieces import join
     from ggferry.converters.rewrite.splitting import carry_out
 
+    if (halves := _halves(request)) is not None:
+        from ggferry.converters.rewrite.next_tokens import graft
+
+        cutting, joined = graft(*halves, force=request.force, stage=request.progress)
+        assert joined is not None
+        return of_cutting(cutting, joined)
     pieces, out = _pieces(request), None if request.out is None else os.fspath(request.out)
     if pieces is None:
         return of_cutting(
@@ -97,6 +104,10 @@ def plan(request: MergeRequest) -> RewritePlan:
     from ggferry.converters.rewrite.pieces import check_pieces
     from ggferry.converters.rewrite.splitting import plan as make_plan
 
+    if (halves := _halves(request)) is not None:
+        from ggferry.converters.rewrite.next_tokens import graft
+
+        return plan_of_cutting(graft(*halves, dry=True)[0])
     pieces = _pieces(request)
     if pieces is None:
         return plan_of_cutting(
@@ -129,6 +140,18 @@ def paths(request: MergeRequest) -> list[Named]:
     if not named:
         raise UsageError("nothing to merge", expected="a shard, or a piece")
     return [each if isinstance(each, Named) else Named(os.fspath(each)) for each in named]
+
+
+def _halves(request: MergeRequest) -> tuple[str, str, str] | None:
+    """Return a model, the file of blocks that predict further tokens and the file to write; None for anything else."""
+    from ggferry.converters.rewrite.next_tokens import is_graft
+
+    named = paths(request)
+    if not is_graft(named):
+        return None
+    if request.out is None:
+        raise UsageError("a model and its MTP layers: no name to write to", hint="--outfile FILE")
+    return named[0], named[1], os.fspath(request.out)
 
 
 def _pieces(request: MergeRequest) -> Pieces | None:

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.analysis.differences.tensor_streams import pieces, together, values
+from ggferry.converters.rewrite.keys.typed_text import lines_of_change, shown
 from ggferry.converters.rewrite.lineage import FILLER
-from ggferry.converters.rewrite.typed_text import lines_of_change, shown
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.gguf.shards import SHARD_KEYS
 from ggferry.formats.gguf.values import Value, ValueType

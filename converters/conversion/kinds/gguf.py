@@ -273,7 +273,8 @@ def output_paths(request: Request, plan: Plan) -> tuple[str, ...]:
     labels = [shard_label(number, count) for number in range(1, count + 1)] if count > 1 else [None]
     if out is None or os.path.isdir(out):
         folder = out or os.path.dirname(os.path.abspath(request.source))
-        return tuple(os.path.join(folder, output_name(plan.metadata, plan.options, label)) for label in labels)
+        start = "mtp-" if request.mtp_only else ""  # as convert_hf_to_gguf.py --mtp
+        return tuple(os.path.join(folder, start + output_name(plan.metadata, plan.options, label)) for label in labels)
     shard = shard_of(os.path.basename(out))
     first = count > 1 and shard is not None and out == f"{_stem_of(out)}-{labels[0]}.gguf"
     stem = _stem_of(out) if first else out.removesuffix(".gguf")

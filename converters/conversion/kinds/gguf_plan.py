@@ -17,9 +17,10 @@ from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layer
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.prune_experts import explicit_choice, prune_experts
 from ggferry.converters.proof.reference_checked import unchecked
-from ggferry.converters.proof.runtime_keys import architectures
+from ggferry.converters.proof.runtime_keys import architectures, loader, version
 from ggferry.converters.proof.runtime_notes import explains, runtime_notes
 from ggferry.converters.reranking.recognize import with_template
+from ggferry.converters.schema.fused_attention import MATRIX
 from ggferry.converters.tokenizers.llama_cpp_limits import differences, is_called_phi3, objections
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
@@ -46,10 +47,27 @@ def understood(request: Request, checkpoint: Checkpoint) -> Understood:
 
 def _understood(request: Request, checkpoint: Checkpoint) -> Understood:
     checkpoint, imatrix = edited(request, checkpoint, imatrix_of(request))
-    graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp, rerank=request.rerank)
+    graph = understand(
+        checkpoint,
+        request.hparams,
+        request.options.vocab_only,
+        mtp=request.mtp,
+        rerank=request.rerank,
+        fuse_qkv=request.fuse_qkv,
+        mtp_only=request.mtp_only,
+    )
+    if request.fuse_qkv:
+        _check_fused(graph)
     check_target(graph, request.target, not (request.vocab.none or request.vocab.source))
     tokenizer = tokenizer_of(graph, checkpoint, request)
     return Understood(graph, tokenizer, imatrix)
+
+
+def _check_fused(graph: ModelGraph) -> None:
+    """Raise UsageError where llama.cpp's loader reads no fused tensor of this architecture."""
+    name, known = graph.architecture.name, loader(graph.architecture.name)
+    if known is None or MATRIX not in known.tensors:
+        raise UsageError(f"--fuse-qkv: llama.cpp {version()} reads no attn_qkv of this architecture", found=name)
 
 
 def tokenizer_of(graph: ModelGraph, checkpoint: Checkpoint, request: Request) -> Tokenizer | None:

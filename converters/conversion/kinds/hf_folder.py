@@ -34,6 +34,7 @@ from ggferry.converters.proof.compare import Proof, of_texts
 from ggferry.converters.proof.receipt import FORMAT, line_of
 from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
+from ggferry.converters.schema.fused_attention import is_joined
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
@@ -269,7 +270,7 @@ def _folder(request: Request) -> str:
 def _proof(output: PlannedOutput, again: Checkpoint, stage: Stage) -> Proof:
     """Compare a folder that was opened again with the source. Raises VerificationError where they differ."""
     plan, request = plan_in(output), output.request
-    graph = understand(again)
+    graph = understand(again, fuse_qkv=is_joined(plan.graph.architecture))
     tokens = _tokens(request, plan, again, graph.sizes.get("n_vocab", 0))
     if request.level == "none":
         return Proof("none", (), {}, None, tokens, testimonies=of_texts(tokens))

@@ -112,7 +112,15 @@ def content_of(checkpoint: Checkpoint, request: Request) -> Hashable | None:
     )
     vocab = replace(request.vocab, model=None)
     return (
-        (repr(request.hparams), request.options.vocab_only, request.mtp, request.rerank, repr(vocab)),
+        (
+            repr(request.hparams),
+            request.options.vocab_only,
+            request.mtp,
+            request.mtp_only,
+            request.fuse_qkv,
+            request.rerank,
+            repr(vocab),
+        ),
         (checkpoint.container, checkpoint.version, checkpoint.layout, checkpoint.era, checkpoint.architecture),
         (checkpoint.big_endian, checkpoint.alignment, checkpoint.notes, repr(checkpoint.header), config),
         checkpoint.vocab,

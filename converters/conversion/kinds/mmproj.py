@@ -101,6 +101,8 @@ def mmproj_request(request: Request, spec: OutputSpec) -> Request:
         witness=(),
         text=None,
         mtp=False,
+        mtp_only=False,
+        fuse_qkv=False,
         out=spec.out,
         out_paths=(),
         mmproj=ONLY,

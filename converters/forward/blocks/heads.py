@@ -75,8 +75,9 @@ def _cut(model: Model, joint: Tensor, width: int, width_v: int) -> list[Tensor]:
     """Split the output of a fused matrix into queries, keys and values: one after the other, or group by group."""
     sizes = model.sizes
     groups = sizes["n_head_kv"] if model.recipe.qkv == "grouped" else 1
-    counts = sizes["n_head"] // groups * width, sizes["n_head_kv"] // groups * width
-    cut = parts(joint.view(len(joint), groups, -1), *counts, sizes["n_head_kv"] // groups * width_v)
+    keys, values = (sizes["n_head_kv"] // groups * each for each in (width, width_v))
+    joint = joint.view(len(joint), groups, -1)
+    cut = parts(joint, joint.shape[-1] - keys - values, keys, values)  # queries may have gates beside them
     return [part.flatten(1) for part in cut]
 
 

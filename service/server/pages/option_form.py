@@ -175,7 +175,7 @@ def label_of(option: Option) -> str:
     if option.name in LABELS:
         return LABELS[option.name]
     words = option.name.replace("_", " ")
-    for word in ("mtp", "ggla", "gguf", "mmproj", "huggingface json"):
+    for word in ("mtp", "qkv", "ggla", "gguf", "mmproj", "huggingface json"):
         words = words.replace(
             word, {"huggingface json": "tokenizer.json"}.get(word, word if word == "mmproj" else word.upper())
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,13 @@ from safetensors.numpy import load_file, save_file
 
 from ggferry.converters.adapters.merge_parts import path_and_scale, receipt_form
 from ggferry.converters.conversion.request import Request
-from ggferry.converters.conversion.run import Result, convert
 from ggferry.converters.conversion.verify import reverify
-from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.errors import (
     GgferryError,
     InconsistentError,
     MissingError,
+    NotFoundError,
     OutOfRangeError,
     ShapeError,
     UnexpectedTensorError,
@@ -30,6 +30,7 @@ from ggferry.formats.errors import (
     VerificationError,
 )
 from ggferry.support.progress import silent
+from helpers.merged_adapters import assert_alike, converted, tensors, with_peft
 from helpers.tiny_models import make
 
 ATTENTION = ["q_proj", "k_proj", "down_proj"]
@@ -50,48 +51,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2 biases": ("gpt2", {"target_modules": ["c_attn"], "bias": "all"}),
     "gemma": ("gemma2", {"target_modules": ATTENTION, "modules_to_save": ["norm"]}),
 }
-
-
-def with_peft(base: Path, adapter: Path, merged: Path | None, seed: int = 3, **config: Any) -> None:
-    """Save an adapter that PEFT made for a model, all its values random, and what PEFT merges."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(seed)
-    loaded = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    model = get_peft_model(loaded, LoraConfig(**{"r": 4, "lora_alpha": 6, **config}))
-    with torch.no_grad():
-        for name, tensor in model.named_parameters():
-            if "magnitude" in name:
-                tensor.mul_(1 + torch.rand_like(tensor))
-            elif tensor.requires_grad:
-                tensor.add_(torch.randn_like(tensor) * 0.2)
-    model.save_pretrained(adapter)
-    if merged is not None:
-        model.merge_and_unload().save_pretrained(merged)
-        for file in base.iterdir():
-            if not (merged / file.name).exists():
-                shutil.copy(file, merged)
-
-
-def converted(source: Path, out: Path, *lora: str, outtype: str = "f32", level: str = "full") -> Result:
-    request = Request(
-        str(source), str(out), Options(outtype=outtype), vocab=VocabOptions(none=True), lora=lora, level=level
-    )
-    (result,) = convert(request)
-    return result
-
-
-def tensors(path: Path) -> dict[str, np.ndarray]:
-    return {each.name: np.array(each.data) for each in gguf.GGUFReader(path).tensors}
-
-
-def assert_alike(found: Path, expected: Path) -> None:
-    ours, theirs = tensors(found), tensors(expected)
-    assert ours.keys() == theirs.keys()
-    for name, values in theirs.items():
-        assert np.abs(ours[name] - values).max() <= 1e-6 * np.abs(values).max(), name
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +80,25 @@ def test_it_is_what_peft_merges(name: str, models: Any, tmp_path: Path) -> None:
     converted(tmp_path / "m", tmp_path / "theirs.gguf", level="fast")
     assert_alike(tmp_path / "ours.gguf", tmp_path / "theirs.gguf")
     assert result.proof.logits is not None
+
+
+def test_verify_finds_the_adapters_of_the_receipt_where_they_stood(models: Any, tmp_path: Path) -> None:
+    base, first, second, out = models("llama"), tmp_path / "a", tmp_path / "c", tmp_path / "ours.gguf"
+    with_peft(base, first, None, 1, target_modules=["q_proj"])
+    with_peft(base, second, None, 9, target_modules=["q_proj"])
+    converted(base, out, f"{first}:0.5", str(second), level="fast")
+    request = Request(str(base), vocab=VocabOptions(none=True), level="fast")
+    report = reverify(request, str(out), silent)
+    assert [note for note in report.notes if f"--lora {first}:0.5: found by the receipt" in note]
+    second.rename(tmp_path / "elsewhere")
+    with pytest.raises(NotFoundError, match="the adapter 'c', with which the output was made") as caught:
+        reverify(request, str(out), silent)
+    assert caught.value.hint == "--lora PATH:1" and caught.value.found is None
+    shutil.copytree(first, second)  # one of that name, but another
+    with pytest.raises(NotFoundError, match="other bytes in"):
+        reverify(request, str(out), silent)
+    elsewhere = (f"{first}:0.5", str(tmp_path / "elsewhere"))
+    reverify(replace(request, lora=elsewhere), str(out), silent)
 
 
 def test_several_adapters_apply_in_order_and_verify_reads_them_again(models: Any, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ggferry
-from ggferry.converters.rewrite.standard_keys import types_of
+from ggferry.converters.rewrite.keys.standard_keys import types_of
 from ggferry.formats.files.patched_start import MARK, Patch, journal_of
 from ggferry.formats.gguf.values import Value, ValueType, array, string, u32
 from ggferry.formats.gguf.write import write_gguf

@@ -1,0 +1,74 @@
+"""Blocks that predict further tokens (NextN, MTP): whether a checkpoint has them, and files of nothing else.
+
+llama.cpp takes a file without the first block of the decoder as one of such blocks alone, a draft beside the file that
+has the decoder (`nextn_flags` in `llama-model.cpp`, b11549); `convert_hf_to_gguf.py --mtp` writes it. It has the keys
+of the whole model, and of the decoder the embedding, the last norm and the output matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ggferry.converters.model_graph.graph import ModelGraph, losses
+from ggferry.converters.schema.architecture import Architecture, Role
+from ggferry.converters.schema.roles import Roles, both
+from ggferry.formats.checkpoint import Checkpoint, Dropped
+from ggferry.formats.errors import UsageError
+
+LOADED_ALONE = ("deepseek2", "deepseek32", "glm4moe", "hy_v3", "qwen35", "qwen35moe", "qwen3next")
+"""Of the architectures that carry such blocks, those whose loader asks `nextn_flags` (`src/models`, b11549)."""
+_SERIES = "blk."
+_LEFT_OUT = "of the decoder: --mtp-only writes the blocks that predict further tokens alone"
+
+
+def check_alone(architecture: Architecture, path: str, *, dropped: bool) -> None:
+    """Raise UsageError where llama.cpp loads no file of such blocks alone, and where they are `dropped`, too."""
+    if dropped:
+        raise UsageError("--no-mtp and --mtp-only", path=path, expected="one of them")
+    if architecture.name not in LOADED_ALONE:
+        raise UsageError(
+            "--mtp-only: llama.cpp loads no file of such blocks alone for this architecture",
+            path=path,
+            found=architecture.name,
+            expected=", ".join(LOADED_ALONE),
+        )
+
+
+def are_alone(checkpoint: Checkpoint, architecture: Architecture) -> bool:
+    """Return whether a GGUF file has blocks that predict further tokens, and none of the decoder before them."""
+    blocks = [name for name in checkpoint.tensors if name.startswith(_SERIES)]
+    predicting = checkpoint.container == "gguf" and architecture.name in LOADED_ALONE
+    return predicting and any(".nextn." in name for name in blocks) and not any(n.startswith("blk.0.") for n in blocks)
+
+
+def alone(architecture: Architecture) -> Architecture:
+    """Return the table of such a file: no block before those that predict, and no forward pass."""
+    table = architecture.roles
+
+    def made() -> tuple[Role, ...]:
+        return tuple(
+            replace(role, when=both(role.when, "n >= n_layer")) if role.series == _SERIES else role for role in table
+        )
+
+    return replace(architecture, roles=Roles(made), recipe={})
+
+
+def without_decoder(graph: ModelGraph) -> ModelGraph:
+    """Return the graph of a whole model with the blocks that predict, and of the rest what the decoder has but once."""
+    first = graph.sizes["n_layer"]
+    kept = tuple(node for node in graph.nodes if not node.role.per_block or _block(node.name) >= first)
+    by_name = {node.name: node for node in kept}
+    inputs = {ref.name: ref for node in graph.nodes if node.name not in by_name for ref in node.inputs}
+    gone = tuple(Dropped(ref, _LEFT_OUT) for ref in inputs.values())
+    return replace(
+        graph,
+        architecture=alone(graph.architecture),
+        nodes=kept,
+        dropped=(*graph.dropped, *gone),
+        notes=(*graph.notes, *(loss.note for loss in losses(gone))),
+        by_name=by_name,
+    )
+
+
+def _block(name: str) -> int:
+    return int(name.split(".")[1])

@@ -1,0 +1,1 @@
+"""Keys of GGUF files as texts: their names, their types, their values."""

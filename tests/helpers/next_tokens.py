@@ -1,0 +1,63 @@
+"""Tiny models with blocks that predict further tokens, which transformers does not make: the decoder's own, changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from helpers.tiny_models import make
+
+LAST: dict[str, dict[str, Any]] = {"glm4moe": {}, "deepseek v3": {"rms_norm_eps": 1e-6}, "hy_v3": {}}
+"""Families that keep such blocks as layers behind the last."""
+APART = ("qwen3next", "qwen3next irregular", "qwen35", "qwen35moe", "qwen35 that sees")
+"""Families that keep theirs under `mtp.`, which attends to everything whatever the last block does."""
+MODELS = {**LAST, **{name: {} for name in APART}}
+
+
+def predicting(name: str, folder: Path, count: int = 1, **changes: Any) -> np.ndarray:
+    """transformers' logits; the model stands in `folder` with blocks behind its last one, copies of that."""
+    logits = make(name, folder, **{**MODELS.get(name, {}), **changes})
+    config, path = json.loads((folder / "config.json").read_text()), folder / "model.safetensors"
+    tensors, rng = load_file(path), np.random.default_rng(5)
+    if name in APART:
+        return apart(logits, config, tensors, path)
+    last, width = config["num_hidden_layers"] - 1, config["hidden_size"]
+    for n in range(last + 1, last + 1 + count):
+        at = f"model.layers.{n}."
+        of_last = {key: value for key, value in tensors.items() if key.startswith(f"model.layers.{last}.")}
+        tensors |= {key.replace(f"model.layers.{last}.", at): value + 0.25 for key, value in of_last.items()}
+        shapes = {
+            "eh_proj": (width, 2 * width),
+            "enorm": (width,),
+            "hnorm": (width,),
+            "shared_head.norm": (width,),
+            "embed_tokens": (config["vocab_size"], width),
+            "shared_head.head": (config["vocab_size"], width),
+        }
+        tensors |= {f"{at}{key}.weight": rng.normal(0, 0.3, size).astype(np.float32) for key, size in shapes.items()}
+    save_file(tensors, path)
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": count}))
+    return logits
+
+
+def apart(logits: np.ndarray, config: dict[str, Any], tensors: dict[str, np.ndarray], path: Path) -> np.ndarray:
+    """Qwen's way: an attending block of the decoder again, under other names, and one matrix and three norms."""
+    text, rng = config.get("text_config", config), np.random.default_rng(5)
+    attending, width = text["layer_types"].index("full_attention"), text["hidden_size"]
+    stem = next(key for key in tensors if f"layers.{attending}." in key).partition("layers.")[0]
+    start = f"{stem}layers.{attending}."
+    of_one = {key: value for key, value in tensors.items() if key.startswith(start)}
+    tensors |= {key.replace(start, "mtp.layers.0."): value + 0.25 for key, value in of_one.items()}
+    shapes = {
+        "fc": (width, 2 * width),
+        "pre_fc_norm_embedding": (width,),
+        "pre_fc_norm_hidden": (width,),
+        "norm": (width,),
+    }
+    tensors |= {f"mtp.{key}.weight": rng.normal(0, 0.3, size).astype(np.float32) for key, size in shapes.items()}
+    save_file(tensors, path)
+    return logits
