@@ -123,6 +123,8 @@ class Container:
         magics: First bytes that only this container has.
         versions: The versions that exist; (None,) where it has none.
         storage_word: Whether its name, when it occurs in a file name, describes only the storage and not the model.
+        by_running: Whether the program that writes it reads it again by running what it holds, so that no library is
+            asked to read it a second time.
     """
 
     name: str
@@ -131,6 +133,7 @@ class Container:
     magics: tuple[bytes, ...] = ()
     versions: tuple[int | None, ...] = (None,)
     storage_word: bool = True
+    by_running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,8 @@ class WeightsName:
         stem: The name before the number or the suffix.
         suffix: The suffix, without its dot.
         numbered: Whether the names are `STEM.00.SUFFIX`, `STEM.01.SUFFIX`, … instead, without an index.
+        further: The suffix, with its dot, of the files that hold the tensors of the one that is named; '' where that
+            holds them itself.
     """
 
     rank: int
@@ -152,6 +157,7 @@ class WeightsName:
     stem: str
     suffix: str
     numbered: bool = False
+    further: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +202,12 @@ def kind_of(container: str) -> Kind | None:
     """Return how a container says which model it holds; None for one that its reader recognizes only to refuse it."""
     found = _container(container)
     return None if found is None else found.kind
+
+
+def read_by_running(container: str) -> bool:
+    """Return whether its own program reads a container by running what it holds (`Container.by_running`)."""
+    found = _container(container)
+    return found is not None and found.by_running
 
 
 def label_of(container: str) -> str:

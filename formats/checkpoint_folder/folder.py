@@ -190,7 +190,8 @@ def _by_name(folder: str, names: frozenset[str], of: WeightsName) -> Weights | N
     single = f"{of.stem}.{of.suffix}"
     if single in names:  # transformers too takes the single file before the index
         stale = (f"{single}{INDEX} is there too and was not read",) if single + INDEX in names else ()
-        return Weights(of.container, folder, (os.path.join(folder, single),), None, stale)
+        further = sorted(name for name in names if of.further and name.endswith(of.further))
+        return Weights(of.container, folder, tuple(os.path.join(folder, n) for n in (single, *further)), None, stale)
     return _sharded(folder, names, of.stem, of.suffix)
 
 

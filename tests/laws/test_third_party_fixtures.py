@@ -111,6 +111,7 @@ def models() -> tuple[Checkpoint, ...]:
     other, llama = FIXTURES / "legacy-other", FIXTURES / "legacy-llama"
     paths = [folder / entry["file"] for folder in (llama, other) for entry in listed(folder.name)]
     paths += [*(FIXTURES / "hf/ckpt").iterdir(), *(llama / "pth").iterdir()]
+    paths += (FIXTURES / "training").iterdir()
     paths += [other / "hf/rwkv4-s64/rwkv4-tiny.pth", other / "hf/whisper-v600/tiny.pt"]
     return tuple(open_checkpoint(str(path)) for path in paths)
 

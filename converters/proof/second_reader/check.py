@@ -31,7 +31,7 @@ from ggferry.converters.proof.second_reader.settings import check_settings
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.files.sources import LocalFile
-from ggferry.formats.reader import Kind, kind_of
+from ggferry.formats.reader import Kind, kind_of, read_by_running
 from ggferry.support.heavy import np
 from ggferry.support.platform import here
 from ggferry.support.printable import printable
@@ -109,6 +109,8 @@ class Reading:
         files = [file for file in self.checkpoint.files if isinstance(file, LocalFile)]
         if kind_of(self.checkpoint.container) is Kind.LEGACY:
             self.why = "no other library reads such files"
+        elif read_by_running(self.checkpoint.container):
+            self.why = "no other library reads such files without running what is in them"
         elif len(files) != len(self.checkpoint.files):
             self.why = "the source is not on this machine"
         elif len(files) > MAX_FILES:
