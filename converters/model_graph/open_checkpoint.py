@@ -13,7 +13,6 @@ from functools import cache
 from ggferry.converters.schema.architecture import Architecture
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.modules import with_dense
-from ggferry.formats.checkpoint_folder.sidecars import configured
 from ggferry.formats.errors import UsageError
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.memory_cap import limited
@@ -106,6 +105,8 @@ def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
         asks = kind_of(match.container) in (Kind.LEGACY, Kind.META)  # of Meta's, how parts are joined
         return with_dense(reader.open(path, header_layouts() if asks else ()))
     if arch is None and config is not None and kind_of(match.container) is Kind.TRAINING:
+        from ggferry.formats.checkpoint_folder.sidecars import configured
+
         return with_dense(configured(reader.open(path, ()), config))
     if kind_of(match.container) is not Kind.LEGACY:
         flag = "--arch" if arch else "--hf-config"

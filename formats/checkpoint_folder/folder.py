@@ -59,7 +59,9 @@ class Weights:
 @cache
 def _shard() -> re.Pattern[str]:
     """Return the pattern of shard names: stem, number, count and suffix."""
-    suffixes = "|".join(dict.fromkeys(re.escape(each.suffix) for each in weights_names() if not each.numbered))
+    suffixes = "|".join(
+        dict.fromkeys(re.escape(each.suffix) for each in weights_names() if not each.numbered and not each.further)
+    )
     return re.compile(rf"(?P<stem>.+)-(?P<number>\d{{5}})-of-(?P<count>\d{{5}})\.(?P<suffix>{suffixes})", re.ASCII)
 
 
@@ -190,9 +192,9 @@ def _by_name(folder: str, names: frozenset[str], of: WeightsName) -> Weights | N
     single = f"{of.stem}.{of.suffix}"
     if single in names:  # transformers too takes the single file before the index
         stale = (f"{single}{INDEX} is there too and was not read",) if single + INDEX in names else ()
-        further = sorted(name for name in names if of.further and name.endswith(of.further))
+        further = sorted(name for name in names - {single} if of.further and name.endswith(of.further))
         return Weights(of.container, folder, tuple(os.path.join(folder, n) for n in (single, *further)), None, stale)
-    return _sharded(folder, names, of.stem, of.suffix)
+    return None if of.further else _sharded(folder, names, of.stem, of.suffix)
 
 
 def _sharded(folder: str, names: frozenset[str], stem: str, suffix: str) -> Weights | None:

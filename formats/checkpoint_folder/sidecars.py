@@ -135,8 +135,11 @@ def beside_or_above(weights: Weights) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def configured(checkpoint: Checkpoint, place: str) -> Checkpoint:
-    """Return a training checkpoint that has no configuration with that of a folder, or of a config.json, and the files
-    that stand beside it.
+    """Return a training checkpoint that has no configuration with the one at `place`, and the files beside that.
+
+    Args:
+        checkpoint: The checkpoint.
+        place: A config.json, or its folder.
 
     Raises UsageError where it has one of its own, NotFoundError where there is none, and as `configuration`.
     """

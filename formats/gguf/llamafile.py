@@ -17,8 +17,7 @@ from itertools import pairwise
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, MissingError, TruncatedError, UnsupportedError
-from ggferry.formats.files.sources import Source, open_source
-from ggferry.formats.files.window import Window
+from ggferry.formats.files.sources import Source, Window, open_source
 
 MAGICS = (b"MZqFpD", b"jartsr")
 """How programs of Cosmopolitan begin that have a zip archive behind them."""

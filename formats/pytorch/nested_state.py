@@ -24,8 +24,8 @@ def leaf(name: str, type: BlockType | None, shape: tuple[int, ...]) -> View | No
 def find_model(entries: Iterable[tuple[tuple[Any, ...], View | None]], path: str) -> State:
     """Return the model among entries that stand under keys of nested dictionaries (`leaf`).
 
-    An optimizer's state is told by its shape, whatever it is called. Raises UnsupportedError where there is no model,
-    InconsistentError where a key leads to an entry and to others, and as `find_state`.
+    An optimizer's state is recognized by its keys, whatever it is called. Raises UnsupportedError where there is no
+    model, InconsistentError where a key leads to an entry and to others, and as `find_state`.
     """
     root: dict[Any, Any] = {}
     for keys, entry in entries:
@@ -33,7 +33,7 @@ def find_model(entries: Iterable[tuple[tuple[Any, ...], View | None]], path: str
         for key in keys[:-1]:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise InconsistentError("an entry that others stand under", path=path, found=str(keys))
+                raise InconsistentError("an entry and a dictionary of one name", path=path, found=str(keys))
         if keys[-1] in inner:
             raise DuplicateError("two entries of one name", path=path, found=str(keys))
         inner[keys[-1]] = entry

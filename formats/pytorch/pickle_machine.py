@@ -9,7 +9,7 @@ PERSID, buffers) and without the text forms of protocol 0.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Container
 from typing import Any, NoReturn
 
 from ggferry.formats.errors import (
@@ -45,7 +45,7 @@ _PYTHON_2 = {"__builtin__": "builtins"}
 
 
 def read_pickle(
-    data: bytes, path: str, offset: int, records: Collection[str] = (), most: int = MAX_PICKLE_OPS
+    data: bytes, path: str, offset: int, records: Container[str] = (), most: int = MAX_PICKLE_OPS
 ) -> tuple[Any, dict[str, Storage]]:
     """Return the value that a pickle describes, and its storages by key.
 
@@ -70,7 +70,7 @@ def read_pickle(
 class _Machine:
     """Stack, marks and memo of one pickle. `at` is the instruction being carried out, `next` the byte after it."""
 
-    def __init__(self, data: bytes, path: str, offset: int, records: Collection[str], most: int) -> None:
+    def __init__(self, data: bytes, path: str, offset: int, records: Container[str], most: int) -> None:
         self.data, self.path, self.offset, self.records = data, path, offset, records
         self.at = self.next = 0
         self.left = self.most = most

@@ -71,7 +71,6 @@ class View:
     at: int
 
 
-@dataclass(slots=True, eq=False)
 class Record:
     """An object of a class that is known by its name alone: what it was called with and the state it was given.
 
@@ -81,9 +80,11 @@ class Record:
         state: Its fields by name, or what else the pickle gives as its state; None before that.
     """
 
-    name: str
-    args: tuple[Any, ...]
-    state: Any = None
+    __slots__ = ("args", "name", "state")
+
+    def __init__(self, name: str, args: tuple[Any, ...]) -> None:
+        self.name, self.args = name, args
+        self.state: Any = None
 
 
 class Machine(Protocol):

@@ -7,7 +7,7 @@ ever run, and there is no other way to load it here. Source of the container: `c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,7 @@ from ggferry.formats.errors import (
     UnsupportedError,
     UnsupportedVersionError,
 )
-from ggferry.formats.files.sources import Source
-from ggferry.formats.files.window import Window
+from ggferry.formats.files.sources import Source, Window
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.limits import MAX_PICKLE
 from ggferry.formats.pytorch.pickle_machine import Storage, View, read_pickle
@@ -73,7 +72,7 @@ class Opened:
         return tuple(Checksum(file, entry.offset, entry.nbytes, entry.crc32) for entry in entries)
 
 
-def open_archive(source: Source, classes: Collection[str] = ()) -> Opened:
+def open_archive(source: Source, classes: Container[str] = ()) -> Opened:
     """Return an archive of torch.save with its pickle read; `classes` are those of `read_pickle`'s records.
 
     Reads the archive's directory and its small records.

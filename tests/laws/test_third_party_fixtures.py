@@ -31,6 +31,8 @@ MOST = 80_000_000
 MADE_CONTAINERS = {
     ("gguf", 1): "formats/readers/test_gguf.py",
     ("gguf", 2): "formats/readers/test_gguf.py",
+    ("dcp", None): "formats/readers/test_dcp.py",
+    ("deepspeed", None): "formats/readers/test_deepspeed.py",
     ("configuration", None): "converters/test_mistral_format.py",
 }
 MADE_LAYOUTS = {
@@ -111,7 +113,6 @@ def models() -> tuple[Checkpoint, ...]:
     other, llama = FIXTURES / "legacy-other", FIXTURES / "legacy-llama"
     paths = [folder / entry["file"] for folder in (llama, other) for entry in listed(folder.name)]
     paths += [*(FIXTURES / "hf/ckpt").iterdir(), *(llama / "pth").iterdir()]
-    paths += (FIXTURES / "training").iterdir()
     paths += [other / "hf/rwkv4-s64/rwkv4-tiny.pth", other / "hf/whisper-v600/tiny.pt"]
     return tuple(open_checkpoint(str(path)) for path in paths)
 

@@ -280,7 +280,7 @@ BAD: dict[str, tuple[Callable[[Metadata], None], type[e.GgferryError], str]] = {
     "an entry that others stand under": (
         lambda m: _add(m, ("w", "v")),
         e.InconsistentError,
-        "others stand under",
+        "an entry and a dictionary",
     ),
     "two entries of one name": (lambda m: _add(m, ("w",)), e.DuplicateError, "one name"),
     "a class of its own": (lambda m: _set(m, "planner_data", print), e.UnsafePickleError, "print"),
