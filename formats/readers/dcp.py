@@ -17,7 +17,6 @@ from ggferry.formats.checkpoint_folder.sidecars import beside_or_above, configur
 from ggferry.formats.errors import InconsistentError, NotFoundError, OutOfRangeError
 from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.limits import MAX_SHARDS, MAX_TENSORS
-from ggferry.formats.pytorch.nested_state import TRAINING, find_model, leaf, plain_names
 from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName
 
 if TYPE_CHECKING:
@@ -121,6 +120,8 @@ class _Pieces:
 
     def unread(self, key: str, name: str) -> Dropped:
         """Return an entry of the training's, whose pieces are not looked at."""
+        from ggferry.formats.pytorch.nested_state import TRAINING
+
         item = self.items[key]
         assert item.type is not None
         chunk = item.chunks[0] if item.chunks else None
@@ -129,6 +130,8 @@ class _Pieces:
 
 
 def _checkpoint(weights: Weights, files: Sequence[Source], pieces: _Pieces, version: str) -> Checkpoint:
+    from ggferry.formats.pytorch.nested_state import TRAINING, find_model, leaf, plain_names
+
     entries = [(item.path, leaf(item.name, item.type, item.shape)) for item in pieces.items.values()]
     state = find_model(entries, files[0].path)
     short = plain_names(state.tensors, files[0].path)

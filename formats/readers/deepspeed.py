@@ -161,11 +161,11 @@ def _check_count(models: Sequence[Part], optimizers: Sequence[Part], which: int)
     counts = declared if isinstance(declared, (list, tuple)) else [declared]
     counts = [count for count in counts if type(count) is int]
     expected = max(counts, default=len(optimizers))
-    for files, wanted in ((optimizers, expected), (models, expected if which == 3 else 1)):
-        if len(files) != wanted:
-            kind = NotFoundError if len(files) < wanted else InconsistentError
+    for files, due in ((optimizers, expected), (models, expected if which == 3 else 1)):
+        if len(files) != due:
+            kind = NotFoundError if len(files) < due else InconsistentError
             message = "number of files of one kind"
-            raise kind(message, path=files[0].path, found=len(files), expected=f"{wanted}, one a process")
+            raise kind(message, path=files[0].path, found=len(files), expected=f"{due}, one a process")
     return which
 
 
