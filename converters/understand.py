@@ -37,7 +37,7 @@ from ggferry.formats.reader import Kind, kind_of
 
 NEXT_TOKENS = "blk.{n}.nextn.eh_proj.weight"
 """What every block that predicts further tokens has, and no other (gguf-py `NEXTN_EH_PROJ`)."""
-_OF_TRAINERS = ("transformer.wte.weight",)
+_OF_TRAINERS = ("transformer.wte.weight", "tok_embeddings.weight")
 """Names of tensors by which `converters.trainer_names` is asked: of models by other names, no file of it is loaded."""
 CLIP = "clip"
 """What GGUF calls the architecture of every mmproj file."""

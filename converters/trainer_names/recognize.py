@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ggferry.converters.trainer_names import litgpt
+from ggferry.converters.trainer_names import litgpt, torchtune
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.reader import Kind, kind_of
+
+_TRAINERS = (litgpt, torchtune)
 
 
 def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -12,5 +14,8 @@ def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
 
     Raises as the modules of the trainers.
     """
-    ours = kind_of(checkpoint.container) is Kind.TRAINING and litgpt.is_named_so(checkpoint.tensors)
-    return litgpt.as_transformers(checkpoint) if ours else checkpoint
+    if kind_of(checkpoint.container) is Kind.TRAINING:
+        for trainer in _TRAINERS:
+            if trainer.is_named_so(checkpoint.tensors):
+                return trainer.as_transformers(checkpoint)
+    return checkpoint

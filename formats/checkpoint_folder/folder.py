@@ -32,6 +32,8 @@ from ggferry.formats.reader import (
 from ggferry.support.records import dataclass
 
 INDEX = ".index.json"
+_TUNED = re.compile(r"hf_model_(?P<number>\d{4})_(?P<epoch>\d{1,6})\.pt", re.ASCII)
+"""Files of one model as torchtune numbered them until 0.4, from 1, each epoch in the same folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,9 @@ def locate(path: str, container: str) -> Weights:
     if name.endswith(INDEX):
         return Weights(container, folder, (), path)
     shard, part, whole = _shard().fullmatch(name), _as_part(path), None
-    if part is not None:
+    if (tuned := _TUNED.fullmatch(name)) is not None:
+        whole = _tuned(folder, names_in(folder), int(tuned["epoch"]))
+    elif part is not None:
         whole = _parts(folder, names_in(folder), part)
     elif shard is not None and int(shard["count"]) > 1:
         whole = _sharded(folder, names_in(folder), shard["stem"], shard["suffix"])
@@ -227,7 +231,20 @@ def _parts(folder: str, names: frozenset[str], of: WeightsName) -> Weights:
     return Weights(of.container, folder, tuple(os.path.join(folder, name) for name in expected))
 
 
+def _tuned(folder: str, names: frozenset[str], epoch: int | None = None) -> Weights | None:
+    """Return torchtune's files of one epoch; None where there are none, or of several epochs where none is named."""
+    found = [match for match in map(_TUNED.fullmatch, names) if match and epoch in (None, int(match["epoch"]))]
+    if not found or len({match["epoch"] for match in found}) > 1:
+        return None
+    last, end = max(int(match["number"]) for match in found), found[0]["epoch"]
+    expected = [f"hf_model_{number:04}_{end}.pt" for number in range(1, last + 1)]
+    _require(folder, names, expected)
+    return Weights(lone_suffixes()[".pt"], folder, tuple(os.path.join(folder, name) for name in expected))
+
+
 def _lone(folder: str, names: frozenset[str]) -> Weights | None:
+    if (tuned := _tuned(folder, names)) is not None:
+        return tuned
     for suffix, container in lone_suffixes().items():
         matches = sorted(name for name in names if name.lower().endswith(suffix))
         stems = {match["stem"] for match in map(_shard().fullmatch, matches) if match}
