@@ -143,7 +143,8 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
             raise UnexpectedTensorError("two tensors of one name", path=checkpoint.path, found=ref.name)
         tensors[ref.name] = ref
     note = "tensors have litgpt's names; those of transformers were taken"
-    return replace(checkpoint, tensors=tensors, notes=(*checkpoint.notes, note))
+    header = {**checkpoint.header, "names": NAME}
+    return replace(checkpoint, tensors=tensors, header=header, notes=(*checkpoint.notes, note))
 
 
 def _family(checkpoint: Checkpoint) -> Family:

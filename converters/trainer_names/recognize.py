@@ -6,7 +6,10 @@ from ggferry.converters.trainer_names import litgpt, torchtune
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.reader import Kind, kind_of
 
-_TRAINERS = (litgpt, torchtune)
+_TRAINERS = (
+    (litgpt.is_named_so, litgpt.as_transformers),
+    (torchtune.is_named_so, torchtune.as_transformers),
+)
 
 
 def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -15,7 +18,7 @@ def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
     Raises as the modules of the trainers.
     """
     if kind_of(checkpoint.container) is Kind.TRAINING:
-        for trainer in _TRAINERS:
-            if trainer.is_named_so(checkpoint.tensors):
-                return trainer.as_transformers(checkpoint)
+        for is_named_so, as_transformers in _TRAINERS:
+            if is_named_so(checkpoint.tensors):
+                return as_transformers(checkpoint)
     return checkpoint

@@ -15,6 +15,7 @@ from ggferry.converters.trainer_names.pieces import halves_of_heads
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import MissingError, UnexpectedTensorError, UnsupportedError
 
+NAME = "torchtune"
 _BLOCK = re.compile(r"layers\.(\d{1,4})\.(.+)\.(weight|bias|scale)", re.ASCII)
 _NAMES = {
     "attn.q_proj": "self_attn.q_proj",
@@ -61,8 +62,9 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
             "torchtune's names of this class", path=checkpoint.path, found=found, expected=known, hint=hint
         )
     queries = config.get("num_attention_heads")
-    heads = {"q_proj": queries, "k_proj": config.get("num_key_value_heads") or queries}
-    if paired and not all(type(count) is int for count in heads.values()):
+    counts = (("q_proj", queries), ("k_proj", config.get("num_key_value_heads") or queries))
+    heads: dict[str, int] = {part: count for part, count in counts if type(count) is int}
+    if paired and len(heads) < len(counts):
         raise MissingError("heads of the model", path=checkpoint.path, expected="num_attention_heads in config.json")
     tensors: dict[str, TensorRef] = {}
     for name, ref in checkpoint.tensors.items():
@@ -78,4 +80,5 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
         pairs = paired and part in heads
         tensors[new] = halves_of_heads(checkpoint, ref, new, heads[part]) if pairs else replace(ref, name=new)
     note = "tensors have torchtune's names; those of transformers were taken"
-    return replace(checkpoint, tensors=tensors, notes=(*checkpoint.notes, note))
+    header = {**checkpoint.header, "names": NAME}
+    return replace(checkpoint, tensors=tensors, header=header, notes=(*checkpoint.notes, note))

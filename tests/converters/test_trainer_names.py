@@ -56,6 +56,7 @@ def test_tensors_are_those_that_were_converted(folder: Path) -> None:
 def test_it_becomes_a_proved_gguf(tmp_path: Path, name: str) -> None:
     made = ggferry.convert(TRAINING / name, tmp_path / "x.gguf", no_vocab=True)
     assert made.receipt["verified"] == "full"
+    assert made.receipt["source"]["header"]["names"] == name.partition("/")[0]
     assert any(f"{name.partition('/')[0]}'s names" in note for note in made.notes)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import (
@@ -30,7 +31,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import ggferry
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint as open_any
+from ggferry.converters.understand import graph_of
 from ggferry.formats import errors as e
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.reader import find_reader
@@ -38,6 +41,8 @@ from ggferry.formats.readers.dcp import open_checkpoint
 from ggferry.formats.tensor_read import read_rows
 from helpers.checkpoints import CONFIG, weights, write_checkpoint
 from helpers.third_party_fixtures import FIXTURES
+from helpers.tiny import TOKENS
+from helpers.tiny_models import make, relative
 
 FOUR = FIXTURES / "training" / "dcp"
 
@@ -116,6 +121,14 @@ def test_a_configuration_in_the_folder_above_is_its_own(tmp_path: Path) -> None:
     assert held.metadata["architectures"] == CONFIG["architectures"]
     with pytest.raises(e.UsageError):
         open_any(os.fspath(tmp_path / "pytorch_model_fsdp_0"), config=os.fspath(tmp_path))
+
+
+def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
+    expected = make("llama", tmp_path / "hf")
+    state = load_file(tmp_path / "hf" / "model.safetensors")
+    folder = save({"model": state}, tmp_path / "hf" / "step-3")
+    graph = graph_of(os.fspath(folder))
+    assert relative(expected, forward(graph, TOKENS)) < 1e-5
 
 
 # --- what trainers make of it -------------------------------------------------------------------
