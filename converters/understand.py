@@ -80,7 +80,8 @@ def understand(
             offset=checkpoint.nbytes,
             hint="--vocab-only converts the vocabulary",
         )
-    if any(name in checkpoint.tensors for name in _OF_TRAINERS):
+    training = kind_of(checkpoint.container) is Kind.TRAINING
+    if training and any(name in checkpoint.tensors for name in _OF_TRAINERS):
         from ggferry.converters.trainer_names.recognize import with_known_names  # few models need it
 
         checkpoint = with_known_names(checkpoint)

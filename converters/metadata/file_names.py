@@ -228,7 +228,7 @@ def _storage() -> re.Pattern[str]:
 
 _VERSION_WORD = re.compile(r"v\d{1,3}(?:\.\d{1,4}){0,3}|\d{1,3}(?:\.\d{1,4}){1,3}", re.IGNORECASE | re.ASCII)
 _GENERIC = re.compile(
-    r"(?:(?:pytorch |adapter |tf |flax |lit )?models?(?: fsdp)?|metadata|(?:global )?steps?|"  # of trainers, the latter
+    r"(?:(?:pytorch |adapter |tf |flax |lit )?models?(?: fsdp)?|metadata|(?:global )?steps?\d{0,12}|"
     r"(?:(?:bf16 |fp16 )?zero pp rank \d+ )?mp rank \d+ (?:model|optim) states|adapter|"
     r"consolidated|weights?|checkpoints?|ckpt|original|params|"
     r"config|tokenizer|vocab|merged|final|latest|output|out|snapshots?|blobs?|resolve|main|raw|hub|files?|downloads?|"

@@ -71,7 +71,8 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     folder = _folder(path)
     models, optimizers = _names(folder)
     weights = Weights(CONTAINER, folder, tuple(os.path.join(folder, name) for name in (*models, *optimizers)))
-    files = [open_source(name, folder) for name in weights.files]
+    root = path if os.path.isdir(path) else folder  # the folder that `latest` names may be a link
+    files = [open_source(name, root) for name in weights.files]
     try:
         parts = [Part(n, open_archive(source, TrainerClasses())) for n, source in enumerate(files)]
         of_model, of_optimizer = parts[: len(models)], parts[len(models) :]

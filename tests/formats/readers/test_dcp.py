@@ -131,6 +131,14 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
     assert relative(expected, forward(graph, TOKENS)) < 1e-5
 
 
+def test_a_file_that_is_a_link_elsewhere_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(FOUR, tmp_path / "dcp")
+    shutil.move(tmp_path / "dcp" / "__1_0.distcp", tmp_path / "x.distcp")
+    (tmp_path / "dcp" / "__1_0.distcp").symlink_to(tmp_path / "x.distcp")
+    with pytest.raises(e.RefusedError, match="link leads out"):
+        open_any(os.fspath(tmp_path / "dcp"))
+
+
 # --- what trainers make of it -------------------------------------------------------------------
 
 W, V = torch.arange(12.0).reshape(3, 4), torch.arange(5, dtype=torch.bfloat16)

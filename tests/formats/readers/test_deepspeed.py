@@ -281,3 +281,19 @@ def test_doctor_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     with pytest.raises(SystemExit):
         app.main()
     assert "DeepSpeed, ZeRO stage 3, 3 processes, 22 tensors in 6 files, llama" in capsys.readouterr().out
+
+
+def test_the_output_is_not_called_after_a_step(tmp_path: Path) -> None:
+    shutil.copytree(ZERO / "zero3" / "global_step3", tmp_path / "tiny-chat" / "global_step3")
+    shutil.copy(write_checkpoint(tmp_path / "p", FIXTURES) / "config.json", tmp_path / "tiny-chat")
+    made = ggferry.convert(tmp_path / "tiny-chat" / "global_step3", no_vocab=True, verify="none")
+    assert Path(made.output).name.startswith("tiny-78K-chat")
+
+
+def test_latest_leads_to_no_folder_elsewhere(tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "latest").write_text("global_step3")
+    (tmp_path / "run" / "global_step3").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(e.RefusedError, match="link leads out"):
+        open_checkpoint(os.fspath(tmp_path / "run"))
