@@ -37,6 +37,8 @@ from ggferry.formats.reader import Kind, kind_of
 
 NEXT_TOKENS = "blk.{n}.nextn.eh_proj.weight"
 """What every block that predicts further tokens has, and no other (gguf-py `NEXTN_EH_PROJ`)."""
+_OF_TRAINERS = ("transformer.wte.weight", "tok_embeddings.weight")
+"""Names of tensors by which `converters.trainer_names` is asked: of models by other names, no file of it is loaded."""
 CLIP = "clip"
 """What GGUF calls the architecture of every mmproj file."""
 
@@ -82,6 +84,11 @@ def understand(
             offset=checkpoint.nbytes,
             hint="--vocab-only converts the vocabulary",
         )
+    training = kind_of(checkpoint.container) is Kind.TRAINING
+    if training and any(name in checkpoint.tensors for name in _OF_TRAINERS):
+        from ggferry.converters.trainer_names.recognize import with_known_names  # few models need it
+
+        checkpoint = with_known_names(checkpoint)
     whole = checkpoint
     checkpoint = replace(checkpoint, tensors={} if vocab_only else dict(checkpoint.tensors))
     checkpoint = replace(checkpoint, dropped=()) if vocab_only else _plain(checkpoint)

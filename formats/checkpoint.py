@@ -22,12 +22,16 @@ class Span:
         shape: Elements along each axis, outermost first.
         strides: Elements (not bytes) between neighbors along each axis, as torch states them; None for a contiguous
             piece.
+        at: Where the piece stands in its tensor: the index of its first element along each axis, or one number, which
+            counts elements from the tensor's first, of a piece that is a run of them. None: the pieces are joined in
+            order, along `TensorRef.axis`.
     """
 
     file: int
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
+    at: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class TensorRef:
         shape: Elements along each axis, outermost first (the reverse of GGUF's and GGML's `ne`).
         spans: The pieces that hold its bytes.
         axis: How several pieces are joined: 0 stacks their rows; -1 joins them row by row, as for a tensor that is
-            split over the files of a model.
+            split over the files of a model. Pieces that say where they stand (`Span.at`) are not joined.
         big_endian: Whether its numbers are stored with the most significant byte first.
         derived: How its values are computed, where no file holds them as such.
     """

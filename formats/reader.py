@@ -145,6 +145,8 @@ class WeightsName:
         stem: The name before the number or the suffix.
         suffix: The suffix, without its dot.
         numbered: Whether the names are `STEM.00.SUFFIX`, `STEM.01.SUFFIX`, … instead, without an index.
+        further: The suffix, with its dot, of the files that hold the tensors of the one that is named; '' where that
+            holds them itself.
     """
 
     rank: int
@@ -152,6 +154,7 @@ class WeightsName:
     stem: str
     suffix: str
     numbered: bool = False
+    further: str = ""
 
 
 @dataclass(frozen=True, slots=True)

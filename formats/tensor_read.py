@@ -6,7 +6,8 @@ use is the rows asked for plus one slab, whatever the strides are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,9 @@ def read_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> 
     """
     _check_range(ref.name, start, stop, ref.rows)
     out = np.empty((stop - start, ref.row_bytes), np.uint8)
-    if len(ref.spans) == 1 or ref.axis == 0:
+    if ref.spans and ref.spans[0].at is not None:
+        _place(checkpoint, ref, start, stop, out)
+    elif len(ref.spans) == 1 or ref.axis == 0:
         _stack_rows(checkpoint, ref, start, stop, out)
     elif ref.axis == -1:
         _join_columns(checkpoint, ref, start, stop, out)
@@ -108,6 +111,58 @@ def _join_columns(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int,
         left = right
     if left != ref.row_bytes:
         raise BlockError(f"{ref.name}: the pieces' rows hold {left} bytes, the tensor's {ref.row_bytes}")
+
+
+def _place(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int, out: Bytes) -> None:
+    """Fill rows `start:stop` from pieces that say where they stand, and cover the tensor, as their reader has seen."""
+    item = _item_bytes(ref.type, ref.name)
+    for span in ref.spans:
+        assert span.at is not None
+        source = checkpoint.files[span.file]
+        if len(span.at) < 2:
+            run = out.reshape(-1)
+            first, size = sum(span.at) * item - start * ref.row_bytes, prod(span.shape) * item
+            begin, end = max(first, 0), min(first + size, run.size)
+            if begin < end:
+                offset, strides = _inside(span, (begin - first) // item, item), span.strides and span.strides[-1:]
+                part = Span(span.file, offset, ((end - begin) // item,), strides)
+                _fill(source, ref, part, 0, 1, run[begin:end].reshape(1, -1))
+            continue
+        left, right = span.at[-1] * item, (span.at[-1] + span.shape[-1]) * item
+        for row, inner, count in _runs(span.at[:-1], span.shape[:-1], ref.shape[:-1]):
+            begin, end = max(row, start), min(row + count, stop)
+            if begin < end:
+                target = out[begin - start : end - start, left:right]
+                own = target if target.flags.c_contiguous else np.empty(target.shape, np.uint8)
+                _fill(source, ref, span, inner + begin - row, inner + end - row, own)
+                if own is not target:
+                    target[...] = own
+
+
+def _inside(span: Span, element: int, item: int) -> int:
+    """Return the byte at which an element of a run is."""
+    return span.offset + element * item * (span.strides[-1] if span.strides else 1)
+
+
+def _runs(at: Sequence[int], shape: Sequence[int], whole: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield the rows of a piece as runs of neighbors: the first's number in the tensor and in the piece, and how many.
+
+    Axes that the piece has in full are one with the axis before them, so that a piece cut along its first axis is one
+    run.
+    """
+    axes = [(at[0], shape[0], whole[0])]
+    for first, size, full in zip(at[1:], shape[1:], whole[1:], strict=True):
+        if size == full:
+            before = axes.pop()
+            axes.append((before[0] * full, before[1] * full, before[2] * full))
+        else:
+            axes.append((first, size, full))
+    *outer, (first, count, full) = axes
+    for number, index in enumerate(product(*(range(size) for _, size, _ in outer))):
+        row = 0
+        for (begin, _, many), place in zip(outer, index, strict=True):
+            row = row * many + begin + place
+        yield row * full + first, number * count, count
 
 
 def _fill(source: Source, ref: TensorRef, span: Span, start: int, stop: int, out: Bytes) -> None:

@@ -281,7 +281,8 @@ OPTIONS: tuple[Option, ...] = (
            "Take a folder's consolidated*.safetensors and params.json, though it has others.", "mistral_format",
            default=False, in_plan=True, receipt="mistral_format"),
     Option("config", Kind.FILE, "convert verify open_model", Heading.MODEL,
-           "A config.json that says what a GGML-era file does not hold.", "config", ("--hf-config",), metavar="DIR",
+           "The config.json of a training checkpoint that has none, with the tokenizer beside it; or one that says "
+           "what a GGML-era file does not hold.", "config", ("--hf-config",), metavar="DIR",
            in_plan=True, receipt="config"),
     Option("hparams", Kind.PAIRS, "convert verify open_model", Heading.MODEL,
            "Override a GGUF key (without architecture prefix): attention.head_count=4; repeatable.", "hparams",

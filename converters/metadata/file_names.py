@@ -228,7 +228,9 @@ def _storage() -> re.Pattern[str]:
 
 _VERSION_WORD = re.compile(r"v\d{1,3}(?:\.\d{1,4}){0,3}|\d{1,3}(?:\.\d{1,4}){1,3}", re.IGNORECASE | re.ASCII)
 _GENERIC = re.compile(
-    r"(?:(?:pytorch |adapter |tf |flax )?models?|adapter|consolidated|weights?|checkpoints?|ckpt|original|params|"
+    r"(?:(?:pytorch |adapter |tf |flax |lit )?models?(?: fsdp)?|metadata|(?:global )?steps?\d{0,12}|"
+    r"(?:(?:bf16 |fp16 )?zero pp rank \d+ )?mp rank \d+ (?:model|optim) states|adapter|"
+    r"consolidated|weights?|checkpoints?|ckpt|original|params|"
     r"config|tokenizer|vocab|merged|final|latest|output|out|snapshots?|blobs?|resolve|main|raw|hub|files?|downloads?|"
     r"uploads?|content|data|te?mp|workspace|root|home|users|mnt|media|opt|srv|usr|var|share|desktop|documents|[a-z]:?|"
     r"tmp[a-z0-9 ]{8}|[0-9a-f]{12,64})(?: \d+)*",

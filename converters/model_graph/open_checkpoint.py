@@ -86,7 +86,8 @@ def open_checkpoint(path: str, arch: str | None = None, config: str | None = Non
     Args:
         path: A file or a folder.
         arch: The architecture of a GGML-era file, which does not state it.
-        config: A config.json or its folder, for what a GGML-era header leaves open.
+        config: A config.json or its folder: of a training checkpoint without one, or for what a GGML-era header leaves
+            open.
 
     Returns:
         The checkpoint; the caller closes it.
@@ -103,9 +104,14 @@ def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
     if arch is None and config is None:
         asks = kind_of(match.container) in (Kind.LEGACY, Kind.META)  # of Meta's, how parts are joined
         return with_dense(reader.open(path, header_layouts() if asks else ()))
+    if arch is None and config is not None and kind_of(match.container) is Kind.TRAINING:
+        from ggferry.formats.checkpoint_folder.sidecars import configured
+
+        return with_dense(configured(reader.open(path, ()), config))
     if kind_of(match.container) is not Kind.LEGACY:
         flag = "--arch" if arch else "--hf-config"
-        raise UsageError(f"{flag} is for GGML-era files", path=path, found=match.container)
+        files = "GGML-era files" + ("" if arch else " and training checkpoints")
+        raise UsageError(f"{flag} is for {files}", path=path, found=match.container)
     checkpoint = reader.open(path, header_layouts() if arch is None else _layouts_of(arch))
     return replace(checkpoint, architecture=arch, metadata=load_object(_config(config)) if config else {})
 

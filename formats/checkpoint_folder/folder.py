@@ -32,6 +32,8 @@ from ggferry.formats.reader import (
 from ggferry.support.records import dataclass
 
 INDEX = ".index.json"
+_TUNED = re.compile(r"hf_model_(?P<number>\d{4})_(?P<epoch>\d{1,6})\.pt", re.ASCII)
+"""Files of one model as torchtune numbered them until 0.4, from 1, each epoch in the same folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ class Weights:
 @cache
 def _shard() -> re.Pattern[str]:
     """Return the pattern of shard names: stem, number, count and suffix."""
-    suffixes = "|".join(dict.fromkeys(re.escape(each.suffix) for each in weights_names() if not each.numbered))
+    suffixes = "|".join(
+        dict.fromkeys(re.escape(each.suffix) for each in weights_names() if not each.numbered and not each.further)
+    )
     return re.compile(rf"(?P<stem>.+)-(?P<number>\d{{5}})-of-(?P<count>\d{{5}})\.(?P<suffix>{suffixes})", re.ASCII)
 
 
@@ -164,7 +168,9 @@ def locate(path: str, container: str) -> Weights:
     if name.endswith(INDEX):
         return Weights(container, folder, (), path)
     shard, part, whole = _shard().fullmatch(name), _as_part(path), None
-    if part is not None:
+    if (tuned := _TUNED.fullmatch(name)) is not None:
+        whole = _tuned(folder, names_in(folder), int(tuned["epoch"]))
+    elif part is not None:
         whole = _parts(folder, names_in(folder), part)
     elif shard is not None and int(shard["count"]) > 1:
         whole = _sharded(folder, names_in(folder), shard["stem"], shard["suffix"])
@@ -190,8 +196,9 @@ def _by_name(folder: str, names: frozenset[str], of: WeightsName) -> Weights | N
     single = f"{of.stem}.{of.suffix}"
     if single in names:  # transformers too takes the single file before the index
         stale = (f"{single}{INDEX} is there too and was not read",) if single + INDEX in names else ()
-        return Weights(of.container, folder, (os.path.join(folder, single),), None, stale)
-    return _sharded(folder, names, of.stem, of.suffix)
+        further = sorted(name for name in names - {single} if of.further and name.endswith(of.further))
+        return Weights(of.container, folder, tuple(os.path.join(folder, n) for n in (single, *further)), None, stale)
+    return None if of.further else _sharded(folder, names, of.stem, of.suffix)
 
 
 def _sharded(folder: str, names: frozenset[str], stem: str, suffix: str) -> Weights | None:
@@ -224,7 +231,20 @@ def _parts(folder: str, names: frozenset[str], of: WeightsName) -> Weights:
     return Weights(of.container, folder, tuple(os.path.join(folder, name) for name in expected))
 
 
+def _tuned(folder: str, names: frozenset[str], epoch: int | None = None) -> Weights | None:
+    """Return torchtune's files of one epoch; None where there are none, or of several epochs where none is named."""
+    found = [match for match in map(_TUNED.fullmatch, names) if match and epoch in (None, int(match["epoch"]))]
+    if not found or len({match["epoch"] for match in found}) > 1:
+        return None
+    last, end = max(int(match["number"]) for match in found), found[0]["epoch"]
+    expected = [f"hf_model_{number:04}_{end}.pt" for number in range(1, last + 1)]
+    _require(folder, names, expected)
+    return Weights(lone_suffixes()[".pt"], folder, tuple(os.path.join(folder, name) for name in expected))
+
+
 def _lone(folder: str, names: frozenset[str]) -> Weights | None:
+    if (tuned := _tuned(folder, names)) is not None:
+        return tuned
     for suffix, container in lone_suffixes().items():
         matches = sorted(name for name in names if name.lower().endswith(suffix))
         stems = {match["stem"] for match in map(_shard().fullmatch, matches) if match}

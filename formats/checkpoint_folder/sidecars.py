@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.folder import Weights, names_in
 from ggferry.formats.checkpoint_folder.modules import described, module_files
-from ggferry.formats.errors import InconsistentError, MissingError
+from ggferry.formats.errors import InconsistentError, MissingError, NotFoundError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import Kind, kind_of
@@ -24,6 +26,7 @@ PROCESSORS = frozenset({"preprocessor_config", "processor_config"})
 ADDED_TOKENS = "added_tokens"
 """The key under which `with_preprocessor` puts the ids of special tokens."""
 TEMPLATES = "additional_chat_templates"
+NO_CONFIG = "no config.json stands beside the weights"
 
 
 MISTRAL = tuple(f"tokenizer.model.{version}" for version in ("v7", "v7m1", "v3", "v2", "v1"))
@@ -121,6 +124,40 @@ def sidecars(weights: Weights) -> dict[str, str]:
     return found
 
 
+def beside_or_above(weights: Weights) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the sidecar files of weights that a trainer wrote into a folder of their own, and notes for the user.
+
+    Where there is no config.json beside them and one in the folder above, that folder's are taken.
+    """
+    beside = sidecars(weights)
+    above = os.path.normpath(os.path.join(weights.folder or ".", os.pardir))
+    if "config" in beside or not os.path.isfile(os.path.join(above, "config.json")):
+        return beside, ()
+    return sidecars(replace(weights, folder=above)), ("config.json was found in the folder above",)
+
+
+def configured(checkpoint: Checkpoint, place: str) -> Checkpoint:
+    """Return a training checkpoint that has no configuration with the one at `place`, and the files beside that.
+
+    Args:
+        checkpoint: The checkpoint.
+        place: A config.json, or its folder.
+
+    Raises UsageError where it has one of its own, NotFoundError where there is none, and as `configuration`.
+    """
+    path = os.path.join(place, "config.json") if os.path.isdir(place) else place
+    if "config" in checkpoint.sidecars:
+        hint = f"its own is {checkpoint.sidecars['config']}"
+        raise UsageError("--hf-config: the checkpoint has a configuration", path=checkpoint.path, hint=hint)
+    if not os.path.isfile(path):
+        raise NotFoundError("no such configuration", path=path)
+    weights = Weights(checkpoint.container, os.path.dirname(path), (checkpoint.path,))
+    beside = {**sidecars(weights), "config": path}
+    config, notes = configuration(weights, beside)
+    kept = [note for note in checkpoint.notes if note != NO_CONFIG]
+    return replace(checkpoint, metadata=config, sidecars=beside, notes=(*kept, *notes))
+
+
 def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[JSONObject, tuple[str, ...]]:
     """Return the model's own configuration as found, and notes for the user.
 
@@ -142,7 +179,7 @@ def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[JSONObje
     role = next((role for role in ("adapter_config", *roles) if role in beside and (role in roles or adapter)), None)
     notes: list[str] = []
     if role is None:
-        return {}, ("no config.json stands beside the weights",)
+        return {}, (NO_CONFIG,)
     found = load_object(beside[role])
     members, module_notes = described(beside)
     found = {**found, **members}
@@ -203,7 +240,7 @@ def architectures(config: Mapping[str, Any], path: str) -> tuple[str, ...]:
     """
     named = config.get("architectures")
     if not named:
-        hint = "config.json of the base model has one; name the architecture by hand if you know it"
+        hint = "config.json of the base model has one: --hf-config DIR takes it from there"
         raise MissingError("config.json does not say which architecture it is", path=path, hint=hint)
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise InconsistentError("architectures", path=path, found=named, expected="a list of class names")

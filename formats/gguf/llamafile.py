@@ -17,7 +17,7 @@ from itertools import pairwise
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, MissingError, TruncatedError, UnsupportedError
-from ggferry.formats.files.sources import Source, open_source
+from ggferry.formats.files.sources import Source, Window, open_source
 
 MAGICS = (b"MZqFpD", b"jartsr")
 """How programs of Cosmopolitan begin that have a zip archive behind them."""
@@ -27,32 +27,8 @@ _MAX_ARGUMENTS = 1 << 16  # bytes
 _HINT = "unzip FILE '*.gguf' takes it out"
 
 
-class Entry:
+class Entry(Window):
     """The bytes of a stored entry, as a file of their own that has the program's path."""
-
-    def __init__(self, source: Source, offset: int, size: int) -> None:
-        self.path, self.size, self.offset = source.path, size, offset
-        self._source = source
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return exactly `size` bytes from `offset`. Raises TruncatedError when they are not there."""
-        self._check(offset, size)
-        return self._source.read(self.offset + offset, size)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from `offset`. Raises as `read`."""
-        self._check(offset, len(buffer))
-        self._source.read_into(self.offset + offset, buffer)
-
-    def _check(self, offset: int, size: int) -> None:
-        if offset < 0 or size < 0 or offset + size > self.size:
-            raise TruncatedError(
-                f"{size} bytes wanted, the model in the archive ends at {self.size:#x}", path=self.path, offset=offset
-            )
-
-    def close(self) -> None:
-        """Close the program's file."""
-        self._source.close()
 
 
 class _Seekable(io.RawIOBase):

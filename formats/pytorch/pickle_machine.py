@@ -9,7 +9,7 @@ PERSID, buffers) and without the text forms of protocol 0.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, NoReturn
 
 from ggferry.formats.errors import (
@@ -31,6 +31,7 @@ from ggferry.formats.pytorch.pickle_names import (
     REBUILD,
     REFUSED_TENSORS,
     Global,
+    Record,
     Storage,
     View,
     check_key,
@@ -43,32 +44,36 @@ _HINT = "nothing was run; load it with the program that wrote it and save its st
 _PYTHON_2 = {"__builtin__": "builtins"}
 
 
-def read_pickle(data: bytes, path: str, offset: int) -> tuple[Any, dict[str, Storage]]:
+def read_pickle(
+    data: bytes, path: str, offset: int, records: Container[str] = (), most: int = MAX_PICKLE_OPS
+) -> tuple[Any, dict[str, Storage]]:
     """Return the value that a pickle describes, and its storages by key.
 
-    Dictionaries of any class become dict, tensors `View`, dtypes and classes `Global`.
+    Dictionaries of any class become dict, tensors `View`, dtypes and classes `Global`, objects of `records` `Record`.
 
     Args:
         data: The pickle.
         path: Its file, for errors.
         offset: Byte of the file at which it begins.
+        records: Names of further classes whose objects may occur.
+        most: The most instructions, weighed.
 
     Raises:
         UnsafePickleError: A name is not on the list, or something is called that may not be called.
         UnsupportedTypeError: A tensor is of a type that is not supported.
         CorruptError: The pickle is broken (TruncatedError, TrailingBytesError, OutOfRangeError, DuplicateError, …).
     """
-    machine = _Machine(data, path, offset)
+    machine = _Machine(data, path, offset, records, most)
     return machine.run(), machine.storages
 
 
 class _Machine:
     """Stack, marks and memo of one pickle. `at` is the instruction being carried out, `next` the byte after it."""
 
-    def __init__(self, data: bytes, path: str, offset: int) -> None:
-        self.data, self.path, self.offset = data, path, offset
+    def __init__(self, data: bytes, path: str, offset: int, records: Container[str], most: int) -> None:
+        self.data, self.path, self.offset, self.records = data, path, offset, records
         self.at = self.next = 0
-        self.left = MAX_PICKLE_OPS
+        self.left = self.most = most
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # the stacks under each mark
         self.memo: list[Any] = []
@@ -84,7 +89,7 @@ class _Machine:
     def spend(self, work: int) -> None:
         self.left -= work
         if self.left < 0:
-            self.fail(OutOfRangeError, "number of instructions", expected=f"≤ {MAX_PICKLE_OPS}")
+            self.fail(OutOfRangeError, "number of instructions", expected=f"≤ {self.most}")
 
     def run(self) -> Any:
         if len(self.data) > MAX_PICKLE:
@@ -223,7 +228,7 @@ class _Machine:
         full = f"{_PYTHON_2.get(module, module)}.{name}"
         if full in REFUSED_TENSORS:
             self.fail(UnsupportedTypeError, f"the checkpoint holds {REFUSED_TENSORS[full]}", found=full)
-        if full not in ALLOWED:
+        if full not in ALLOWED and full not in self.records:
             self.fail(UnsafePickleError, "the pickle names something other than tensors", found=full, hint=_HINT)
         self.push(Global(full))
 
@@ -236,17 +241,21 @@ class _Machine:
         self.call(called, args, CLASSES, "makes")
 
     def call(self, called: Any, args: Any, allowed: Any, verb: str) -> None:
-        if not isinstance(called, Global) or called.name not in allowed:
+        own = isinstance(called, Global) and called.name in self.records
+        if not isinstance(called, Global) or not (own or called.name in allowed):
             found = called.name if isinstance(called, Global) else type(called).__name__
             self.fail(UnsafePickleError, f"the pickle {verb} what may not be called", found=found, hint=_HINT)
         if not isinstance(args, tuple):
             self.fail(CorruptError, f"arguments of {called.name}", found=type(args).__name__, expected="a tuple")
         self.spend(len(args))
-        self.push(REBUILD[called.name](self, *args))
+        self.push(Record(called.name, args) if own else REBUILD[called.name](self, *args))
 
     def build(self) -> None:
-        """Ignore the state of a dictionary (`_metadata` of an OrderedDict), which holds versions of modules."""
+        """Keep the state of a record; ignore that of a dictionary (`_metadata`: versions of modules)."""
         state, built = self.pop(), self.top()
+        if isinstance(built, Record) and built.state is None:
+            built.state = state
+            return
         if not isinstance(built, dict) or not isinstance(state, (dict, tuple)):
             found = built.name if isinstance(built, Global) else type(built).__name__
             self.fail(UnsafePickleError, "the pickle gives state to something", found=found, hint=_HINT)
@@ -357,4 +366,4 @@ _WEIGHTS = [
 """Cost by instruction: those that turn one to four bytes of the pickle into a value of 50 to 80 bytes count as several.
 """
 
-__all__ = ["Global", "Storage", "View", "read_pickle"]
+__all__ = ["Global", "Record", "Storage", "View", "read_pickle"]

@@ -71,6 +71,22 @@ class View:
     at: int
 
 
+class Record:
+    """An object of a class that is known by its name alone: what it was called with and the state it was given.
+
+    Attributes:
+        name: Name of the class.
+        args: What it was called with.
+        state: Its fields by name, or what else the pickle gives as its state; None before that.
+    """
+
+    __slots__ = ("args", "name", "state")
+
+    def __init__(self, name: str, args: tuple[Any, ...]) -> None:
+        self.name, self.args = name, args
+        self.state: Any = None
+
+
 class Machine(Protocol):
     """The interpreter at one instruction."""
 
@@ -255,9 +271,9 @@ def make_dict(machine: Machine, *args: Any) -> dict[Any, Any]:
 
 
 def check_key(machine: Machine, key: Any) -> Any:
-    """Return a key that can be hashed in bounded time: text, bytes, a small integer, None. Refuses any other."""
+    """Return a key that can be hashed in bounded time: text, bytes, a small integer, a record, None. Refuses others."""
     small = isinstance(key, int) and -MAX_PICKLE_INT < key < MAX_PICKLE_INT
-    if not (small or key is None or isinstance(key, (str, bytes))):
+    if not (small or key is None or isinstance(key, (str, bytes, Record))):
         machine.fail(UnsupportedTypeError, "a dictionary key that no state dict has", found=type(key).__name__)
     return key
 

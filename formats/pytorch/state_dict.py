@@ -11,8 +11,8 @@ from ggferry.formats.errors import DuplicateError, EncodingError, OutOfRangeErro
 from ggferry.formats.limits import MAX_NAME, MAX_PICKLE_OPS, MAX_STATE_DEPTH, MAX_TENSORS
 from ggferry.formats.pytorch.pickle_names import View
 
-WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
-"""Keys under which trainers keep the state dict: Lightning, the PyTorch tutorials, fairseq, DeepSpeed."""
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "app")
+"""Keys under which trainers keep the state dict: Lightning, the PyTorch tutorials (twice), fairseq, DeepSpeed."""
 
 MAX_VALUES = 1 << 18
 """Most numbers and words beside tensors that are kept: hqq has 15 for each of the 4,000 matrices of a large model."""
@@ -74,6 +74,11 @@ def find_state(value: Any, path: str) -> State:
     wrapper = ".".join(keys)
     notes = (f"the model was found under {wrapper!r}",) if keys else ()
     return State(tensors, others, wrapper, (*notes, *walk.notes()), sizes, walk.values)
+
+
+def tensors_under(items: dict[Any, Any], path: str) -> dict[str, View]:
+    """Return the tensors anywhere in nested dictionaries, by their joined keys. Raises as `find_state`."""
+    return _Walk(path).collect("", items)
 
 
 def _are_sizes(item: Any) -> bool:

@@ -7,7 +7,8 @@ ever run, and there is no other way to load it here. Source of the container: `c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ggferry.formats.checkpoint import Checksum, Dropped, Span, TensorRef
@@ -19,7 +20,7 @@ from ggferry.formats.errors import (
     UnsupportedError,
     UnsupportedVersionError,
 )
-from ggferry.formats.files.sources import Source
+from ggferry.formats.files.sources import Source, Window
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.limits import MAX_PICKLE
 from ggferry.formats.pytorch.pickle_machine import Storage, View, read_pickle
@@ -43,8 +44,36 @@ class Contents:
     notes: tuple[str, ...]
 
 
-def read_contents(source: Source, file: int = 0) -> Contents:
-    """Return the tensors of one file in the order of its dictionary.
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An archive with its pickle read, whatever that describes.
+
+    Attributes:
+        archive: The archive.
+        value: What its pickle describes.
+        header: Its records of one word.
+        records: The entry of each storage, by key.
+    """
+
+    archive: Archive
+    value: Any
+    header: JSONObject
+    records: Mapping[str, Entry]
+
+    def ref(self, name: str, view: View, file: int) -> TensorRef:
+        """Return a tensor of the pickle as one piece of the file of this number."""
+        offset = self.records[view.storage.key].offset + view.offset * view.type.block_bytes
+        span = Span(file, offset, view.shape, None if _is_contiguous(view) else view.strides)
+        return TensorRef(name, view.type, view.shape, (span,), big_endian=self.header["byteorder"] == "big")
+
+    def checksums(self, file: int) -> tuple[Checksum, ...]:
+        """Return what the archive states of its entries; () where it states nothing."""
+        entries = self.archive.entries.values() if self.archive.has_checksums else ()
+        return tuple(Checksum(file, entry.offset, entry.nbytes, entry.crc32) for entry in entries)
+
+
+def open_archive(source: Source, classes: Container[str] = ()) -> Opened:
+    """Return an archive of torch.save with its pickle read; `classes` are those of `read_pickle`'s records.
 
     Reads the archive's directory and its small records.
     """
@@ -55,24 +84,38 @@ def read_contents(source: Source, file: int = 0) -> Contents:
     if pickled.nbytes > MAX_PICKLE:
         limit = f"≤ {MAX_PICKLE}"
         raise OutOfRangeError("size of data.pkl", path=source.path, found=pickled.nbytes, expected=limit)
-    value, storages = read_pickle(archive.read(pickled.name), source.path, pickled.offset)
+    value, storages = read_pickle(archive.read(pickled.name), source.path, pickled.offset, classes)
     records = {key: _record(archive, root, storage) for key, storage in storages.items()}
-    state = find_state(value, source.path)
-    swapped = header["byteorder"] == "big"
+    return Opened(archive, value, header, records)
 
-    def ref(name: str, view: View) -> TensorRef:
-        offset = records[view.storage.key].offset + view.offset * view.type.block_bytes
-        span = Span(file, offset, view.shape, None if _is_contiguous(view) else view.strides)
-        return TensorRef(name, view.type, view.shape, (span,), big_endian=swapped)
 
-    tensors = {name: ref(name, view) for name, view in state.tensors.items()}
+def read_contents(source: Source, file: int = 0) -> Contents:
+    """Return the tensors of one file in the order of its dictionary."""
+    opened = open_archive(source)
+    archive, header = opened.archive, opened.header
+    state = find_state(opened.value, source.path)
+    tensors = {name: opened.ref(name, view, file) for name, view in state.tensors.items()}
     beside = f"not part of the model under {state.wrapper!r}"
-    dropped = tuple(Dropped(ref(name, view), beside) for name, view in state.others.items())
-    sums = tuple(Checksum(file, entry.offset, entry.nbytes, entry.crc32) for entry in archive.entries.values())
-    notes = (*state.notes, *_remarks(archive, root, records, header), *_shared(tensors))
+    dropped = tuple(Dropped(opened.ref(name, view, file), beside) for name, view in state.others.items())
+    notes = (*state.notes, *_remarks(archive, header["root"], opened.records, header), *_shared(tensors))
     version = int(header["version"])
     header = {**state.sizes, **header, **({"values": state.values} if state.values else {})}
-    return Contents(tensors, dropped, sums if archive.has_checksums else (), header, version, notes)
+    return Contents(tensors, dropped, opened.checksums(file), header, version, notes)
+
+
+def read_blob(source: Source, start: int, size: int, file: int, name: str) -> tuple[TensorRef, tuple[Checksum, ...]]:
+    """Return the one tensor that torch.save wrote to `size` bytes of a file from `start`, and its checksums.
+
+    Raises UnsupportedError where something else stands there, and as `read_contents`.
+    """
+    opened = open_archive(Window(source, start, size))
+    if not isinstance(opened.value, View):
+        found = type(opened.value).__name__
+        raise UnsupportedError("not one tensor", path=source.path, offset=start, found=found, expected=name)
+    ref = opened.ref(name, opened.value, file)
+    spans = tuple(replace(span, offset=span.offset + start) for span in ref.spans)
+    sums = (replace(each, offset=each.offset + start) for each in opened.checksums(file))
+    return replace(ref, spans=spans), tuple(sums)
 
 
 # --- the archive's own records -----------------------------------------------------------------

@@ -31,6 +31,8 @@ MOST = 80_000_000
 MADE_CONTAINERS = {
     ("gguf", 1): "formats/readers/test_gguf.py",
     ("gguf", 2): "formats/readers/test_gguf.py",
+    ("dcp", None): "formats/readers/test_dcp.py",
+    ("deepspeed", None): "formats/readers/test_deepspeed.py",
     ("configuration", None): "converters/test_mistral_format.py",
 }
 MADE_LAYOUTS = {

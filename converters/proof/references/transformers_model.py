@@ -70,6 +70,8 @@ def unsupported(case: Case) -> Refusal | None:
     files = [file for file in checkpoint.files if os.path.isfile(file.path)]
     if checkpoint.container not in _WEIGHTS or "config" not in checkpoint.sidecars or not files:
         return Refusal("the source is no local Hugging Face checkpoint", quiet=True)
+    if "names" in checkpoint.header:
+        return Refusal(f"the source's tensors have the names of {checkpoint.header['names']}")
     if find_spec("transformers") is None:
         return Refusal("it is not installed (pip install 'ggferry[witness]')", quiet=True)
     if any(ref.derived is not None and ref.derived.merged for ref in checkpoint.tensors.values()):

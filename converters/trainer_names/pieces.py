@@ -1,0 +1,62 @@
+"""Rows of one tensor as another tensor: taken from it, put together, or in another order; nothing is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.errors import ShapeError, UnsupportedError
+
+
+def rows_of(checkpoint: Checkpoint, ref: TensorRef, name: str, runs: Sequence[tuple[int, int]]) -> TensorRef:
+    """Return the tensor of this name that has rows `start:stop` of `ref` for each of `runs`, in their order.
+
+    The elements of a vector count as rows. Raises ShapeError where it has too few, UnsupportedError where it lies in
+    several pieces.
+    """
+    path = checkpoint.path
+    if len(ref.spans) != 1 or ref.spans[0].strides is not None or ref.spans[0].at is not None or not ref.shape:
+        hint = "save it as one file first"
+        raise UnsupportedError(f"{ref.name} lies in several pieces", path=path, expected="one run", hint=hint)
+    last = max(stop for _, stop in runs)
+    if last > ref.shape[0] or any(not 0 <= start <= stop for start, stop in runs):
+        raise ShapeError(f"rows of {ref.name}", path=path, found=ref.shape[0], expected=f"{last} for {name}")
+    span, inner = ref.spans[0], ref.shape[1:]
+    step = ref.type.row_bytes(prod(inner)) if inner else ref.type.block_bytes
+    spans = tuple(replace(span, offset=span.offset + a * step, shape=(b - a, *inner)) for a, b in runs)
+    count = sum(stop - start for start, stop in runs)
+    return replace(ref, name=name, shape=(count, *inner), spans=spans, axis=0 if inner else -1)
+
+
+def stacked(checkpoint: Checkpoint, refs: Sequence[TensorRef], name: str) -> TensorRef:
+    """Return the tensor of this name that has the rows of several matrices, one behind the other.
+
+    Raises ShapeError where they have different columns or types.
+    """
+    first = refs[0]
+    for ref in refs:
+        if (ref.shape[1:], ref.type.name, ref.big_endian) != (first.shape[1:], first.type.name, first.big_endian):
+            raise ShapeError(
+                f"{ref.name} beside {first.name}", path=checkpoint.path, found=ref.shape, expected=first.shape
+            )
+    whole = [rows_of(checkpoint, ref, name, [(0, ref.shape[0])]) for ref in refs]
+    count = sum(ref.shape[0] for ref in refs)
+    return replace(first, name=name, shape=(count, *first.shape[1:]), spans=tuple(ref.spans[0] for ref in whole))
+
+
+def halves_of_heads(checkpoint: Checkpoint, ref: TensorRef, name: str, heads: int) -> TensorRef:
+    """Return a matrix whose rows of each head are pairs (Meta's order) with the first of all pairs before the others.
+
+    Raises ShapeError where the rows are not pairs of so many heads, and as `rows_of`.
+    """
+    if len(ref.shape) != 2 or heads < 1 or ref.shape[0] % (2 * heads):
+        raise ShapeError(
+            f"rows of {ref.name}", path=checkpoint.path, found=ref.shape, expected=f"pairs of {heads} heads"
+        )
+    whole = rows_of(checkpoint, ref, name, [(0, ref.shape[0])])
+    pairs, columns = ref.shape[0] // (2 * heads), ref.shape[1]
+    span = whole.spans[0]
+    strides = (2 * pairs * columns, columns, 2 * columns, 1)
+    return replace(whole, spans=(replace(span, shape=(heads, 2, pairs, columns), strides=strides),))

@@ -1,0 +1,73 @@
+"""Tell the model from the rest of a training checkpoint: optimizers, schedulers, random states, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ggferry.formats.errors import DuplicateError, InconsistentError, UnsupportedError
+from ggferry.formats.pytorch.pickle_names import Storage, View
+from ggferry.formats.pytorch.state_dict import WRAPPERS, State, find_state, tensors_under
+from ggferry.quant.types import BlockType
+
+_OPTIMIZER = frozenset({"state", "param_groups"})  # torch.optim.Optimizer.state_dict()
+_ADDED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""Modules that torch.compile, FSDP and activation checkpointing put around others."""
+TRAINING = "state of the training, not of the model"
+
+
+def leaf(name: str, type: BlockType | None, shape: tuple[int, ...]) -> View | None:
+    """Return an entry for `find_model`: a tensor of this name, type and shape; None (no tensor) without a type."""
+    return None if type is None else View(Storage(name, type, 0), type, 0, shape, (0,) * len(shape), 0)
+
+
+def find_model(entries: Iterable[tuple[tuple[Any, ...], View | None]], path: str) -> State:
+    """Return the model among entries that stand under keys of nested dictionaries (`leaf`).
+
+    An optimizer's state is recognized by its keys, whatever it is called. Raises UnsupportedError where there is no
+    model, InconsistentError where a key leads to an entry and to others, and as `find_state`.
+    """
+    root: dict[Any, Any] = {}
+    for keys, entry in entries:
+        inner: Any = root
+        for key in keys[:-1]:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise InconsistentError("an entry and a dictionary of one name", path=path, found=str(keys))
+        if keys[-1] in inner:
+            raise DuplicateError("two entries of one name", path=path, found=str(keys))
+        inner[keys[-1]] = entry
+    aside = {key: value for key, value in root.items() if _is_optimizer(value)}
+    if any(isinstance(root.get(key), dict) for key in WRAPPERS):
+        aside |= {key: value for key, value in root.items() if isinstance(value, View)}
+    model = {key: value for key, value in root.items() if key not in aside}
+    if _is_optimizer(root) or (aside and not model):
+        hint = "name the folder of the model's own weights"
+        raise UnsupportedError("an optimizer's state, not a model", path=path, hint=hint)
+    found = find_state(model, path)
+    if aside:
+        found.others |= tensors_under(aside, path)
+    return found
+
+
+def _is_optimizer(value: Any) -> bool:
+    """Return whether all keys of a dictionary are of an optimizer's state, flattened (`state.NAME.exp_avg`) or not."""
+    if not isinstance(value, dict) or not value:
+        return False
+    first = {key.partition(".")[0] if isinstance(key, str) else key for key in value}
+    return "state" in first and first <= _OPTIMIZER
+
+
+def plain_names(names: Iterable[str], path: str) -> dict[str, str]:
+    """Return name → name without the modules that training puts around others.
+
+    Raises DuplicateError where two become one.
+    """
+    listed = list(names)
+    around = "module." if listed and all(name.startswith("module.") for name in listed) else ""
+    plain = {name: name.removeprefix(around) for name in listed}
+    for added in _ADDED:
+        plain = {name: short.replace(added, "") for name, short in plain.items()}
+    if len(set(plain.values())) < len(plain):
+        raise DuplicateError("two tensors of one name, once modules around them are left out", path=path)
+    return plain
