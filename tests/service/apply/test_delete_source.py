@@ -226,6 +226,7 @@ FOLLOW = {
     "*.attn.rotary_emb.*",
     "rotary_pos_emb.inv_freq",
     "freqs_cis",
+    "freq_cis_*",
     "*.attn.causal_mask",
     "*relative_pe.slopes",
     "*.version",
