@@ -30,7 +30,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.files.publication_record import is_interrupted
 from ggferry.formats.files.sources import known_by, open_source
-from ggferry.formats.gguf.llamafile import Entry
+from ggferry.formats.gguf.in_archives import Entry
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, kind_of, label_of
 from ggferry.quant.codec import codec, types_of_forks

@@ -33,7 +33,7 @@ from ggferry.formats.files.partial_files import sweep
 from ggferry.formats.files.patched_start import Patch, hold, journal_of, patch, recover
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.gguf.header_layout import Placed, lay_out_packed, packed_key
-from ggferry.formats.gguf.llamafile import is_llamafile
+from ggferry.formats.gguf.in_archives import kind_of_archive
 from ggferry.formats.gguf.tensor_digests import fresh_digest
 from ggferry.formats.gguf.values import Value, ValueType, string
 from ggferry.formats.reader import HEAD_BYTES
@@ -226,8 +226,8 @@ def check_replaceable(path: str) -> None:
         )
     if os.path.isfile(path) and os.stat(path).st_nlink > 1:
         raise RefusedError("file has hard links; refusing in-place edit", path=path, hint="--outfile FILE")
-    if os.path.isfile(path) and is_llamafile(read_start(path, HEAD_BYTES)):
-        raise RefusedError("model is inside a llamafile; refusing in-place edit", path=path, hint="--outfile FILE")
+    if os.path.isfile(path) and (kind := kind_of_archive(read_start(path, HEAD_BYTES))):
+        raise RefusedError(f"model is inside a {kind}; refusing in-place edit", path=path, hint="--outfile FILE")
 
 
 def _targets(parts: Sequence[Part], out: str) -> list[str]:

@@ -27,7 +27,7 @@ DIALECT = "ggml"
 RECORDINGS = {"sampling_rate": 16000, "n_fft": 400, "hop_length": 160, "chunk_length": 30}
 """What preprocessor_config.json says of every Whisper, and whisper.cpp has in its code (whisper.h)."""
 AS_F32 = (
-    "whisper.cpp 1.8.5 and before load an f32 file and end at its first convolution on a CPU (ggml's im2col takes F16 "
+    "whisper.cpp 1.8.5 loads an f32 file and ends at its first convolution on a CPU (ggml's im2col takes F16 "
     "alone); its quantize reads it"
 )
 EPSILON = 1e-5

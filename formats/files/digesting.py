@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ggferry.formats.files.digests import BlockDigests, Record, file_record, pieces
-from ggferry.formats.files.sources import LocalFile, Source
+from ggferry.formats.files.sources import LocalFile, Source, Window, whole_of
 
 if TYPE_CHECKING:
     from blake3 import blake3
@@ -127,19 +127,30 @@ class DigestingSource:
 
 
 def digesting(files: Iterable[Source], *, blocks: bool = False) -> tuple[Source, ...]:
-    """Return the files, those on disk as `DigestingSource`; `blocks`: their blocks are digested, too."""
-    return tuple(DigestingSource(file, blocks=blocks) if isinstance(file, LocalFile) else file for file in files)
+    """Return the files, those on disk as `DigestingSource`; `blocks`: their blocks are digested, too.
+
+    Of what is read within an archive, the archive is digested.
+    """
+
+    def digested(file: Source) -> Source:
+        if isinstance(file, Window):
+            whole = digested(file.whole)
+            return file if whole is file.whole else type(file)(whole, file.offset, file.size)
+        return DigestingSource(file, blocks=blocks) if isinstance(file, LocalFile) else file
+
+    return tuple(map(digested, files))
 
 
 def begin(files: Iterable[Source]) -> None:
     """Digest what passes of these files from now on, where they are `DigestingSource`."""
-    for file in files:
+    for file in map(whole_of, files):
         if isinstance(file, DigestingSource):
             file.begin()
 
 
 def record(file: Source, threads: int = 1, stopped: Callable[[], bool] = lambda: False) -> Record:
     """Return a file as a receipt names it; of a `DigestingSource` one only what has not passed is read."""
+    file = whole_of(file)
     if isinstance(file, DigestingSource):
         return file.record(threads, stopped)
     return file_record(file, threads, stopped)

@@ -144,21 +144,21 @@ class LocalFile:
 
 
 class Window:
-    """`size` bytes of `source` from `offset`, as a file that has the same path."""
+    """`size` bytes of the file `whole` from `offset`, as a file that has the same path."""
 
-    def __init__(self, source: Source, offset: int, size: int) -> None:
-        self.path, self.size, self.offset = source.path, size, offset
-        self._source = source
+    def __init__(self, whole: Source, offset: int, size: int) -> None:
+        self.path, self.size, self.offset = whole.path, size, offset
+        self.whole = whole
 
     def read(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`. Raises TruncatedError when they are not there."""
         self._check(offset, size)
-        return self._source.read(self.offset + offset, size)
+        return self.whole.read(self.offset + offset, size)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` from `offset`. Raises as `read`."""
         self._check(offset, len(buffer))
-        self._source.read_into(self.offset + offset, buffer)
+        self.whole.read_into(self.offset + offset, buffer)
 
     def _check(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
@@ -167,4 +167,11 @@ class Window:
 
     def close(self) -> None:
         """Close the file."""
-        self._source.close()
+        self.whole.close()
+
+
+def whole_of(file: Source) -> Source:
+    """Return the file that a `Window` shows a part of; any other as it is."""
+    while isinstance(file, Window):
+        file = file.whole
+    return file

@@ -31,7 +31,7 @@ from ggferry.formats.errors import (
 from ggferry.formats.fields import Cursor, Struct
 from ggferry.formats.files.local_files import read_start
 from ggferry.formats.files.sources import Source, open_source
-from ggferry.formats.gguf.llamafile import is_llamafile, open_llamafile
+from ggferry.formats.gguf.in_archives import kind_of_archive, open_inside
 from ggferry.formats.gguf.metadata import MetadataReader
 from ggferry.formats.gguf.shards import open_shards, shard_number, shortened
 from ggferry.formats.gguf.tensor_lines import LARGEST_LINE, TensorLine, TensorLines, tensor_of
@@ -93,7 +93,7 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
         return Match("gguf", _version_of(head[4:8])[0])
     if head and (head[:4].upper() == MAGIC or MAGIC.startswith(head[:4])):
         return Match("gguf")
-    return Match("gguf") if is_llamafile(head) or _is_stored(head, path) else None
+    return Match("gguf") if kind_of_archive(head) or _is_stored(head, path) else None
 
 
 def _is_stored(head: bytes, path: str) -> bool:
@@ -115,8 +115,8 @@ def open_gguf(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
             from ggferry.formats.ollama.model import open_model
 
             return open_model(path, parse)
-        if is_llamafile(head):
-            return open_llamafile(path, parse)
+        if kind := kind_of_archive(head):
+            return open_inside(path, kind, parse)
     number = shard_number(path)
     found = parse(open_source(path), number)
     count = found.metadata.get("split.count")

@@ -30,7 +30,7 @@ from ggferry.converters.proof.second_reader.samples import (
 from ggferry.converters.proof.second_reader.settings import check_settings
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import VerificationError
-from ggferry.formats.files.sources import LocalFile
+from ggferry.formats.files.sources import LocalFile, Window
 from ggferry.formats.reader import Kind, kind_of
 from ggferry.support.heavy import np
 from ggferry.support.platform import here
@@ -111,6 +111,8 @@ class Reading:
         files = [file for file in self.checkpoint.files if isinstance(file, LocalFile)]
         if self.checkpoint.container not in CONTAINERS:
             self.why = "no other library reads such files"
+        elif any(isinstance(file, Window) for file in self.checkpoint.files):
+            self.why = "the model is inside an archive"
         elif len(files) != len(self.checkpoint.files):
             self.why = "the source is not on this machine"
         elif len(files) > MAX_FILES:

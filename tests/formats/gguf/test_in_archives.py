@@ -1,20 +1,27 @@
-"""Models inside llamafiles: a program's first bytes with a zip archive behind them, written by Python's zipfile."""
+"""Models inside llamafiles (a program's first bytes with a zip archive behind them), zip and tar archives.
+
+They are written by Python's zipfile and tarfile.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from gguf import GGUFReader
 
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.formats.errors import CorruptError, GgferryError, MissingError, TruncatedError, UnsupportedError
+from ggferry.formats.reader import find_reader
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.formats.tensor_read import read_rows
 from helpers.attack_tools import typed
@@ -61,9 +68,8 @@ def test_the_model_that_its_arguments_name(argument: str, model: Path, tmp_path:
         archive.writestr(".args", f"{argument}\n/zip/m.gguf\n--mmproj\nmmproj-m.gguf\n...\n")
 
     found = open_gguf(str(llamafile(tmp_path / "a.llamafile", fill)))
-    assert len(found.tensors) and any(
-        note.startswith("not read of the llamafile: larger.gguf, mmproj") for note in found.notes
-    )
+    assert len(found.tensors) and [drop.ref.name for drop in found.dropped] == ["larger.gguf", "mmproj-m.gguf"]
+    assert all(drop.loses for drop in found.dropped)
 
 
 def test_without_arguments_it_is_no_mmproj_file(model: Path, tmp_path: Path) -> None:
@@ -121,3 +127,96 @@ def test_damage_anywhere_is_an_error_of_ours_or_none(model: Path, tmp_path: Path
                 open_gguf(str(path)).close()
             except GgferryError as error:
                 assert str(path) in str(error)
+
+
+def packed(path: Path, model: Path, name: str = "models/m.gguf", *, stored: bool = True) -> Path:
+    """An archive of a folder, a small file and the model, in this order."""
+    if path.suffix == ".zip":
+        how = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+        with zipfile.ZipFile(path, "w", how) as archive:
+            archive.writestr("models/", b"")
+            archive.writestr("models/README.md", "A model.", zipfile.ZIP_STORED)
+            archive.write(model, name)
+            archive.writestr("models/LICENSE", "MIT")
+        return path
+    folder = path.parent / "packed" / "models"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("A model.")
+    shutil.copy(model, folder.parent / name)
+    (folder / "LICENSE").write_text("MIT")
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT if "pax" in path.name else tarfile.GNU_FORMAT) as archive:
+        archive.add(folder, "models", recursive=False)
+        # a PAX header takes two blocks: what is looked at first ends before a third file's
+        small = () if "pax" in path.name else ("README.md",)
+        for each in (*small, Path(name).name, "LICENSE"):
+            archive.add(folder / each, f"models/{each}")
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a-pax.tar"])
+def test_an_archive_is_read_in_place(name: str, model: Path, tmp_path: Path) -> None:
+    path = packed(tmp_path / name, model)
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    result = convert(Request(str(path), str(tmp_path / "o.gguf"), Options(outtype="copy")))[0]
+    theirs = {tensor.name: tensor.data.tobytes() for tensor in GGUFReader(model).tensors}
+    assert {tensor.name: tensor.data.tobytes() for tensor in GGUFReader(result.path).tensors} == theirs
+    (record,) = result.receipt["source"]["files"]
+    assert record["bytes"] == path.stat().st_size and record["blake3"] == blake3(path.read_bytes()).hexdigest()
+    dropped = {drop["name"]: drop["reason"] for drop in result.receipt["dropped"]}
+    others = [f"models/{each}" for each in ("README.md", "LICENSE") if each != "README.md" or "pax" not in name]
+    assert dropped == dict.fromkeys(others, "another file of the archive")
+    assert typed("verify", path, result.path).code == 0
+    done = typed("edit", path, "--set", "general.name=X", "--in-place")
+    assert done.code == 7 and "refusing in-place edit" in done.err
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "stored", "words"),
+    [
+        ("a.zip", "models/m.gguf", False, "found compressed"),
+        ("a.zip", "models/m-00001-of-00002.gguf", True, "one of several shards"),
+        ("a.tar", "models/m-00001-of-00002.gguf", True, "one of several shards"),
+    ],
+)
+def test_what_does_not_lie_there_as_a_whole_is_named(
+    name: str, inner: str, stored: bool, words: str, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        open_gguf(str(packed(tmp_path / name, model, inner, stored=stored)))
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
+def test_a_damaged_archive_gives_a_result_or_an_error_of_ours(name: str, model: Path, tmp_path: Path) -> None:
+    whole = packed(tmp_path / name, model).read_bytes()
+    path = tmp_path / f"b{Path(name).suffix}"
+    places = [*range(600), *range(len(whole) - 400, len(whole))] if name == "a.zip" else range(2600)
+    for place in places[::3]:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            find_reader(str(path))[0].open(str(path), ()).close()
+        except GgferryError as error:
+            assert str(error)
+    for size in range(0, len(whole), len(whole) // 40):
+        path.write_bytes(whole[:size])
+        with pytest.raises(GgferryError):
+            find_reader(str(path))[0].open(str(path), ()).close()
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_migration_keeps_an_archive_that_holds_more(others: bool, model: Path, tmp_path: Path) -> None:
+    """Its other files are lost with it, so that --delete-source spares it."""
+
+    def fill(archive: zipfile.ZipFile) -> None:
+        archive.write(model, "m.gguf")
+        if others:
+            archive.writestr("mmproj-m.gguf", b"GGUF" + bytes(100))
+
+    (tmp_path / "in").mkdir()
+    path = llamafile(tmp_path / "in" / "a.llamafile", fill)
+    plan = tmp_path / "plan.jsonl"
+    done = typed("plan", tmp_path / "in", "--dest", tmp_path / "out", "-o", plan, "--outtype", "f16")
+    assert done.code == 0, done.said
+    done = typed("apply", plan, "--ledger", tmp_path / "ledger", "--delete-source", "--yes")
+    assert len(list((tmp_path / "out").glob("*.gguf"))) == 1, done.said
+    assert path.exists() == others
