@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fuzz import files
+from fuzz import files, packed_files
 from helpers.attack_tools import typed
 
 READER, TOOL = "reader", "tool"
@@ -95,6 +95,15 @@ def torch_file(data: bytes, folder: Path) -> None:
     open_all(str(folder / "m.pth"))
 
 
+def dcp(data: bytes, folder: Path) -> None:
+    open_all(packed_files.dcp(data, folder))
+
+
+def deepspeed(data: bytes, folder: Path) -> None:
+    number, pickled = _choice(data, len(packed_files.partitions()))
+    open_all(packed_files.deepspeed(number, pickled, folder))
+
+
 @cache
 def beside() -> tuple[tuple[Path, str], ...]:
     """Return the small JSON files beside the checkpoints of `fixtures/`, with their folders."""
@@ -135,6 +144,7 @@ def _same_disk(path: Path, folder: Path) -> bool:
 def vocabularies() -> tuple[tuple[Path, str], ...]:
     """Return the vocabularies that lie in folders of their own, with their folders."""
     names = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer.json")
+    names += ("tokenizer.bin", "gpt2_tokenizer.bin")
     found = [path for name in names for path in sorted(files.FIXTURES.glob(f"**/{name}"))]
     return tuple((path.parent, path.name) for path in found if path.stat().st_size <= files.LARGEST)
 
@@ -358,6 +368,7 @@ def _nothing_left(folder: Path) -> None:
 # --- the table -----------------------------------------------------------------------------------------------------
 
 _GGUF = ("GGUF", "general.architecture", "general.alignment", "llama", "tokenizer.ggml.", "split.count", ".weight")
+_TORCH = ("torch._utils", "_rebuild_tensor_v2", "torch", "FloatStorage", "collections", "OrderedDict", "cpu")
 _JSON = ('"', "null", "true", "-1", "1e999", "NaN", "[[", '{"', "18446744073709551616", "\\\\ud800", ":", ",")
 
 
@@ -367,6 +378,10 @@ def _seeds_beside() -> Iterator[bytes]:
 
 def _seeds_vocabulary() -> Iterator[bytes]:
     yield from (_numbered(n, (folder / name).read_bytes()) for n, (folder, name) in enumerate(vocabularies()))
+
+
+def _seeds_partitions() -> Iterator[bytes]:
+    return (_numbered(number, data) for number, data in packed_files.seeds_of_partitions())
 
 
 def _seeds_ledger() -> Iterator[bytes]:
@@ -401,8 +416,12 @@ TARGETS: Mapping[str, Target] = {
                 b"\0" + files.torch_zip(files.torch_pickle()),
             ),
             torch_file,
-            ("torch._utils", "_rebuild_tensor_v2", "torch", "FloatStorage", "collections", "OrderedDict", "cpu"),
+            _TORCH,
         ),
+        Target("flat", READER, packed_files.flat_files, opened("x.bin")),
+        Target("archive", READER, packed_files.archives, opened("x.bin"), _GGUF),
+        Target("dcp", READER, lambda: [(packed_files.DCP / ".metadata").read_bytes()], dcp, _TORCH),
+        Target("deepspeed", READER, _seeds_partitions, deepspeed, _TORCH),
         Target("json-beside", READER, _seeds_beside, json_beside, _JSON),
         Target("vocabulary", READER, _seeds_vocabulary, vocabulary, _JSON),
         Target("imatrix-dat", READER, lambda: [files.imatrix_dat()], imatrix("i.dat")),
