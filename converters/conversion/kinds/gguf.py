@@ -126,22 +126,29 @@ class GgufKind:
     # --- proof -----------------------------------------------------------------------------------------------------
 
     def reopen(self, output: PlannedOutput, path: str) -> Checkpoint:
-        """Open the file at `path` and check that its keys are those of the plan."""
+        """Open the file at `path` and check that its header is the planned one."""
         again = open_checkpoint(Named(path))
         try:
-            check_metadata(plan_in(output), again)
+            self.check_header(output, again)
         except BaseException:
             again.close()
             raise
         return replace(again, files=digesting(again.files, blocks=True))
 
+    def check_header(self, output: PlannedOutput, again: Checkpoint) -> None:
+        """Raise VerificationError for a key that is not the plan's."""
+        check_metadata(plan_in(output), again)
+
+    def cases(self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint]) -> list[Case]:
+        """Return what is to be compared for outputs that were opened again; their vocabularies are compared here."""
+        vocabulary = _VocabularyCheck()
+        return [vocabulary.case(output, again) for output, again in zip(outputs, opened, strict=True)]
+
     def prove(
         self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint], stage: Stage, beside: Beside | None
     ) -> list[Proof]:
         """Compare accounting, keys, tensors, vocabulary and logits with the source."""
-        vocabulary = _VocabularyCheck()
-        cases = [vocabulary.case(output, again) for output, again in zip(outputs, opened, strict=True)]
-        request = outputs[0].request
+        cases, request = self.cases(outputs, opened), outputs[0].request
         if request.level == "none":
             return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
         found = compare_outputs(cases, jobs=request.jobs, stage=stage)

@@ -15,13 +15,12 @@ from typing import cast
 from ggferry.converters.architectures.whisper import HEADER
 from ggferry.converters.conversion.kinds.gguf import GgufKind, plan_in, text_request
 from ggferry.converters.conversion.kinds.gguf_plan import tokenizer_of, understood
-from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_options, check_with_references, depth_of
+from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_options, depth_of
 from ggferry.converters.conversion.request import WHISPER_CPP, OutputSpec, Request
 from ggferry.converters.metadata.receipt_fields import OutputReceipt, Receipt, TokenizerRecord
 from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof import receipt as receipts
-from ggferry.converters.proof.compare import Case, Proof, compare_outputs, of_texts
+from ggferry.converters.proof.compare import Case, Proof
 from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
@@ -34,10 +33,7 @@ from ggferry.converters.whisper_cpp.file_types import FILE_TYPES, check_name
 from ggferry.converters.whisper_cpp.plan import as_run, check_header, plan_file
 from ggferry.formats.checkpoint import Checkpoint, RawVocab
 from ggferry.formats.errors import GgferryError, VerificationError
-from ggferry.formats.files.digesting import digesting
 from ggferry.formats.files.digests import Record
-from ggferry.formats.files.local_files import Named
-from ggferry.support.progress import Stage
 
 _TAKES = {
     "out",
@@ -93,30 +89,19 @@ class WhisperCppKind(GgufKind):
 
     # --- proof -----------------------------------------------------------------------------------------------------
 
-    def reopen(self, output: PlannedOutput, path: str) -> Checkpoint:
-        """Open the file at `path` and check that its header is the planned one."""
-        again = open_checkpoint(Named(path))
-        try:
-            check_header(plan_in(output), again)
-        except BaseException:
-            again.close()
-            raise
-        return replace(again, files=digesting(again.files, blocks=True))
+    def check_header(self, output: PlannedOutput, again: Checkpoint) -> None:
+        """Raise VerificationError for a field that is not the plan's."""
+        check_header(plan_in(output), again)
 
-    def prove(
-        self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint], stage: Stage, beside: Beside | None
-    ) -> list[Proof]:
-        """Compare accounting, header, tensors, vocabulary and logits with the source."""
+    def cases(self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint]) -> list[Case]:
+        """Return what is to be compared for outputs that were opened again; their vocabularies are compared here."""
         vocabulary = _VocabularyCheck()
-        cases = [vocabulary.case(output, again) for output, again in zip(outputs, opened, strict=True)]
-        request = outputs[0].request
-        if request.level == "none":
-            return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
-        found = compare_outputs(cases, jobs=request.jobs, stage=stage)
-        return [
-            check_with_references(proof, case.sides.source, case.sides.output, output.request, stage)
-            for output, case, proof in zip(outputs, cases, found, strict=True)
-        ]
+        return [vocabulary.case(output, again) for output, again in zip(outputs, opened, strict=True)]
+
+    def _with_others(self, found: Sequence[Proof], opened: Sequence[Checkpoint], beside: Beside) -> list[Proof]:
+        """Return the proofs with what other programs found of the source; such files have no chat template."""
+        second = beside.reading()
+        return [replace(proof, second_reader=second) for proof in found]
 
     def receipt(
         self, output: PlannedOutput, proof: Proof, files: Sequence[Record], source: Sequence[Record]
