@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Literal
 
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import NotFoundError, TruncatedError, UnknownFormatError
+from ggferry.formats.errors import GgferryError, NotFoundError, TruncatedError, UnknownFormatError
 from ggferry.formats.fields import Struct
 from ggferry.formats.files.sources import open_source
 from ggferry.support.records import dataclass
@@ -123,6 +123,7 @@ class Container:
         magics: First bytes that only this container has.
         versions: The versions that exist; (None,) where it has none.
         storage_word: Whether its name, when it occurs in a file name, describes only the storage and not the model.
+        beside: Names of files that are read for a single file of it, where they stand beside it.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Container:
     magics: tuple[bytes, ...] = ()
     versions: tuple[int | None, ...] = (None,)
     storage_word: bool = True
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,19 @@ def label_of(container: str) -> str:
     """Return the name of a container for people."""
     found = _container(container)
     return container.upper() if found is None else found.label
+
+
+def files_beside(path: str) -> tuple[str, ...]:
+    """Return the names of the files that are read for the single file at `path`, where they stand beside it.
+
+    () for a file that no reader claims.
+    """
+    try:
+        _, match = find_reader(path)
+    except GgferryError:
+        return ()
+    found = _container(match.container)
+    return () if found is None else found.beside
 
 
 def _container(name: str) -> Container | None:

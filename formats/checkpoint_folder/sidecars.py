@@ -102,6 +102,12 @@ def tokenizer_names() -> tuple[str, ...]:
     return tuple(name for file in sidecar_files() if file.tokenizer for name in file.names)
 
 
+@cache
+def vocabulary_names() -> frozenset[str]:
+    """Return the names of all files from which a tokenizer can be built."""
+    return frozenset(name for file in sidecar_files() if file.vocabulary for name in file.names)
+
+
 def sidecars(weights: Weights) -> dict[str, str]:
     """Return role → path of the sidecar files of the weights.
 

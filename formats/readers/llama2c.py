@@ -54,6 +54,7 @@ VERSIONED = Struct(
     shared   u8   0..1             whether the embedding is the output, too
     """,
 )
+BESIDE = ("tokenizer.model", "tokenizer.bin")
 GROUP = Struct("llama2.c group", "size  i32  1..MAX_WIDTH   columns that share a scale")
 DATA = 256  # where the tensors of versions 1 and 2 begin
 
@@ -106,7 +107,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         source.close()
         raise
     weights = Weights(CONTAINER, os.path.dirname(path), (path,))
-    beside = {role: file for role, file in sidecars(weights).items() if role in ("tokenizer.bin", "tokenizer.model")}
+    beside = {role: file for role, file in sidecars(weights).items() if role in BESIDE}
     quantization = {"quantization_config": {"quant_method": CONTAINER, "group_size": group}} if group else {}
     return Checkpoint(
         CONTAINER,
@@ -214,6 +215,6 @@ SPEC = Reader(
     "llama2c",
     probe,
     open_checkpoint,
-    (Container(CONTAINER, "llama2.c", Kind.TRAINING, (MAGIC,), (0, 1, 2)),),
+    (Container(CONTAINER, "llama2.c", Kind.TRAINING, (MAGIC,), (0, 1, 2), beside=BESIDE),),
     (".bin",),
 )

@@ -48,7 +48,7 @@ HEADER = Struct(
     rows     i32  1..MAX_VOCAB      of the embedding: the tokens, padded to a multiple of 128
     """,
 )
-TOKENIZERS = ("gpt2_tokenizer.bin", "tokenizer.json", "vocab.json", "merges.txt")
+BESIDE = ("gpt2_tokenizer.bin", "tokenizer.json", "vocab.json", "merges.txt")
 
 
 def probe(head: bytes, path: str, size: int) -> Match | None:
@@ -101,7 +101,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         {"header": _configuration(header)},
         era=ERA,
         dropped=(Dropped(unused, reason, follows=True),) if unused is not None else (),
-        sidecars={role: file for role, file in sidecars(weights).items() if role in TOKENIZERS},
+        sidecars={role: file for role, file in sidecars(weights).items() if role in BESIDE},
     )
 
 
@@ -153,6 +153,6 @@ SPEC = Reader(
     "llmc",
     probe,
     open_checkpoint,
-    (Container(CONTAINER, "llm.c", Kind.TRAINING, versions=tuple(TYPES)),),
+    (Container(CONTAINER, "llm.c", Kind.TRAINING, versions=tuple(TYPES), beside=BESIDE),),
     (".bin",),
 )

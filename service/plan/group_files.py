@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ggferry.formats.checkpoint_folder import folder as folders
 from ggferry.formats.checkpoint_folder.shard_index import read_index
-from ggferry.formats.checkpoint_folder.sidecars import sidecar_names, sidecars
+from ggferry.formats.checkpoint_folder.sidecars import sidecar_names, sidecars, vocabulary_names
 from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError, RefusedError
 from ggferry.formats.files.local_files import read_start
 from ggferry.formats.files.opened_files import unrecorded
@@ -23,7 +23,7 @@ from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.ollama.manifest import model_layer, read_manifest
 from ggferry.formats.ollama.store import MANIFESTS, located
-from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, describe, kind_of, model_suffixes
+from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, describe, files_beside, kind_of, model_suffixes
 from ggferry.service.storage.broker import revive
 from ggferry.service.storage.stores import LINK, Found
 
@@ -280,6 +280,9 @@ class _Folder:
             if is_partial(name):
                 yield Group(OTHER, path, (path,), reason="the unfinished output of a conversion")
                 continue
+            if name in vocabulary_names():
+                yield Group(OTHER, path, (path,), reason="not a model: the tokenizer of one")
+                continue
             for endings, kind in ((NO_MODELS, OTHER), (ARCHIVES, ARCHIVE)):
                 words = next((words for ending, words in endings if lower.endswith(ending)), None)
                 if words:
@@ -295,7 +298,10 @@ class _Folder:
         except GgferryError as error:
             return Group(BROKEN, path, (path,), error=error)
         if lower.endswith(model_suffixes()) or container_by_magic(head) is not None:
-            return self._legacy(FILE, (path,)) if is_legacy(head) else Group(FILE, path, (path,))
+            if is_legacy(head):
+                return self._legacy(FILE, (path,))
+            beside = tuple(self._in(name) for name in files_beside(path) if name in self.names)
+            return Group(FILE, path, (path,), beside)
         words = "an empty file" if not head else describe(head, path)
         return Group(OTHER, path, (path,), reason=f"not a model: {words}")
 

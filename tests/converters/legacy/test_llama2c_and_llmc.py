@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ggferry
+from helpers.archive_tools import command, plan
 from helpers.llama_cpp import continuations
 from helpers.third_party_fixtures import FIXTURES, ROOT
 
@@ -128,3 +129,24 @@ def test_llama_cpp_reads_texts_as_they_do(name: str, tmp_path: Path) -> None:
     answer = subprocess.run(line, input=json.dumps([*texts]), capture_output=True, text=True, timeout=300, check=True)
     begin = [1] if name == "v0" else []
     assert json.loads(answer.stdout.splitlines()[-1]) == [[*begin, *ids] for ids in texts.values()]
+
+
+def test_an_archive_takes_the_vocabulary_along(tmp_path: Path) -> None:
+    """It is among the files of each model, so that stores fetch it and another one makes another job."""
+    for folder, names in (
+        ("llama2c", ("v0.bin", "v2.bin", "tokenizer.bin")),
+        ("llmc", ("float32.bin", "gpt2_tokenizer.bin")),
+    ):
+        (tmp_path / "in" / folder).mkdir(parents=True)
+        for name in names:
+            shutil.copy(FIXTURES / folder / name, tmp_path / "in" / folder)
+    path = tmp_path / "plan.jsonl"
+    lines = plan(tmp_path / "in", path, "--dest", tmp_path / "out", "-j", "1", "--verify", "fast")
+    assert {Path(line["source"]).name: line["verdict"] for line in lines} == {
+        "v0.bin": "convert",
+        "v2.bin": "convert",
+        "float32.bin": "convert",
+    }
+    assert all("tokenizer.bin" in line["beside"][0]["path"] for line in lines)
+    command("apply", path, "--ledger", tmp_path / "ledger", "-j", "1")
+    assert sorted(each.stem for each in (tmp_path / "out").rglob("*.gguf")) == ["float32", "v0", "v2"]
