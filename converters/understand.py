@@ -42,6 +42,11 @@ _OF_TRAINERS = ("transformer.wte.weight", "tok_embeddings.weight")
 CLIP = "clip"
 """What GGUF calls the architecture of every mmproj file."""
 
+OLDER_MEANING = (
+    "--mtp is deprecated in this meaning: in llama.cpp's converter it writes the blocks that predict further tokens "
+    "alone, as --mtp-only does here; without an option they are carried where the checkpoint has them"
+)
+
 
 def understand(
     checkpoint: Checkpoint,
@@ -141,6 +146,8 @@ def understand(
         return undescribed(checkpoint, f"{error.message} ({error.found})")
     if (mtp or mtp_only) and not graph.sizes.get("n_nextn"):
         raise UsageError("--mtp: the model states no blocks that predict further tokens", path=checkpoint.path)
+    if mtp:
+        graph = replace(graph, notes=(*graph.notes, OLDER_MEANING))
     if mtp_only:
         from ggferry.converters.next_token_blocks import without_decoder
 

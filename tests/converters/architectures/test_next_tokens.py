@@ -58,6 +58,7 @@ def test_hunyuans_own_name_of_the_last_norm(tmp_path: Path) -> None:
     save_file(renamed, tmp_path / "model.safetensors")
     source = understand(open_checkpoint(str(tmp_path)), mtp=True)
     assert f"blk.{source.sizes['n_layer']}.nextn.shared_head_norm.weight" in source.by_name
+    assert any("--mtp is deprecated in this meaning" in note for note in source.notes)
 
 
 @pytest.mark.slow
