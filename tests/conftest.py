@@ -14,6 +14,9 @@ import pytest
 from helpers import as_system
 
 as_system.start()  # before anything of ggferry is imported
+# transformers compiles BitNet's steps: runs of these tests would share what torch leaves in /tmp, and one that is
+# stopped leaves half a library there
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 from ggferry.service.records.ledger import Ledger
 from ggferry.service.storage import urls
