@@ -56,7 +56,7 @@ def alone(architecture: Architecture) -> Architecture:
 def without_decoder(graph: ModelGraph) -> ModelGraph:
     """Return the graph of a whole model with the blocks that predict, and of the rest what the decoder has but once."""
     first = graph.sizes["n_layer"]
-    kept = tuple(node for node in graph.nodes if not node.role.per_block or _block(node.name) >= first)
+    kept = tuple(node for node in graph.nodes if not node.role.per_block or block_of(node.name) >= first)
     by_name = {node.name: node for node in kept}
     inputs = {ref.name: ref for node in graph.nodes if node.name not in by_name for ref in node.inputs}
     gone = tuple(Dropped(ref, _LEFT_OUT) for ref in inputs.values())
@@ -70,5 +70,8 @@ def without_decoder(graph: ModelGraph) -> ModelGraph:
     )
 
 
-def _block(name: str) -> int:
-    return int(name.split(".")[1])
+def block_of(name: str) -> int:
+    """Return the number of a tensor's block in GGUF; -1 for a tensor of the whole model."""
+    first, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if first == "blk" and number.isdecimal() else -1

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Literal
 
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import GgferryError, NotFoundError, TruncatedError, UnknownFormatError
+from ggferry.formats.errors import NotFoundError, TruncatedError, UnknownFormatError
 from ggferry.formats.fields import Struct
 from ggferry.formats.files.sources import open_source
 from ggferry.support.records import dataclass
@@ -209,17 +209,17 @@ def label_of(container: str) -> str:
     return container.upper() if found is None else found.label
 
 
-def files_beside(path: str) -> tuple[str, ...]:
-    """Return the names of the files that are read for the single file at `path`, where they stand beside it.
+def files_beside(head: bytes, path: str, size: int) -> tuple[str, ...]:
+    """Return the names of the files that are read for a single file, where they stand beside it.
 
-    () for a file that no reader claims.
+    `head`: its first HEAD_BYTES, which the readers of such containers alone look at. () where none of them claims it.
     """
-    try:
-        _, match = find_reader(path)
-    except GgferryError:
-        return ()
-    found = _container(match.container)
-    return () if found is None else found.beside
+    for reader in readers():
+        names = {one.name: one.beside for one in reader.containers if one.beside}
+        match = reader.probe(head, path, size) if names else None
+        if match is not None:
+            return names.get(match.container, ())
+    return ()
 
 
 def _container(name: str) -> Container | None:

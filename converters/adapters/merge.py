@@ -84,15 +84,13 @@ class Model:
                 made = self.tensor(target)
                 made.changes.append(self._change(target, change, parts))
                 made.titles.append(parts.title)
-        joined = [each for pair in parts.experts for each in expert_changes(pair, parts, self._shapes())]
+        shapes = {name: ref.shape for name, ref in self.tensors.items()} if parts.experts else {}
+        joined = [each for pair in parts.experts for each in expert_changes(pair, parts, shapes)]
         for target, product in joined:
             made = self.tensor(target)
             made.changes.append(product)
             made.titles.append(parts.title)
         return sum(not change.whole for change in parts.changes.values()) + len(joined), replaced
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: ref.shape for name, ref in self.tensors.items()}
 
     def _found(self, name: str, parts: Parts) -> str:
         """Return the base's name of a tensor: the same, or without or with the part that holds all blocks."""

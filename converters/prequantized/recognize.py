@@ -99,7 +99,9 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
         if isinstance(beside, dict):
             inner = beside.get("quantization")
             return {"quant_method": "modelopt", **inner} if isinstance(inner, dict) else beside
-    found = {method for name in checkpoint.tensors for end, method in _BY_TENSORS.items() if name.endswith(end)}
+    ends = tuple(_BY_TENSORS)  # one test a name: a checkpoint may have half a million
+    marked = [name for name in checkpoint.tensors if name.endswith(ends)]
+    found = {method for name in marked for end, method in _BY_TENSORS.items() if name.endswith(end)}
     return {"quant_method": found.pop()} if len(found) == 1 else None
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.metadata.file_names import size_label
 from ggferry.converters.model_graph.open_checkpoint import architecture_named
-from ggferry.converters.next_token_blocks import are_alone
+from ggferry.converters.next_token_blocks import are_alone, block_of
 from ggferry.converters.rewrite.changes import Changes
 from ggferry.converters.rewrite.lineage import Lineage
 from ggferry.converters.rewrite.parts import Part, Stored, close, parse_parts
@@ -47,13 +47,6 @@ def _architecture(part: Part) -> str:
     return str(declared.data) if declared is not None else ""
 
 
-def _block(name: str) -> int:
-    """Return the number of a tensor's block; -1 for a tensor of the whole model."""
-    first, _, rest = name.partition(".")
-    number = rest.partition(".")[0]
-    return int(number) if first == "blk" and number.isdecimal() else -1
-
-
 def _label(metadata: Mapping[str, Value], tensors: Iterable[Stored]) -> str:
     """Return the size class that a conversion counts of these tensors."""
     sizes = {tensor.name: math.prod(tensor.shape) for tensor in tensors}
@@ -77,7 +70,7 @@ def stripped(changes: Changes, parts: Sequence[Part]) -> Changes:
     first = blocks - extra
     if first < 1 or not any(tensor.name.startswith("blk.0.") for tensor in part.tensors):
         raise RefusedError("--strip-mtp: nothing would be left but the embedding", path=part.file.path)
-    gone = tuple(tensor.name for tensor in part.tensors if _block(tensor.name) >= first)
+    gone = tuple(tensor.name for tensor in part.tensors if block_of(tensor.name) >= first)
     after = _of_decoder(part.metadata, name, blocks, first)
     left = [tensor for tensor in part.tensors if tensor.name not in gone]
     after |= _counted_again(part.metadata, part.tensors, left)
@@ -142,7 +135,7 @@ def plan_graft(trunk: Sequence[Part], blocks: Sequence[Part], out: str) -> NewFi
         )
     _check_of_one_model(first, other, name)
     own = tuple(tensor for part in trunk for tensor in part.tensors)
-    added = tuple(tensor for part in blocks for tensor in part.tensors if _block(tensor.name) >= 0)
+    added = tuple(tensor for part in blocks for tensor in part.tensors if block_of(tensor.name) >= 0)
     like, order = first.version, first.file.big_endian
     if order != other.file.big_endian:
         raise InconsistentError("another byte order", path=other.file.path)
@@ -186,7 +179,7 @@ def _compared(trunk: Sequence[Part], blocks: Sequence[Part], stage: Stage) -> tu
         (ours[tensor.name], tensor)
         for part in blocks
         for tensor in part.tensors
-        if _block(tensor.name) < 0 and tensor.name in ours
+        if block_of(tensor.name) < 0 and tensor.name in ours
     ]
     notes = []
     with stage(Phase.CHECKING, sum(one.nbytes + other.nbytes for one, other in both)) as progress:

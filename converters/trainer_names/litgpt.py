@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ggferry.converters.trainer_names.model_class import classes_of, renamed
 from ggferry.converters.trainer_names.pieces import rows_of, stacked
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import MissingError, ShapeError, UnexpectedTensorError, UnsupportedError
@@ -142,17 +143,12 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
         if ref.name in tensors:
             raise UnexpectedTensorError("two tensors of one name", path=checkpoint.path, found=ref.name)
         tensors[ref.name] = ref
-    note = "tensors have litgpt's names; those of transformers were taken"
-    header = {**checkpoint.header, "names": NAME}
-    return replace(checkpoint, tensors=tensors, header=header, notes=(*checkpoint.notes, note))
+    return renamed(checkpoint, NAME, tensors)
 
 
 def _family(checkpoint: Checkpoint) -> Family:
-    named = checkpoint.metadata.get("architectures")
-    classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    if not classes:
-        hint = "litgpt keeps the model's beside its own; --hf-config DIR takes it from elsewhere"
-        raise MissingError("a model of litgpt without its config.json", path=checkpoint.path, hint=hint)
+    hint = "litgpt keeps the model's beside its own; --hf-config DIR takes it from elsewhere"
+    classes = classes_of(checkpoint, NAME, hint)
     found = next((_FAMILIES[name] for name in classes if name in _FAMILIES), None)
     if found is None:
         hint = "litgpt convert_from_litgpt makes transformers' names of them"

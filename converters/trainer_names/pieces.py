@@ -46,7 +46,7 @@ def stacked(checkpoint: Checkpoint, refs: Sequence[TensorRef], name: str) -> Ten
     return replace(first, name=name, shape=(count, *first.shape[1:]), spans=tuple(ref.spans[0] for ref in whole))
 
 
-def halves_of_heads(checkpoint: Checkpoint, ref: TensorRef, name: str, heads: int) -> TensorRef:
+def unpaired_heads(checkpoint: Checkpoint, ref: TensorRef, name: str, heads: int) -> TensorRef:
     """Return a matrix whose rows of each head are pairs (Meta's order) with the first of all pairs before the others.
 
     Raises ShapeError where the rows are not pairs of so many heads, and as `rows_of`.

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.trainer_names.pieces import halves_of_heads
+from ggferry.converters.trainer_names.model_class import classes_of, renamed
+from ggferry.converters.trainer_names.pieces import unpaired_heads
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import MissingError, UnexpectedTensorError, UnsupportedError
 
@@ -49,11 +50,7 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
     UnexpectedTensorError for a tensor of no such model, ShapeError.
     """
     config = checkpoint.metadata
-    named = config.get("architectures")
-    classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    if not classes:
-        hint = "--hf-config DIR takes the one of the base model"
-        raise MissingError("a model of torchtune without its config.json", path=checkpoint.path, hint=hint)
+    classes = classes_of(checkpoint, NAME, "--hf-config DIR takes the one of the base model")
     paired = next((_PAIRED[name] for name in classes if name in _PAIRED), None)
     if paired is None:
         hint = "save it by torchtune's FullModelHFCheckpointer"
@@ -78,7 +75,5 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
             new = f"model.layers.{match[1]}.{_NAMES[match[2]]}.{kind}"
         part = name.rpartition(".")[0].rpartition(".")[2]
         pairs = paired and part in heads
-        tensors[new] = halves_of_heads(checkpoint, ref, new, heads[part]) if pairs else replace(ref, name=new)
-    note = "tensors have torchtune's names; those of transformers were taken"
-    header = {**checkpoint.header, "names": NAME}
-    return replace(checkpoint, tensors=tensors, header=header, notes=(*checkpoint.notes, note))
+        tensors[new] = unpaired_heads(checkpoint, ref, new, heads[part]) if pairs else replace(ref, name=new)
+    return renamed(checkpoint, NAME, tensors)

@@ -14,7 +14,7 @@ from ggferry.formats.checkpoint_folder.modules import described, module_files
 from ggferry.formats.errors import InconsistentError, MissingError, NotFoundError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
-from ggferry.formats.reader import Kind, kind_of
+from ggferry.formats.reader import Container, Kind, kind_of
 from ggferry.support.records import dataclass
 from ggferry.support.registry import scan
 
@@ -128,6 +128,12 @@ def sidecars(weights: Weights) -> dict[str, str]:
     if kind_of(weights.container) is Kind.META and "tokenizer.model" not in found and os.path.isfile(above):
         found["tokenizer.model"] = os.path.normpath(above)
     return found
+
+
+def files_of(path: str, container: Container) -> dict[str, str]:
+    """Return role → path of what is read beside a single file of a container (`Container.beside`)."""
+    found = sidecars(Weights(container.name, os.path.dirname(path), (path,)))
+    return {role: file for role, file in found.items() if role in container.beside}
 
 
 def beside_or_above(weights: Weights) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -42,8 +42,6 @@ _RECORDS = frozenset(
         *(_STORED, *_PATHS),
     ]
 )
-MARK = _MODULE.encode()
-"""What the first bytes of such a pickle hold: the name of its first class."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,13 @@ block. Source: karpathy/llama2.c `export.py` (`legacy_export`, `version1_export`
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.checkpoint_folder.folder import Weights
-from ggferry.formats.checkpoint_folder.sidecars import sidecars
+from ggferry.formats.checkpoint_folder.sidecars import files_of
 from ggferry.formats.errors import InconsistentError
 from ggferry.formats.fields import Cursor, Struct
 from ggferry.formats.files.sources import open_source
@@ -106,8 +104,6 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     except BaseException:
         source.close()
         raise
-    weights = Weights(CONTAINER, os.path.dirname(path), (path,))
-    beside = {role: file for role, file in sidecars(weights).items() if role in BESIDE}
     quantization = {"quantization_config": {"quant_method": CONTAINER, "group_size": group}} if group else {}
     return Checkpoint(
         CONTAINER,
@@ -117,7 +113,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         {"header": _configuration(header), **({"group_size": group} if group else {})},
         quantization,
         era=ERA,
-        sidecars=beside,
+        sidecars=files_of(path, LLAMA2C),
     )
 
 
@@ -211,10 +207,5 @@ def _quantized(header: Mapping[str, int], group: int) -> Iterator[FlatTensor]:
         yield FlatTensor(f"{tensor.name}.scales", (rows, columns // group))
 
 
-SPEC = Reader(
-    "llama2c",
-    probe,
-    open_checkpoint,
-    (Container(CONTAINER, "llama2.c", Kind.TRAINING, (MAGIC,), (0, 1, 2), beside=BESIDE),),
-    (".bin",),
-)
+LLAMA2C = Container(CONTAINER, "llama2.c", Kind.TRAINING, (MAGIC,), (0, 1, 2), beside=BESIDE)
+SPEC = Reader("llama2c", probe, open_checkpoint, (LLAMA2C,), (".bin",))

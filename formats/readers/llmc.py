@@ -8,13 +8,11 @@ Tensors are named as in train_gpt2.c, with the number of the block. Source: karp
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ggferry.formats.checkpoint import Checkpoint, Dropped
-from ggferry.formats.checkpoint_folder.folder import Weights
-from ggferry.formats.checkpoint_folder.sidecars import sidecars
+from ggferry.formats.checkpoint_folder.sidecars import files_of
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UnsupportedVersionError
 from ggferry.formats.fields import Cursor, Struct
 from ggferry.formats.files.sources import Source, open_source
@@ -92,7 +90,6 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         raise
     unused = tensors.pop("wte.padding", None)
     reason = "rows without a token, which only make the matrix higher"
-    weights = Weights(CONTAINER, os.path.dirname(path), (path,))
     return Checkpoint(
         CONTAINER,
         version,
@@ -101,7 +98,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         {"header": _configuration(header)},
         era=ERA,
         dropped=(Dropped(unused, reason, follows=True),) if unused is not None else (),
-        sidecars={role: file for role, file in sidecars(weights).items() if role in BESIDE},
+        sidecars=files_of(path, LLMC),
     )
 
 
@@ -149,10 +146,5 @@ def _tensors(header: Mapping[str, int], kind: str) -> Iterator[FlatTensor]:
     yield FlatTensor("lnfb", (width,), kind)
 
 
-SPEC = Reader(
-    "llmc",
-    probe,
-    open_checkpoint,
-    (Container(CONTAINER, "llm.c", Kind.TRAINING, versions=tuple(TYPES), beside=BESIDE),),
-    (".bin",),
-)
+LLMC = Container(CONTAINER, "llm.c", Kind.TRAINING, versions=tuple(TYPES), beside=BESIDE)
+SPEC = Reader("llmc", probe, open_checkpoint, (LLMC,), (".bin",))

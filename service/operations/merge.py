@@ -79,10 +79,10 @@ def run(request: MergeRequest) -> Rewritten:
     from ggferry.converters.rewrite.pieces import join
     from ggferry.converters.rewrite.splitting import carry_out
 
-    if (halves := _halves(request)) is not None:
+    if (files := _model_and_blocks(request)) is not None:
         from ggferry.converters.rewrite.next_tokens import graft
 
-        cutting, joined = graft(*halves, force=request.force, stage=request.progress)
+        cutting, joined = graft(*files, force=request.force, stage=request.progress)
         assert joined is not None
         return of_cutting(cutting, joined)
     pieces, out = _pieces(request), None if request.out is None else os.fspath(request.out)
@@ -104,10 +104,10 @@ def plan(request: MergeRequest) -> RewritePlan:
     from ggferry.converters.rewrite.pieces import check_pieces
     from ggferry.converters.rewrite.splitting import plan as make_plan
 
-    if (halves := _halves(request)) is not None:
+    if (files := _model_and_blocks(request)) is not None:
         from ggferry.converters.rewrite.next_tokens import graft
 
-        return plan_of_cutting(graft(*halves, dry=True)[0])
+        return plan_of_cutting(graft(*files, dry=True)[0])
     pieces = _pieces(request)
     if pieces is None:
         return plan_of_cutting(
@@ -142,7 +142,7 @@ def paths(request: MergeRequest) -> list[Named]:
     return [each if isinstance(each, Named) else Named(os.fspath(each)) for each in named]
 
 
-def _halves(request: MergeRequest) -> tuple[str, str, str] | None:
+def _model_and_blocks(request: MergeRequest) -> tuple[str, str, str] | None:
     """Return a model, the file of blocks that predict further tokens and the file to write; None for anything else."""
     from ggferry.converters.rewrite.next_tokens import is_graft
 

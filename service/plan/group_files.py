@@ -10,6 +10,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from ggferry.formats.checkpoint_folder import folder as folders
@@ -19,6 +20,7 @@ from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError, 
 from ggferry.formats.files.local_files import read_start
 from ggferry.formats.files.opened_files import unrecorded
 from ggferry.formats.files.partial_names import is_partial
+from ggferry.formats.files.sources import open_source
 from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.ollama.manifest import model_layer, read_manifest
@@ -300,10 +302,16 @@ class _Folder:
         if lower.endswith(model_suffixes()) or container_by_magic(head) is not None:
             if is_legacy(head):
                 return self._legacy(FILE, (path,))
-            beside = tuple(self._in(name) for name in files_beside(path) if name in self.names)
-            return Group(FILE, path, (path,), beside)
+            return Group(FILE, path, (path,), self._beside(path, head))
         words = "an empty file" if not head else describe(head, path)
         return Group(OTHER, path, (path,), reason=f"not a model: {words}")
+
+    def _beside(self, path: str, head: bytes) -> tuple[str, ...]:
+        try:
+            size = _size_of(path)
+        except GgferryError:  # it is gone: what reads it says so
+            return ()
+        return tuple(self._in(name) for name in files_beside(head, path, size) if name in self.names)
 
 
 def is_legacy(head: bytes) -> bool:
@@ -322,6 +330,11 @@ def head_of(path: str) -> bytes:
         return _head_of(path)
     except GgferryError:
         return b""
+
+
+def _size_of(path: str) -> int:
+    with unrecorded(), closing(open_source(path)) as source:
+        return source.size
 
 
 def _head_of(path: str) -> bytes:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Protocol
 
 from ggferry.converters.conversion.kinds.gguf_plan import plan_of, tokenizer_of, understood
 from ggferry.converters.conversion.kinds.kept_models import compared
@@ -139,16 +140,16 @@ class GgufKind:
         """Raise VerificationError for a key that is not the plan's."""
         check_metadata(plan_in(output), again)
 
-    def cases(self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint]) -> list[Case]:
-        """Return what is to be compared for outputs that were opened again; their vocabularies are compared here."""
-        vocabulary = _VocabularyCheck()
-        return [vocabulary.case(output, again) for output, again in zip(outputs, opened, strict=True)]
+    def new_check(self) -> VocabularyCheck:
+        """Return what compares the vocabularies of outputs of one source."""
+        return _VocabularyCheck()
 
     def prove(
         self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint], stage: Stage, beside: Beside | None
     ) -> list[Proof]:
         """Compare accounting, keys, tensors, vocabulary and logits with the source."""
-        cases, request = self.cases(outputs, opened), outputs[0].request
+        vocabulary, request = self.new_check(), outputs[0].request
+        cases = [vocabulary.case(output, again) for output, again in zip(outputs, opened, strict=True)]
         if request.level == "none":
             return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
         found = compare_outputs(cases, jobs=request.jobs, stage=stage)
@@ -216,8 +217,16 @@ class GgufKind:
             publish([target.complete(text) for target, text in pairs])
 
 
-class _VocabularyCheck:
+class VocabularyCheck(Protocol):
     """The comparison of the vocabulary, which outputs of one source share where they hold the same."""
+
+    def case(self, output: PlannedOutput, again: Checkpoint) -> Case:
+        """Return what is to be compared for an output that was opened again; its vocabulary is compared here."""
+        ...
+
+
+class _VocabularyCheck:
+    """That of GGUF files."""
 
     def __init__(self) -> None:
         self._read: Tokenizer | None = None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import cast
 
 from ggferry.converters.architectures.whisper import HEADER
-from ggferry.converters.conversion.kinds.gguf import GgufKind, plan_in, text_request
+from ggferry.converters.conversion.kinds.gguf import GgufKind, VocabularyCheck, plan_in, text_request
 from ggferry.converters.conversion.kinds.gguf_plan import tokenizer_of, understood
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_options, depth_of
 from ggferry.converters.conversion.request import WHISPER_CPP, OutputSpec, Request
@@ -93,10 +93,9 @@ class WhisperCppKind(GgufKind):
         """Raise VerificationError for a field that is not the plan's."""
         check_header(plan_in(output), again)
 
-    def cases(self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint]) -> list[Case]:
-        """Return what is to be compared for outputs that were opened again; their vocabularies are compared here."""
-        vocabulary = _VocabularyCheck()
-        return [vocabulary.case(output, again) for output, again in zip(outputs, opened, strict=True)]
+    def new_check(self) -> VocabularyCheck:
+        """Return what compares the vocabularies of outputs of one source."""
+        return _VocabularyCheck()
 
     def _with_others(self, found: Sequence[Proof], opened: Sequence[Checkpoint], beside: Beside) -> list[Proof]:
         """Return the proofs with what other programs found of the source; such files have no chat template."""
@@ -139,7 +138,7 @@ def _path(request: Request, outtype: str) -> str:
 
 
 class _VocabularyCheck:
-    """The comparison of the vocabulary, which outputs of one source share where they hold the same."""
+    """That of whisper.cpp's files."""
 
     def __init__(self) -> None:
         self._held: RawVocab | None = None

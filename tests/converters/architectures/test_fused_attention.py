@@ -31,7 +31,7 @@ FUSED = json.loads(witness("hf/out/fused.json").read_text())
 """What convert_hf_to_gguf.py of b11549 makes with `--fuse-qkv` of checkpoints (`helpers.make_converter_fixtures`)."""
 
 
-def asked(source: Path, out: Path, level: str = "fast", **more: Any) -> Request:
+def request_of(source: Path, out: Path, level: str = "fast", **more: Any) -> Request:
     """The request for float32 with fused matrices."""
     options, vocab = Options(outtype="f32"), VocabOptions(none=True)
     request = Request(str(source), str(out), options=options, vocab=vocab, level=level, fuse_qkv=True)
@@ -40,7 +40,7 @@ def asked(source: Path, out: Path, level: str = "fast", **more: Any) -> Request:
 
 @pytest.mark.parametrize("name", FUSED)
 def test_tensors_are_those_of_llama_cpps_converter(name: str, tmp_path: Path) -> None:
-    (made,) = convert(asked(witness(f"hf/ckpt/{name}"), tmp_path / "x.gguf"))
+    (made,) = convert(request_of(witness(f"hf/ckpt/{name}"), tmp_path / "x.gguf"))
     assert tensors(tmp_path / "x.gguf") == FUSED[name]
     listed = {each["name"]: each for each in made.receipt["tensors"]}
     sources = listed["blk.0.attn_qkv.weight"]["from"]
@@ -50,11 +50,11 @@ def test_tensors_are_those_of_llama_cpps_converter(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_the_proof_and_the_road_back(name: str, tmp_path: Path) -> None:
     source, out = witness(f"hf/ckpt/{name}"), tmp_path / "x.gguf"
-    convert(asked(source, out, "full"))
+    convert(request_of(source, out, "full"))
     apart = forward(graph_of(str(source)), hf_tokens())
     assert relative(apart, forward(graph_of(str(out)), hf_tokens())) <= 1e-6
     (tmp_path / "x.gguf.receipt.json").unlink()
-    assert reverify(asked(source, out, fuse_qkv=False), str(out), silent).proof.logits is None
+    assert reverify(request_of(source, out, fuse_qkv=False), str(out), silent).proof.logits is None
     convert(Request(str(out), str(tmp_path / "back"), to="safetensors", level="fast", vocab=VocabOptions(none=True)))
     check_tensors(source, tmp_path / "back")
 
@@ -84,7 +84,7 @@ def test_it_quantizes_and_llama_cpp_says_the_same(tmp_path: Path) -> None:
 def test_refused_in_a_line(name: str, why: str, tmp_path: Path) -> None:
     make(name, tmp_path / "hf")
     with pytest.raises(UsageError, match=f"--fuse-qkv: .*{why}"):
-        convert(asked(tmp_path / "hf", tmp_path / "x.gguf"))
+        convert(request_of(tmp_path / "hf", tmp_path / "x.gguf"))
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_every_family_that_can_be_fused(name: str, tmp_path: Path) -> None:
     """The proof at its full depth: the source's own pass against that of the fused file, or a refusal by name."""
     make(name, tmp_path / "hf")
     try:
-        convert(asked(tmp_path / "hf", tmp_path / "x.gguf", "full", mmproj="none"))
+        convert(request_of(tmp_path / "hf", tmp_path / "x.gguf", "full", mmproj="none"))
     except UsageError as error:
         assert "--fuse-qkv" in str(error)
     else:

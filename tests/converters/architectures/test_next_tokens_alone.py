@@ -28,7 +28,7 @@ OF_DECODER = ("token_embd.weight", "output_norm.weight", "output.weight")
 """What convert_hf_to_gguf.py --mtp keeps besides the blocks (`filter_tensors` of `conversion/qwen.py`, `glm.py`)."""
 
 
-def asked(source: Path, out: Path, **more: Any) -> Request:
+def request_of(source: Path, out: Path, **more: Any) -> Request:
     """The request for float32 without a vocabulary."""
     return Request(str(source), str(out), options=Options(outtype="f32"), vocab=VocabOptions(none=True), **more)
 
@@ -43,8 +43,8 @@ def contents(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
 @pytest.mark.parametrize("name", ["qwen35", pytest.param("glm4moe", marks=pytest.mark.slow)])
 def test_tensors_and_keys(name: str, tmp_path: Path) -> None:
     predicting(name, tmp_path / "hf")
-    convert(asked(tmp_path / "hf", tmp_path / "all.gguf", level="fast"))
-    (made,) = convert(asked(tmp_path / "hf", tmp_path / "only.gguf", mtp_only=True))
+    convert(request_of(tmp_path / "hf", tmp_path / "all.gguf", level="fast"))
+    (made,) = convert(request_of(tmp_path / "hf", tmp_path / "only.gguf", mtp_only=True))
     whole, keys = contents(tmp_path / "all.gguf")
     only, own = contents(tmp_path / "only.gguf")
     last = keys[f"{made.receipt['architecture']}.block_count"].data - 1
@@ -59,11 +59,11 @@ def test_tensors_and_keys(name: str, tmp_path: Path) -> None:
 
 def test_it_is_verified_without_an_option_and_not_taken_for_another(tmp_path: Path) -> None:
     predicting("qwen35", tmp_path / "hf")
-    request = asked(tmp_path / "hf", tmp_path, mtp_only=True, level="fast")
+    request = request_of(tmp_path / "hf", tmp_path, mtp_only=True, level="fast")
     made = Path(convert(request)[0].path)
     assert made.name.startswith("mtp-")  # as convert_hf_to_gguf.py calls it
     made.with_name(f"{made.name}.receipt.json").unlink()
-    plain = asked(tmp_path / "hf", made)
+    plain = request_of(tmp_path / "hf", made)
     assert reverify(plain, str(made), silent).proof.tensors
     assert graph_of(str(made)).by_name.keys() == {n.name for n in graph_of(str(made)).nodes}
     data = bytearray(made.read_bytes())
@@ -76,10 +76,10 @@ def test_it_is_verified_without_an_option_and_not_taken_for_another(tmp_path: Pa
 def test_refusals(tmp_path: Path) -> None:
     make("llama", tmp_path / "llama")
     with pytest.raises(UsageError, match=r"--mtp-only: .* found llama, expected deepseek2"):
-        convert(asked(tmp_path / "llama", tmp_path / "x.gguf", mtp_only=True))
+        convert(request_of(tmp_path / "llama", tmp_path / "x.gguf", mtp_only=True))
     predicting("qwen35", tmp_path / "hf")
     with pytest.raises(UsageError, match="--no-mtp and --mtp-only"):
-        convert(asked(tmp_path / "hf", tmp_path / "x.gguf", mtp_only=True, mtp=False))
+        convert(request_of(tmp_path / "hf", tmp_path / "x.gguf", mtp_only=True, mtp=False))
 
 
 @pytest.mark.slow
