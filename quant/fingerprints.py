@@ -27,6 +27,8 @@ class Fingerprints:
 
     def __init__(self) -> None:
         self._marks: dict[str, array[int]] = {}
+        self.unrepeatable: set[str] = set()
+        """Names of tensors that encoding their rows alone does not give again (`quant.feedback`)."""
         self._lock = threading.Lock()
 
     def put(self, name: str, rows: int, piece: int, start: int, blocks: Bytes) -> None:
@@ -51,7 +53,7 @@ class Fingerprints:
 
     def sampled(self, name: str, piece: int, start: int) -> bool:
         """Return whether the piece is to be encoded again: one of a sample, or one without a mark."""
-        return name not in self._marks or start // piece % SAMPLE == 0
+        return name not in self._marks or (start // piece % SAMPLE == 0 and name not in self.unrepeatable)
 
 
 def _mark(blocks: Bytes) -> int:

@@ -36,12 +36,13 @@ class Packing:
     put: Callable[[Parts, Array], None]
 
 
-def _nibbles(parts: Parts, codes: Array) -> None:
+def put_nibbles(parts: Parts, codes: Array) -> None:
+    """Store element j in the low nibble of byte j, and element j + 16 in its high one."""
     parts["qs"][0] = codes[:, :16] & 15 | (codes[:, 16:] & 15) << 4
 
 
 def _five_bits(parts: Parts, codes: Array) -> None:
-    _nibbles(parts, codes)
+    put_nibbles(parts, codes)
     parts["qh"][0] = np.packbits(codes >> 4, axis=1, bitorder="little").view("<u4")
 
 
@@ -55,7 +56,7 @@ def _two_bits_in_order(parts: Parts, codes: Array) -> None:
     parts["qs"][0] = quads[..., 0] | quads[..., 1] << 2 | quads[..., 2] << 4 | quads[..., 3] << 6
 
 
-def _two_bits_in_planes(parts: Parts, codes: Array) -> None:
+def put_two_bits(parts: Parts, codes: Array) -> None:
     """Store elements 128h + 32k + j in bits 2k and 2k + 1 of byte 32h + j."""
     planes = codes.reshape(len(codes), 2, 4, 32)
     packed = planes[:, :, 0] | planes[:, :, 1] << 2 | planes[:, :, 2] << 4 | planes[:, :, 3] << 6
@@ -79,11 +80,11 @@ def _fractions(digits: Array) -> Array:
 
 
 PACKINGS: Mapping[str, Packing] = {
-    "TQ2_0": Packing(-1, 1, False, _two_bits_in_planes),
-    "Q4_0": Packing(-8, 7, False, _nibbles),
+    "TQ2_0": Packing(-1, 1, False, put_two_bits),
+    "Q4_0": Packing(-8, 7, False, put_nibbles),
     "Q5_0": Packing(-16, 15, False, _five_bits),
     "Q8_0": Packing(-128, 127, False, _bytes),
-    "Q4_1": Packing(0, 15, True, _nibbles),
+    "Q4_1": Packing(0, 15, True, put_nibbles),
     "Q5_1": Packing(0, 31, True, _five_bits),
     "TQ1_0": Packing(-1, 1, False, _base_three),
     "Q2_0": Packing(-1, 2, False, _two_bits_in_order),

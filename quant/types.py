@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 _ITEM_BYTES = {"bf16": 2, "u1": 1, "i1": 1} | {f"{kind}{size}": size for kind in "uif" for size in (2, 4, 8)}
 EXPANSIONS = ("f16", "f32", "q8_0")
 """Types that `--expand` may name for blocks that GGUF cannot hold."""
-STOCK, SEARCH = ROUNDINGS = ("stock", "search")
-"""How values are rounded by an importance matrix: as llama.cpp does, or by `Codec.searched` where a type has that."""
+STOCK, SEARCH, FEEDBACK = ROUNDINGS = ("stock", "search", "feedback")
+"""How values are rounded: as llama.cpp does; by an importance matrix with `Codec.searched`, where a type has that; by
+the inputs of a matrix with `quant.feedback`."""
 
 
 class BlockError(ValueError):

@@ -17,7 +17,7 @@ from ggferry.support.records import dataclass
 LEVELS = ("none", "fast", "full")
 MMPROJ = ("both", "only", "none")
 RERANK = ("auto", "yes", "no")
-EXPANSIONS, ROUNDINGS = ("f16", "f32", "q8_0"), ("stock", "search")
+EXPANSIONS, ROUNDINGS = ("f16", "f32", "q8_0"), ("stock", "search", "feedback")
 """As in `quant.types`, which a command that only helps does not load."""
 FORMATS, DTYPES = ("gguf", "safetensors", "whisper.cpp"), ("f32", "f16", "bf16")
 
@@ -352,9 +352,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("exclude_weights", Kind.TEXTS, _ALL, Heading.IMPORTANCE, "Use all but these of its entries; repeatable.",
            "exclude_weights", in_plan=True, receipt="exclude_weights"),
     Option("rounding", Kind.TEXT, _ALL, Heading.IMPORTANCE,
-           "stock: the bytes of llama-quantize; search: the same types and sizes, searched further by the importance "
-           "matrix (docs/quality.md).", "options.rounding", default="stock", choices=ROUNDINGS, in_plan=True,
-           receipt="rounding"),
+           "stock: the bytes of llama-quantize; of the same types and sizes, search: scales searched further by the "
+           "importance matrix; feedback: later columns correct the errors of earlier ones, by --calibration "
+           "(docs/quality.md).",
+           "options.rounding", default="stock", choices=ROUNDINGS, in_plan=True, receipt="rounding"),
+    Option("calibration", Kind.FILE, "convert quantize plan", Heading.IMPORTANCE,
+           "A text: what the matrices multiply while the model reads it is what --rounding feedback goes by.",
+           "calibration", metavar="FILE", in_plan=True),
     # --- proof ---
     Option("verify", Kind.TEXT, "convert quantize plan", Heading.PROOF,
            "full: with forward passes; fast: without; none.", "level", default="full", choices=LEVELS, in_plan=True,

@@ -68,6 +68,7 @@ class Request:
         base: For adapters, the model they change.
         lora: Adapters that are merged into the model, 'PATH' or 'PATH:SCALE'.
         ggla_permute: Whether Q and K rows of a ggla file are laid out as training meant them.
+        calibration: A text by which values are rounded with feedback (`write.feedback_pass`).
         arch: For files of the GGML era, the architecture that they do not hold.
         config: For files of the GGML era, the config.json that they do not hold.
         witness: The reference implementations that are run at the level 'full'.
@@ -104,6 +105,7 @@ class Request:
     imatrix: str | None = None
     include_weights: tuple[str, ...] = ()
     exclude_weights: tuple[str, ...] = ()
+    calibration: str | None = None
     model_name: str | None = None
     metadata: Mapping[str, Any] | None = None
     level: str = "full"

@@ -116,6 +116,7 @@ class Plan:
         imatrix: The importance matrix, if any.
         notes: What the user should know.
         objections: Why llama.cpp would not load the output, beside what its keys and tensors say.
+        calibration: Token ids, in chunks of one length, by which values are rounded with feedback.
         set_digest: What the shards hold as the digest of all tensors: zeros until these are written, empty for shards
             that hold none, as those of earlier versions. One file that holds everything never has it.
     """
@@ -128,6 +129,7 @@ class Plan:
     imatrix: Imatrix | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
     objections: tuple[str, ...] = ()
+    calibration: tuple[tuple[int, ...], ...] = ()
     set_digest: str = shards.UNKNOWN_DIGEST
 
     @property

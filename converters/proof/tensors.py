@@ -26,12 +26,13 @@ from ggferry.formats.errors import VerificationError
 from ggferry.formats.imatrix import Imatrix
 from ggferry.quant.accuracy.bounds import Limits, rescaling_bound
 from ggferry.quant.accuracy.differences import Differences, differences
-from ggferry.quant.accuracy.expected_error import TOLERANCE, band_of, beyond_band
+from ggferry.quant.accuracy.expected_error import CORRECTED, TOLERANCE, band_of, beyond_band
 from ggferry.quant.accuracy.similarity import first_unlike
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
 from ggferry.quant.fingerprints import Fingerprints
-from ggferry.quant.types import STOCK, BlockError
+from ggferry.quant.levels import LEVELS
+from ggferry.quant.types import FEEDBACK, STOCK, BlockError
 from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
@@ -196,6 +197,15 @@ class _Comparison:
         """Whether the given importance matrix did not give the bytes, so that they may have been made without one."""
         self.kept: dict[int, int] = {}
         """By first row, rows whose bytes were held against their marks instead of being encoded again."""
+        self.corrected = self._was_corrected()
+        """Whether its rows were rounded with feedback: encoding them alone does not give them again."""
+        if self.corrected:
+            self.other_bytes.set()
+
+    def _was_corrected(self) -> bool:
+        if self.encoding.rounding != FEEDBACK or self.bitwise or self.after.name not in LEVELS:
+            return False
+        return self.encoding.marks is None or self.node.name in self.encoding.marks.unrepeatable
 
     def _as_carried(self) -> Node | None:
         """Return the source's tensor as the blocks that a quantized checkpoint's levels and scales make, if they do."""
@@ -231,9 +241,9 @@ class _Comparison:
             grade,
             largest,
             0.0 if self.bitwise else self._relative_rms(),
-            encoded_again=not self.other_bytes.is_set() if grade is Grade.ROUNDED else None,
+            encoded_again=not self.other_bytes.is_set() if grade is Grade.ROUNDED and not self.corrected else None,
             sampled=1 - sum(self.kept.values()) / max(1, math.prod(self.origin.shape[:-1])),
-            other_bytes=self.other_bytes.is_set() and self.encodable.is_set(),
+            other_bytes=self.other_bytes.is_set() and self.encodable.is_set() and not self.corrected,
         )
         weighted = self.other_bytes.is_set() or self._weights() is not None
         if found.outlier and weighted and self.after.quantized and not self.encoding.any_error:
@@ -249,6 +259,8 @@ class _Comparison:
         least, most = found.band or (0.0, 0.0)
         theirs, ours = self._errors()
         limit = TOLERANCE * max(most, ours * (most / least if least else 1.0))
+        if self.corrected:
+            limit *= CORRECTED
         if theirs > limit:
             other = f", where encoding without an importance matrix gives {ours:.3g}" if ours else ""
             raise VerificationError(
@@ -367,7 +379,9 @@ class _Comparison:
                     return False
             else:
                 self.other_bytes.set()
-        unlike = first_unlike(self.after.name, expected, found) if self.after.quantized else None
+        unlike = None
+        if self.after.quantized:
+            unlike = first_unlike(self.after.name, expected, found, self.corrected)
         if unlike is not None:
             block = "" if unlike.block is None else f", block {unlike.block}"
             raise self._wrong(
@@ -425,6 +439,8 @@ class _Comparison:
             return None
 
     def _bound(self, start: int, stop: int) -> Limits:
+        if self.corrected:
+            return Limits(self.after.name, np.full((stop - start) * self.origin.shape[-1], math.inf, np.float32))
         if not self.rescaled:
             return Limits(self.after.name)
         bound = partial(rescaling_bound, self.before.name)

@@ -5,7 +5,7 @@ Output bytes do not depend on the number of workers: every chunk has its place, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from math import prod
 from typing import Any, Protocol
@@ -26,6 +26,9 @@ from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
 from ggferry.support.threads import each, workers
+
+Encode = Callable[[Any], Any]
+"""Makes uint8 `(rows, row bytes)` of float32 `(rows, columns)`."""
 
 
 class Output(Protocol):
@@ -63,12 +66,14 @@ class Writing:
         output: Where to write it.
         watch: What looks at the data.
         marks: Of the rows that are encoded by a search, for the proof.
+        done: Names of the tensors that are written already.
     """
 
     plan: Plan
     output: Output
     watch: Watch
     marks: Fingerprints = field(default_factory=Fingerprints)
+    done: set[str] = field(default_factory=set)
 
 
 def write_tensors(writings: Sequence[Writing], jobs: int | None = None, progress: Progress | None = None) -> None:
@@ -87,7 +92,7 @@ def write_tensors(writings: Sequence[Writing], jobs: int | None = None, progress
     def work(chunk: Sequence[tuple[Writing, Job]]) -> None:
         made: dict[str, Any] = {}
         for writing, job in chunk:
-            _do(writing, job, values, progress, made)
+            write_job(writing, job, values, progress, made)
 
     each(_chunks(writings), work, workers(jobs))
 
@@ -98,19 +103,22 @@ def prefetch_writing(writings: Sequence[Writing]) -> None:
     for _, step in steps:
         codec(step.source_type.name).prefetch(step.elements)
     for plan, step in steps:
-        weighted = _weights(plan, step) is not None
+        weighted = importances(plan, step) is not None
         codec(step.type.name).expect_encoding(step.elements, weighted, plan.options.rounding)
 
 
 def _chunks(writings: Sequence[Writing]) -> Iterator[Sequence[tuple[Writing, Job]]]:
     """Yield jobs that are done in turn by one thread: those of different plans that want the same values."""
     if len(writings) == 1:
-        yield from ([(writings[0], job)] for job in jobs_of(writings[0].plan))
+        (writing,) = writings
+        yield from ([(writing, job)] for job in jobs_of(writing.plan) if job.step.name not in writing.done)
         return
     own = [steps_of(writing.plan) for writing in writings]
     for step in steps_in_order(writings[0].plan):
         together: dict[tuple[int, int], list[tuple[Writing, Job]]] = {}
         for writing, steps in zip(writings, own, strict=True):
+            if step.name in writing.done:
+                continue
             for job in jobs_of_step(writing.plan, steps[step.name]):
                 if job.step.route is Route.TRANSCODE:
                     columns = job.node.shape[-1]
@@ -120,8 +128,26 @@ def _chunks(writings: Sequence[Writing]) -> Iterator[Sequence[tuple[Writing, Job
         yield from together.values()
 
 
-def _do(writing: Writing, job: Job, values: rows.Values, progress: Progress | None, made: dict[str, Any]) -> None:
-    """Do a job; `made` holds, by type, what was encoded of the same elements for other outputs."""
+def write_job(
+    writing: Writing,
+    job: Job,
+    values: rows.Values,
+    progress: Progress | None,
+    made: dict[str, Any],
+    encode: Encode | None = None,
+) -> Any:
+    """Do a job, and return the bytes that were written, uint8 `(rows, row bytes)`; None of a run that is copied.
+
+    Args:
+        writing: The plan that is carried out.
+        job: The chunk.
+        values: Reads values of the source.
+        progress: Called with the bytes that were written.
+        made: By type, what was encoded of the same elements for other outputs; it is added to.
+        encode: Encodes the rows; by default the type's encoder, as the plan's options have it.
+
+    Raises BadValueError for a value that the type cannot hold.
+    """
     plan, step = writing.plan, job.step
 
     def put(element: int, offset: int, data: Any) -> None:
@@ -131,16 +157,22 @@ def _do(writing: Writing, job: Job, values: rows.Values, progress: Progress | No
             progress(data.nbytes)
 
     if job.run is None:
-        data = convert(plan, job, writing.watch, values, made)
-        if step.route is Route.TRANSCODE and codec(step.type.name).searches:
-            height = prod(job.node.shape[:-1])
-            writing.marks.put(step.name, height, rows.piece_rows(job.node, step.type), job.start, data)
+        data = convert(plan, job, writing.watch, values, made, encode)
+        if encode is None and step.route is Route.TRANSCODE and codec(step.type.name).searches:
+            mark(writing, job, data)
         put(job.start * job.node.shape[-1], job.start * data.shape[1], data)
-        return
+        return data
     file, offset, _ = job.run
     copied = rows.scratch(job.stop - job.start)
     plan.graph.checkpoint.files[file].read_into(offset + job.start, copied)
     put(job.start // step.type.block_bytes * step.type.elements, job.start, copied)
+    return None
+
+
+def mark(writing: Writing, job: Job, data: Any) -> None:
+    """Keep a mark of encoded rows, which are whole pieces."""
+    height, piece = prod(job.node.shape[:-1]), rows.piece_rows(job.node, job.step.type)
+    writing.marks.put(job.step.name, height, piece, job.start, data)
 
 
 def steps_in_order(plan: Plan) -> list[Step]:
@@ -171,11 +203,17 @@ def jobs_of_step(plan: Plan, step: Step) -> Iterator[Job]:
         yield Job(step, node, start, stop)
 
 
-def convert(plan: Plan, job: Job, watch: Watch, values: rows.Values, made: dict[str, Any]) -> Any:
+def convert(
+    plan: Plan,
+    job: Job,
+    watch: Watch,
+    values: rows.Values,
+    made: dict[str, Any],
+    encode: Encode | None = None,
+) -> Any:
     """Return the output bytes of a chunk, uint8 `(rows, bytes of a row in the target type)`, little-endian.
 
-    `made`: by type, what was encoded of the same elements; it is added to. Raises BadValueError for a value that
-    the type cannot hold.
+    `made`, `encode`: as for `write_job`. Raises BadValueError for a value that the type cannot hold.
     """
     checkpoint, step = plan.graph.checkpoint, job.step
     try:
@@ -189,7 +227,7 @@ def convert(plan: Plan, job: Job, watch: Watch, values: rows.Values, made: dict[
             decoded = np.ascontiguousarray(values(checkpoint, job.node, job.start, job.stop))
             if not made:
                 watch.look_at_values(step, job.start * job.node.shape[-1], decoded)
-            made[step.type.name] = _encode(plan, job, decoded)
+            made[step.type.name] = encode(decoded) if encode else _encode(plan, job, decoded)
         return made[step.type.name]
     except BlockError as error:
         hint = "--outtype bf16 or f32 holds such values" if step.type.name == "F16" else None
@@ -201,11 +239,12 @@ def convert(plan: Plan, job: Job, watch: Watch, values: rows.Values, made: dict[
 
 def _encode(plan: Plan, job: Job, rows: Any) -> Any:
     step = job.step
-    weights = _weights(plan, step)
+    weights = importances(plan, step)
     return encode_rows(step.type, rows, weights, job.start, step.node.shape, plan.options.rounding)
 
 
-def _weights(plan: Plan, step: Step) -> Any:
+def importances(plan: Plan, step: Step) -> Any:
+    """Return the importances of a tensor's columns, float32 `(matrices, columns)`; None without a matrix."""
     return plan.imatrix.weights(step.name, step.node.shape) if plan.imatrix else None
 
 

@@ -10,9 +10,10 @@ them again).
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ggferry.quant.codec import codec
+from ggferry.quant.codec import Accuracy, codec
 from ggferry.quant.kernels import Compiled
 from ggferry.support.heavy import np
 
@@ -46,32 +47,43 @@ def prefetch(kind: str, elements: int) -> None:
         ALIKE.after(elements)
 
 
-def surely_alike(kind: str, expected: Floats, found: Floats) -> bool:
+def limits_of(kind: str, corrected: bool) -> tuple[float, float]:
+    """Return the largest relative RMS error of a block and of a row that rounding explains, with feedback or without.
+
+    Corrections for the errors of earlier columns may be larger than the weights of a block, so that none holds for
+    blocks; a row is moved further from its weights by twice at most where it was measured.
+    """
+    own = codec(kind).accuracy
+    return (math.inf, min(2 * own.row_limit, Accuracy().row_limit)) if corrected else (own.block_limit, own.row_limit)
+
+
+def surely_alike(kind: str, expected: Floats, found: Floats, corrected: bool = False) -> bool:
     """Return whether a compiled loop finds nothing near a limit; what it cannot tell is for `first_unlike`."""
-    elements, limits = codec(kind).type.elements, codec(kind).accuracy
+    elements, floor = codec(kind).type.elements, codec(kind).accuracy.floor
     run = ALIKE.after(expected.size) if elements % _LANES == 0 else None
     if run is None or not expected.size:
         return False
     a, b = (np.ascontiguousarray(side) for side in (expected, found))
-    numbers = limits.floor, limits.block_limit, limits.row_limit
+    numbers = floor, *limits_of(kind, corrected)
     return bool(run(a.reshape(-1), b.reshape(-1), a.shape[-1], elements, *numbers))
 
 
-def first_unlike(kind: str, expected: Floats, found: Floats) -> Unlike | None:
+def first_unlike(kind: str, expected: Floats, found: Floats, corrected: bool = False) -> Unlike | None:
     """Compare decoded blocks with the values they should hold.
 
     Args:
         kind: Name of the block type.
         expected: float32 `(rows, columns)`.
         found: float32 `(rows, columns)`, decoded from blocks of `kind`.
+        corrected: Whether they were rounded with feedback (`quant.feedback`).
 
     Returns:
         The first block or row that differs by more than rounding explains; None where there is none.
     """
-    if surely_alike(kind, expected, found):
+    if surely_alike(kind, expected, found, corrected):
         return None
     elements, limits = codec(kind).type.elements, codec(kind).accuracy
-    block_limit, row_limit = limits.block_limit, limits.row_limit
+    block_limit, row_limit = limits_of(kind, corrected)
     blocks = expected.reshape(len(expected), -1, elements)
     delta = found.reshape(blocks.shape) - blocks
     power = np.einsum("rbe,rbe->rb", blocks, blocks, dtype=np.float64)
@@ -82,7 +94,7 @@ def first_unlike(kind: str, expected: Floats, found: Floats) -> Unlike | None:
     far = seen & (error > power * block_limit**2)
     invented = ~seen & (error > elements * limits.floor**2)
     odd = gone | far | invented
-    if odd.any():
+    if odd.any() and not corrected:
         row, block = (int(i) for i in np.argwhere(odd)[0])
         relative = float(np.sqrt(error[row, block] / max(power[row, block], 1e-300)))
         return Unlike(row, block, relative, block_limit)

@@ -66,13 +66,15 @@ class ImatrixOptions(TypedDict, total=False):
         imatrix: An importance matrix, GGUF or .dat.
         include_weights: Which of its entries are used.
         exclude_weights: Which of its entries are not used.
-        rounding: 'stock', or 'search' for the same types rounded closer to the weights.
+        rounding: 'stock'; of the same types, 'search' rounds closer to the weights, 'feedback' to what they compute.
+        calibration: A text, for 'feedback'.
     """
 
     imatrix: StrPath | None
     include_weights: Sequence[str] | None
     exclude_weights: Sequence[str] | None
-    rounding: Literal["stock", "search"]
+    rounding: Literal["stock", "search", "feedback"]
+    calibration: StrPath | None
 
 
 class TypeOptions(ImatrixOptions, total=False):

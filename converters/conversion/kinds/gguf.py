@@ -30,6 +30,7 @@ from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.reranking.recognize import rerank_template
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
+from ggferry.converters.write.feedback_pass import write_with_feedback
 from ggferry.converters.write.output_files import OutputSet
 from ggferry.converters.write.recovery import recover
 from ggferry.converters.write.watch_weights import Watch
@@ -97,6 +98,9 @@ class GgufKind:
 
     def write(self, writers: Sequence[Writing], threads: int, progress: Progress) -> None:
         """Write the tensors of all outputs, and take the digest of all tensors into the headers of shards."""
+        for writer in writers:
+            if writer.plan.calibration:
+                write_with_feedback(writer, progress)
         write_tensors(writers, threads, progress)
         for writer in writers:
             if shards := _shards(writer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,10 +26,13 @@ from ggferry.converters.tokenizers.llama_cpp_limits import differences, is_calle
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
+from ggferry.converters.write.feedback_pass import calibration_chunks
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import UsageError
+from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.formats.files.named_texts import text_of
 from ggferry.formats.gguf.header_layout import GGUFLayout, with_values
 from ggferry.formats.imatrix import Imatrix, read_imatrix
+from ggferry.quant.types import FEEDBACK
 
 
 def understood(request: Request, checkpoint: Checkpoint) -> Understood:
@@ -89,9 +93,33 @@ def plan_of(request: Request, source: Understood) -> Plan:
     metadata, named = _assembled(request, source, steps, described)
     placed, layouts = place(steps, metadata, request.options)
     notes, unloadable = _notes(request, source, steps, metadata, named)
-    plan = Plan(graph, request.options, metadata, placed, layouts, imatrix, named + notes, unloadable)
+    chunks, corrected = _calibration(request, source)
+    notes += corrected
+    plan = Plan(graph, request.options, metadata, placed, layouts, imatrix, named + notes, unloadable, chunks)
     source.plans[request_key] = Planned(plan, notes, described)
     return plan
+
+
+def _calibration(request: Request, source: Understood) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Return the text by which values are rounded with feedback, as token ids, and a note on it; nothing without one.
+
+    Raises RefusedError where it is missing, and UsageError where nothing is rounded by it.
+    """
+    path, graph = request.calibration, source.graph
+    if (request.options.rounding == FEEDBACK) != (path is not None):
+        if path is not None:
+            raise UsageError("--calibration goes with --rounding feedback", found=request.options.rounding)
+        why = "--rounding feedback goes by what the model computes on a text"
+        raise RefusedError(why, path=graph.checkpoint.path, hint="--calibration FILE")
+    if path is None or request.options.vocab_only:
+        return (), ()
+    text = text_of(path)
+    chunks = calibration_chunks(graph, source.tokenizer, text)
+    from blake3 import blake3
+
+    count, digest = sum(map(len, chunks)), blake3(text.encode()).hexdigest()
+    name = os.path.basename(path)
+    return chunks, (f"rounded with feedback by {count:,} tokens of {name} (BLAKE3 {digest}), where a type has levels",)
 
 
 def _renamed(request: Request, source: Understood, former: Planned) -> Plan | None:

@@ -91,6 +91,7 @@ def content_of(checkpoint: Checkpoint, request: Request) -> Hashable | None:
     """
     given = (
         request.imatrix,
+        request.calibration,
         request.target,
         request.override_keys,
         request.prune,

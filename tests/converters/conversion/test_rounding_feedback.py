@@ -1,0 +1,96 @@
+"""`--rounding feedback`: the same types and sizes, nearer to what the model computes, and a proof that holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+import ggferry
+from ggferry.formats.errors import GgferryError
+
+ROOT = Path(__file__).parents[3]
+
+
+def values_of(path: Path) -> dict[str, Any]:
+    """Return the tensors of a GGUF file as gguf-py decodes them."""
+    return {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in gguf.GGUFReader(path).tensors}
+
+
+@pytest.fixture(scope="module")
+def source(fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("feedback") / "f16.gguf"
+    ggferry.convert(fixtures / "hf/ckpt/llama_k256", path, outtype="f16", verify="none")
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text((ROOT / "CONTRIBUTING.md").read_text()[:6000])
+    return path
+
+
+def test_the_proof_holds_and_the_receipt_says_by_what(source: Path, text: Path, tmp_path: Path) -> None:
+    stock, out, again = (tmp_path / f"{name}.gguf" for name in ("stock", "out", "again"))
+    ggferry.quantize(source, stock, "q4_k_m", verify="none")
+    done = ggferry.quantize(source, out, "q4_k_m", rounding="feedback", calibration=text, jobs=1)
+    assert done.receipt["options"]["rounding"] == "feedback"
+    assert any("tokens of text.txt (BLAKE3" in note for note in done.receipt["notes"])
+    types = [{name: each.type for name, each in ggferry.inspect(path).tensors.items()} for path in (stock, out)]
+    assert types[0] == types[1] and out.stat().st_size == stock.stat().st_size
+    ggferry.quantize(source, again, "q4_k_m", rounding="feedback", calibration=text, verify="none", jobs=2)
+    differ = [name for name, each in values_of(stock).items() if not np.array_equal(each, values_of(out)[name])]
+    matrices = [name for name in types[0] if name.startswith("blk.") and "norm" not in name]
+    assert sorted(differ) == sorted(matrices) or sorted(differ) == sorted([*matrices, "output.weight"])
+    assert again.read_bytes() == out.read_bytes()
+    ggferry.verify(source, out, level="fast")
+
+
+def test_a_changed_level_is_noticed_while_it_is_written(source: Path, text: Path, tmp_path: Path) -> None:
+    """A later proof has only the limits of the type; the run that wrote the file knows every byte."""
+    from ggferry.converters.write import feedback_pass
+
+    plain = feedback_pass.mark
+
+    def before_a_change(writing: object, job: object, data: np.ndarray) -> None:  # type: ignore[type-arg]
+        changed = data.copy()
+        changed[0, -1] ^= 1
+        plain(writing, job, changed)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feedback_pass, "mark", before_a_change)
+        with pytest.raises(GgferryError, match="not the bytes that were written"):
+            ggferry.quantize(source, tmp_path / "x.gguf", "q4_0", rounding="feedback", calibration=text, verify="fast")
+    assert not (tmp_path / "x.gguf").exists()
+
+
+@pytest.mark.parametrize("folder", ["llama_k256", "gpt2", "mixtral", "falcon7b", "phi3", "mpt"])
+def test_every_layout(fixtures: Path, folder: str, text: Path, tmp_path: Path) -> None:
+    """Permuted rows, transposed matrices and stacks of experts: what a checkpoint gives, its GGUF gives again."""
+    checkpoint = fixtures / "hf/ckpt" / folder
+    direct, plain, twice = (tmp_path / f"{name}.gguf" for name in ("direct", "plain", "twice"))
+    ggferry.convert(checkpoint, direct, outtype="q8_0", rounding="feedback", calibration=text)
+    ggferry.convert(checkpoint, plain, outtype="f32", verify="none")
+    ggferry.quantize(plain, twice, "q8_0", rounding="feedback", calibration=text, verify="fast")
+    one, other = values_of(direct), values_of(twice)
+    assert set(one) == set(other)
+    for name, first in one.items():
+        assert np.abs(first - other[name]).max(initial=0) <= 0.05 * np.abs(first).max(initial=0), name
+
+
+def test_what_does_not_go_together(source: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.gguf"
+    with pytest.raises(GgferryError, match="--rounding feedback") as refused:
+        ggferry.quantize(source, out, "q4_k_m", rounding="feedback", verify="none")
+    assert "--calibration" in str(refused.value.hint)
+    with pytest.raises(GgferryError, match="--calibration goes with"):
+        ggferry.quantize(source, out, "q4_k_m", calibration=text, verify="none")
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    with pytest.raises(GgferryError, match="too short"):
+        ggferry.quantize(source, out, "q4_k_m", rounding="feedback", calibration=short, verify="none")
+    assert not out.exists()
