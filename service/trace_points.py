@@ -119,7 +119,7 @@ POINTS = (
 """A name that is gone is an error of the first traced run, and of `tests/service/test_traces.py`."""
 
 
-def begin_if_asked(*, first: bool) -> Callable[[], None]:
+def begin_as_environment_states(*, first: bool) -> Callable[[], None]:
     """Trace this process to the file that the environment names, if it does, and return what ends that.
 
     `first`: whether this is the command, whose words name the trace, and not a worker of it.

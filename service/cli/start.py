@@ -10,9 +10,9 @@ OBJECTS = 100_000
 def _begin() -> None:
     gc.set_threshold(OBJECTS)
     if os.environ.get("GGFERRY_TRACE"):
-        from ggferry.service.trace_points import begin_if_asked
+        from ggferry.service.trace_points import begin_as_environment_states
 
-        begin_if_asked(first=True)
+        begin_as_environment_states(first=True)
 
 
 def main() -> None:

@@ -112,9 +112,9 @@ def main() -> None:
 def _traced() -> Callable[[], None]:
     if not os.environ.get("GGFERRY_TRACE"):
         return lambda: None
-    from ggferry.service.trace_points import begin_if_asked
+    from ggferry.service.trace_points import begin_as_environment_states
 
-    return begin_if_asked(first=False)
+    return begin_as_environment_states(first=False)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
