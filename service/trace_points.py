@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ggferry.support.platform import here
 from ggferry.support.trace_events import Point, begin
 
 VARIABLE = "GGFERRY_TRACE"
@@ -83,7 +84,7 @@ POINTS = (
     Point(f"{_GGUF}.write", "GGUFFile.finish", "finish file"),
     Point(f"{_GGUF}.write", "GGUFFile.flush", "wait for flush"),
     Point("os", "fsync", "flush"),
-    Point("os", "fdatasync", "flush"),
+    Point(here.__name__, "sync_data", "flush"),
     Point(f"{_FILES}.publication", "publish", "publish"),
     # values
     Point("ggferry.converters.model_graph.rows", "laid_out", "lay out", _rows),

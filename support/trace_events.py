@@ -22,6 +22,8 @@ from functools import partial, wraps
 from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
+from ggferry.support.platform import here
+
 Facts = Callable[..., Mapping[str, Any]]
 """Called with the arguments of a function: what to note beside its name."""
 
@@ -54,7 +56,7 @@ class Trace:
     def __init__(self, path: str, *, first: bool) -> None:
         """Open the file; `first`: begin it anew, and close the array when this process ends."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if first else 0)
-        self._fd = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
+        self._fd = os.open(path, flags, 0o600)
         self._first, self._pid = first, os.getpid()
         self._lines: list[str] = []
         self._threads: set[int] = set()
@@ -126,20 +128,9 @@ class Trace:
 
 
 def _resources() -> dict[str, Any]:
-    """Return what the process took, where the system says so: seconds, page faults, switches, bytes."""
-    try:
-        import resource
-    except ImportError:
-        return {"processor seconds": time.process_time()}
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return {
-        "user seconds": used.ru_utime,
-        "system seconds": used.ru_stime,
-        "page faults": used.ru_minflt,
-        "page faults from disk": used.ru_majflt,
-        "waits": used.ru_nvcsw,
-        "peak bytes": used.ru_maxrss * 1024,
-    }
+    """Return what the process took: seconds, bytes."""
+    used = os.times()
+    return {"user seconds": used.user, "system seconds": used.system, "peak bytes": here.peak_memory()}
 
 
 def begin(path: str, points: Iterable[Point], words: str, *, first: bool) -> Callable[[], None]:
