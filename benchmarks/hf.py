@@ -4,7 +4,8 @@
         [--ladder q2_k,q3_k_m,q4_k_m,q5_k_m,q6_k,q8_0] [--plot FILE.svg]
 
 The checkpoint is TinyLlama's shapes (1.1 · 10⁹ weights, bf16, 2.2 GB) with random weights. Each command is timed with
-an fsync of its output, so that both sides end with the bytes on disk. Without the peer's paths only ours is measured.
+an fsync of its output, so that both sides end with the bytes on disk. Beside each stands the floor of the same run
+(`floor.py`). Without the peer's paths only ours is measured.
 benchmarks/README.md says how to get the peer.
 """
 
@@ -16,21 +17,24 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bars import Row, plot
+from floor import floor_of
+from measured import PREFIX, Cost, best, measure
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENIZER = ROOT / "fixtures" / "legacy-llama" / "tokenizer.model"
-PREFIX = "ggferry-bench-"
+WEIGHTS = "model.safetensors"
 LEVELS = ("none", "fast", "full")
+CONVERTED = ("f16", "bf16", "f32", "q8_0")
+"""Types that the peer's converter writes."""
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -49,43 +53,6 @@ CONFIG = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# A process starts with the peak of the one it was forked from, so the measuring one must be small.
-WRAPPER = """
-import json, os, sys, time
-start = time.perf_counter()
-pid = os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ)
-_, status, usage = os.wait4(pid, 0)
-code = os.waitstatus_to_exitcode(status)
-if not code:
-    for name in json.loads(sys.argv[1]):
-        fd = os.open(name, os.O_RDONLY)
-        os.fsync(fd)
-        os.close(fd)
-wall = time.perf_counter() - start
-print(json.dumps([code, wall, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024]))
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Seconds and bytes of one command, or of several run after one another."""
-
-    wall: float
-    user: float
-    system: float
-    peak: int
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.wall + other.wall, self.user + other.user, self.system + other.system, max(self.peak, other.peak)
-        )
-
-    def __str__(self) -> str:
-        return f"{self.wall:8.2f} s wall {self.user:8.2f} s user {self.system:6.2f} s sys {self.peak >> 20:6} MiB peak"
-
-    def against(self, peer: Cost) -> str:
-        peak = self.peak / peer.peak
-        return f"{peer.wall / self.wall:.2f} × faster, user CPU {peer.user / self.user:.2f} × less, peak {peak:.2f}"
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -127,58 +94,25 @@ def make(folder: Path, layers: int) -> int:
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
     values = np.random.default_rng(0).standard_normal((8 << 20) + 1, np.float32) * np.float32(0.02)
     noise = memoryview((values.view(np.uint32) >> 16).astype("<u2").tobytes())
-    with (folder / "model.safetensors").open("wb") as file:
+    with (folder / WEIGHTS).open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         while at:
             at -= file.write(noise[: min(at, len(noise))])
-    return (folder / "model.safetensors").stat().st_size
+    return (folder / WEIGHTS).stat().st_size
 
 
-def measure(targets: Path | list[Path], *command: str | Path) -> Cost:
-    """Run a command that writes files in this benchmark's own folder, which are removed first. Exits with what the
-    command said where it fails."""
-    names = [targets] if isinstance(targets, Path) else targets
-    for target in names:
-        assert target.parent.name.startswith(PREFIX), target
-        target.unlink(missing_ok=True)
-    words = [sys.executable, "-S", "-c", WRAPPER, json.dumps([str(name) for name in names]), *map(str, command)]
-    with tempfile.TemporaryFile("w+") as log:
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=log, text=True, check=True)
-        code, *cost = json.loads(done.stdout.splitlines()[-1])
-        if code:
-            log.seek(0)
-            raise SystemExit(f"{command} failed\n{done.stdout}{log.read()[-3000:]}")
-    return Cost(*cost)
-
-
-def best(costs: list[Cost]) -> Cost:
-    return min(costs, key=lambda cost: cost.wall)
-
-
-def ours(source: Path, target: Path, outtype: str, level: str) -> Cost:
-    """`outtype` may list several; then the name of `target` has '{outtype}' in it."""
-    made = [Path(str(target).replace("{outtype}", name)) for name in outtype.split(",")]
-    return measure(
-        made,
-        sys.executable,
-        "-m",
-        "ggferry",
-        "convert",
-        source,
-        "-o",
-        target,
-        "--force",
-        "--outtype",
-        outtype,
-        "--verify",
-        level,
-    )
+def ours(source: Path, targets: Sequence[Path], outtype: str, level: str) -> Cost:
+    """Convert to the types of `outtype`, one file each; of several, their names differ in the type alone."""
+    first, *rest = targets
+    out = first.with_name(first.name.replace(outtype.split(",")[0], "{outtype}")) if rest else first
+    options = ("-o", out, "--force", "--outtype", outtype, "--verify", level)
+    return measure(targets, sys.executable, "-m", "ggferry", "convert", source, *options)
 
 
 def theirs(source: Path, target: Path, outtype: str, peer: argparse.Namespace) -> dict[str, Cost]:
     """The peer's steps by name. What its converter cannot write goes through a bf16 file and llama-quantize."""
     convert = [peer.python, peer.converter, source, "--outfile"]
-    if outtype in ("f16", "bf16", "f32", "q8_0"):
+    if outtype in CONVERTED:
         return {"convert_hf_to_gguf": measure(target, *convert, target, "--outtype", outtype)}
     between = target.with_suffix(".bf16.gguf")
     try:
@@ -203,26 +137,27 @@ def equal_tensors(a: Path, b: Path) -> str:
     return f"{same} of {len(left.tensors.keys() | right.tensors.keys())} tensors are byte-identical"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A bar of the plot: what was converted, by whom, and its wall time."""
-
-    outtype: str
-    by: str
-    cost: Cost
-    peer: Cost | None = None
-
-
 ROWS: list[Row] = []
 
 
-def compare_levels(source: Path, target: Path, outtype: str, arguments: argparse.Namespace, peer: Cost | None) -> None:
+def compare_levels(
+    source: Path, targets: Sequence[Path], outtype: str, arguments: argparse.Namespace, peer: Cost | None
+) -> None:
+    """Ours at each level of proof, beside the peer and the floor; `targets`: a file for each type of `outtype`."""
     if peer:
         ROWS.append(Row(outtype, "today's tools", peer))
-    for level in LEVELS:
-        cost = best([ours(source, target, outtype, level) for _ in range(arguments.rounds)])
-        print(f"  {f'ggferry --verify {level}':<22}{cost}", f"  {cost.against(peer)}" if peer else "")
-        ROWS.append(Row(outtype, f"ggferry --verify {level}", cost, peer))
+    rounds = range(arguments.rounds)
+    costs = {level: best([ours(source, targets, outtype, level) for _ in rounds]) for level in LEVELS}
+    floor = floor_of(source / WEIGHTS, targets, arguments.rounds)
+    print(f"  {'floor':<22}{floor}")
+    for level, cost in costs.items():
+        words = (f"ggferry --verify {level}", floor.under(cost), cost.against(peer) if peer else "")
+        print(f"  {words[0]:<22}{cost}", *filter(None, words[1:]), sep="  ")
+        ROWS.append(Row(outtype, words[0], cost, peer, floor))
+
+
+def of_types(folder: Path, outtypes: str) -> list[Path]:
+    return [folder / f"ours-{name}.gguf" for name in outtypes.split(",")]
 
 
 def compare_ladder(source: Path, folder: Path, arguments: argparse.Namespace) -> None:
@@ -240,40 +175,15 @@ def compare_ladder(source: Path, folder: Path, arguments: argparse.Namespace) ->
         print(f"  {'today s tools':<22}{peer}")
         for file in (between, made):
             file.unlink(missing_ok=True)
-    compare_levels(source, folder / "ours-{outtype}.gguf", arguments.ladder, arguments, peer)
-    for name in types:
-        (folder / f"ours-{name}.gguf").unlink(missing_ok=True)
-
-
-def plot(rows: list[Row], title: str) -> str:
-    """The wall times as bars, an SVG without scripts or fonts of its own."""
-    left, width, height, top = 250, 420, 20, 40
-    most = max(row.cost.wall for row in rows)
-    lines, at, before = [], top, ""
-    for row in rows:
-        name = row.outtype if "," not in row.outtype else f"{row.outtype.count(',') + 1} types at once"
-        if row.outtype != before:
-            at, before = at + 14, row.outtype
-        else:
-            name = ""
-        long, color = width * row.cost.wall / most, "#2a6f97" if row.by.startswith("ggferry") else "#a0a0a0"
-        times = f", {row.peer.wall / row.cost.wall:.1f} ×" if row.peer else ""
-        lines += [
-            f'<text x="8" y="{at + 14}" font-weight="bold">{name}</text>',
-            f'<text x="{left - 8}" y="{at + 14}" text-anchor="end">{row.by}</text>',
-            f'<rect x="{left}" y="{at + 3}" width="{long:.1f}" height="{height - 6}" fill="{color}"/>',
-            f'<text x="{left + long + 6:.1f}" y="{at + 14}">{row.cost.wall:.2f} s{times}</text>',
-        ]
-        at += height
-    size = f'width="{left + width + 130}" height="{at + 16}"'
-    style = 'font-family="sans-serif" font-size="12" fill="#444"'
-    head = f'<text x="8" y="24" font-size="14">{title}</text>'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>', head, *lines, "</svg>", ""])
+    files = of_types(folder, arguments.ladder)
+    compare_levels(source, files, arguments.ladder, arguments, peer)
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def compare(source: Path, folder: Path, outtype: str, arguments: argparse.Namespace) -> None:
     mine, other = folder / "ours.gguf", folder / "theirs.gguf"
-    has_peer = arguments.converter and (arguments.quantize or outtype in ("f16", "bf16", "f32", "q8_0"))
+    has_peer = arguments.converter and (outtype in CONVERTED or (arguments.quantize and outtype != "keep"))
     print(f"\n{outtype}")
     steps = [theirs(source, other, outtype, arguments) for _ in range(arguments.rounds)] if has_peer else []
     peer = None
@@ -283,7 +193,7 @@ def compare(source: Path, folder: Path, outtype: str, arguments: argparse.Namesp
             print(f"  {name:<22}{cost}")
         first, *rest = chosen.values()
         peer = sum(rest, first)
-    compare_levels(source, mine, outtype, arguments, peer)
+    compare_levels(source, [mine], outtype, arguments, peer)
     if peer:
         print(f"  {equal_tensors(mine, other)}")
     for file in (mine, other):
@@ -315,10 +225,10 @@ def main() -> None:
         print(title)
         print(f"{'python with numpy':<24}{base}")
         for outtype in arguments.outtypes.split(","):
-            ours(small, folder / "warm.gguf", outtype, "full")  # compiles what is compiled on first use
+            ours(small, [folder / "warm.gguf"], outtype, "full")  # compiles what is compiled on first use
             compare(source, folder, outtype, arguments)
         if arguments.ladder:
-            ours(small, folder / "warm-{outtype}.gguf", arguments.ladder, "full")
+            ours(small, of_types(folder, arguments.ladder), arguments.ladder, "full")
             compare_ladder(source, folder, arguments)
         if arguments.plot:
             arguments.plot.write_text(plot(ROWS, title), encoding="utf-8")

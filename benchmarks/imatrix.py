@@ -17,7 +17,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hf import CONFIG, PREFIX, ROOT, best, make, measure
+from hf import CONFIG, ROOT, make
+from measured import PREFIX, best, measure
 
 from ggferry.formats.imatrix import read_imatrix
 

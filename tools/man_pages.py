@@ -23,6 +23,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "man"
 ENVIRONMENT = {
     "NO_COLOR": "No colors.",
     "GGFERRY_TRACEBACK": "Show where an internal error came from.",
+    "GGFERRY_TRACE": "Write a trace of the command to this file, for Perfetto or chrome://tracing.",
     "HF_TOKEN": "Token for the Hugging Face Hub.",
 }
 

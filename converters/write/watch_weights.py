@@ -119,7 +119,7 @@ class Watch:
                 (self._zero if is_zero(step.type, blocks) else self._nonzero).add(step.name)
 
     def look_at_values(self, step: Step, first: int, values: Array) -> None:
-        """Look at float32 values that are about to be encoded.
+        """Look at float32 values that an encoder has refused.
 
         Raises BadValueError for a NaN or an infinity, even with `allow`: no encoder takes one.
         """

@@ -225,9 +225,11 @@ def convert(
             return rows.laid_out(checkpoint, job.node, job.start, job.stop, lambda r, c: repack.apply(r, c)[0])
         if step.type.name not in made:
             decoded = np.ascontiguousarray(values(checkpoint, job.node, job.start, job.stop))
-            if not made:
+            try:
+                made[step.type.name] = encode(decoded) if encode else _encode(plan, job, decoded)
+            except BlockError:  # every encoder refuses what is not finite: only then is it worth looking for
                 watch.look_at_values(step, job.start * job.node.shape[-1], decoded)
-            made[step.type.name] = encode(decoded) if encode else _encode(plan, job, decoded)
+                raise
         return made[step.type.name]
     except BlockError as error:
         hint = "--outtype bf16 or f32 holds such values" if step.type.name == "F16" else None

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -100,11 +100,21 @@ def main() -> None:
     for number in STOPS:
         signal.signal(number, _stop)
     limit(*map(int, sys.argv[1:3]))
+    end_trace = _traced()
     tune_malloc()
     try:
         _serve(Channel())
     except KeyboardInterrupt:  # the parent's SIGTERM: what was begun is removed by now
+        end_trace()
         os._exit(STOPPED)
+
+
+def _traced() -> Callable[[], None]:
+    if not os.environ.get("GGFERRY_TRACE"):
+        return lambda: None
+    from ggferry.service.trace_points import begin_as_environment_states
+
+    return begin_as_environment_states(first=False)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

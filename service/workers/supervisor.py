@@ -42,7 +42,7 @@ KEPT = (
 It contains nothing that could be a token, and a home without any.
 """
 PLAIN = {"NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"}
-PLACES = ("TMPDIR", "NUMBA_CACHE_DIR")  # kept as absolute paths: a worker stands elsewhere
+PLACES = ("TMPDIR", "NUMBA_CACHE_DIR", "GGFERRY_TRACE")  # kept as absolute paths: a worker stands elsewhere
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 JOBS_A_WORKER = 200  # then a fresh one: what hostile files may have left in memory goes with the old
 OUT_OF_MEMORY = "OutOfMemory"
