@@ -58,14 +58,14 @@ class Form:
         name: What its files say that they are for.
         library: The library, as model cards name it.
         pack: Returns the matrices that are written as several tensors, by name; None: none are.
-        settings: What config.json states of them.
+        settings: What config.json states besides, by what it states and the packed matrices.
         notes: What the user should know.
     """
 
     name: str = "pt"
     library: str = "transformers"
     pack: Callable[[ModelGraph, Sequence[SourceTensor]], Mapping[str, Packing]] | None = None
-    settings: Callable[[Mapping[str, Packing]], JSONObject] | None = None
+    settings: Callable[[JSONObject, Mapping[str, Packing]], JSONObject] | None = None
     notes: Callable[[BackPlan, Mapping[str, Packing]], Iterable[str]] | None = None
 
 
@@ -108,7 +108,7 @@ def plan_folder(options: FolderOptions, checkpoint: Checkpoint, form: Form | Non
     shards = plan_shards(back.tensors, options.dtype, options.max_shard_size, packings, form.name)
     entries, _ = assemble(graph, (), tokenizer, Options(), options.model_name, options.metadata)
     general = {key.removeprefix("general."): entry.value.data for key, entry in entries.items()}
-    settings = form.settings(packings) if form.settings else {}
+    settings = form.settings(dict(back.config), packings) if form.settings else {}
     texts = _texts(back, shards, tokenizer, general, checkpoint.path, form.library, settings)
     none = () if tokenizer else ("no vocabulary: the folder has no tokenizer",)
     values = tuple(

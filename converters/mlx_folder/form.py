@@ -18,6 +18,7 @@ from ggferry.converters.hf_export.shards import Packing, Part
 from ggferry.converters.hf_export.source_tensors import SourceTensor
 from ggferry.converters.hf_export.tensors_back import BackPlan
 from ggferry.converters.mlx_folder.block_rows import BlockRows, block_rows, only_moved
+from ggferry.converters.mlx_folder.config_keys import older_keys
 from ggferry.converters.mlx_folder.model_types import MODEL_TYPES, VERSION
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.formats.json_files.kinds import JSONObject
@@ -83,16 +84,17 @@ def _packing(tensor: SourceTensor, groups: AffineGroups, blocks: BlockRows | Non
     return Packing(groups.kind, parts, groups.apart, blocks.read if blocks else None, form)
 
 
-def _settings(packings: Mapping[str, Packing]) -> JSONObject:
-    """Return what config.json states: that of most matrices, and under the name of a layer what is otherwise there."""
+def _settings(config: JSONObject, packings: Mapping[str, Packing]) -> JSONObject:
+    """Return what config.json states: the rotation as mlx-lm reads it, the groups of most matrices, and under the name
+    of a layer what is otherwise there."""
     settings = {name: _setting(packing) for name, packing in packings.items()}
     if not settings:
-        return {}
+        return older_keys(config)
     counts = Counter(map(_key, settings.values()))
     usual = dict(counts.most_common(1)[0][0])
     others = {name.removesuffix(".weight"): own for name, own in settings.items() if own != usual}
     whole = {**usual, **others}
-    return {"quantization": whole, "quantization_config": whole}
+    return {**older_keys(config), "quantization": whole, "quantization_config": whole}
 
 
 def _setting(packing: Packing) -> dict[str, Any]:

@@ -23,7 +23,12 @@ from ggferry.quant.codec import codec
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 OUT = FIXTURES / "mlx"
 TYPES = (*map(str.upper, ENCODED), "TQ1_0", "TQ2_0")
-SOURCES = {"k256": "quantize/k256.Q4_K_M.gguf", "llama": "hf/out/llama/llama.q8_0.gguf"}
+SOURCES = {
+    "k256": "quantize/k256.Q4_K_M.gguf",
+    "llama": "hf/out/llama/llama.q8_0.gguf",
+    "llama3": "hf/ckpt/llama3_rope_tied",
+    "qwen2": "hf/ckpt/qwen2",
+}
 ROWS, COLUMNS = 24, 512
 TOKENS = (1, 17, 4, 90, 33, 2, 61, 5, 44, 100, 12, 77, 3, 3, 58, 29)
 
@@ -60,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as room:
         for name, source in SOURCES.items():
             folder = Path(room) / name
-            convert(Request(str(FIXTURES / source), str(folder), to="mlx", level="fast"))
+            convert(Request(str(FIXTURES / source), str(folder), to="mlx", dtype="f32", level="fast"))
             tensors = mx.load(str(folder / "model.safetensors"))
             config = json.loads((folder / "config.json").read_text())
             values = {}
