@@ -15,12 +15,15 @@ from safetensors.numpy import save_file
 
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.model_graph.rows import raw_rows, values_of
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import encoder
+from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import CorruptError, GgferryError, UnsupportedError
 from ggferry.quant.codec import codec
+from helpers.llama_api import encoded_and_decoded
 from helpers.make_chatglm_fixtures import FILES, FIXTURES, OUT, ROWS, SPM, config, ranks, weights
 from helpers.third_party_fixtures import FIXTURES as SAME
 
@@ -78,6 +81,14 @@ def test_keys_and_logits_are_those_of_the_publishers_checkpoint(name: str, tmp_p
     if kind == "F32":
         same = {each.name: each.data for each in b.tensors}
         assert all(np.array_equal(each.data, same[each.name]) for each in a.tensors) and len(a.tensors) == len(same)
+
+
+def test_llama_cpp_computes_what_we_do(tmp_path: Path) -> None:
+    tokens, out = [1, 17, 4, 90, 33, 2, 61, 5, 44, 100, 12], tmp_path / "out.gguf"
+    convert(Request(str(OUT / "glm3-v2-f32.bin"), str(out), level="fast"))
+    theirs = encoded_and_decoded(str(out), [], tokens, tmp_path)
+    ours = np.asarray(forward(graph_of(str(OUT / "glm3-v2-f32.bin")), tokens))
+    assert np.sqrt(np.square(ours - theirs).mean() / np.square(ours).mean()) < 2e-3  # float16 keys and values
 
 
 @pytest.mark.parametrize("name", ["glm2-v1-q4_0.bin", "glm3-v2-f16.bin"])
