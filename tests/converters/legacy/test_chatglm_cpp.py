@@ -156,7 +156,7 @@ def test_flipped_bytes_end_in_errors_of_ours_or_another_model(tmp_path: Path) ->
     data = (OUT / "glm2-v1-q4_0.bin").read_bytes()
     rng, path = np.random.default_rng(4), tmp_path / "flipped.bin"
     refused = 0
-    for _ in range(300):
+    for _ in range(150):
         wrong = bytearray(data)
         at = int(rng.integers(4, 62)) if rng.random() < 0.5 else 62 + 7450 + int(rng.integers(0, 80))
         wrong[at] ^= 1 << int(rng.integers(0, 8))
@@ -165,4 +165,4 @@ def test_flipped_bytes_end_in_errors_of_ours_or_another_model(tmp_path: Path) ->
             open_checkpoint(str(path))
         except GgferryError:
             refused += 1
-    assert refused > 100
+    assert refused > 50
