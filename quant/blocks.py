@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.types import BlockError, BlockType, Field
 from ggferry.support.heavy import np
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     from ggferry.quant.types import Bytes, Floats
@@ -137,19 +138,32 @@ def by_block(kind: BlockType, values: Floats) -> Array:
     return values.reshape(rows, values.size // (kind.elements * rows) if rows else 0, kind.elements)
 
 
-def decoder(kind: BlockType, unpack: Unpack) -> Callable[[Bytes, int], Floats]:
-    """Return a `Codec.decode` that unpacks tile by tile: the reference that compiled decoders are held against."""
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A `Codec.decode` that unpacks tile by tile: the reference that compiled decoders are held against.
 
-    def decode(rows: Bytes, columns: int) -> Floats:
-        check_rows(kind, rows, columns)
+    Attributes:
+        kind: The type.
+        unpack: How the fields of its blocks become values.
+    """
+
+    kind: BlockType
+    unpack: Unpack
+
+    def __call__(self, rows: Bytes, columns: int) -> Floats:
+        """Return the values of uint8 `(R, row bytes)` as float32 `(R, columns)`."""
+        check_rows(self.kind, rows, columns)
         values = np.empty((len(rows), columns), np.float32)
-        parts, target = as_blocks(kind, np.ascontiguousarray(rows)), by_block(kind, values)
+        parts, target = as_blocks(self.kind, np.ascontiguousarray(rows)), by_block(self.kind, values)
         with np.errstate(all="ignore"):  # infinite and NaN scales decode to what they are
-            for tile in tiles(kind, len(rows), columns):
-                unpack(cut(parts, tile), target[tile])
+            for tile in tiles(self.kind, len(rows), columns):
+                self.unpack(cut(parts, tile), target[tile])
         return values
 
-    return decode
+
+def decoder(kind: BlockType, unpack: Unpack) -> Callable[[Bytes, int], Floats]:
+    """Return the decoder of a type whose blocks `unpack` makes values of."""
+    return Decoder(kind, unpack)
 
 
 def as_items(array: Array) -> Array:
@@ -207,23 +221,31 @@ def translate(codes: Array, levels: bytes) -> Array:
     return np.frombuffer(codes.tobytes().translate(levels), np.int8).reshape(codes.shape)
 
 
-def affine(levels: Callable[[Parts], Array], coefficients: Callable[[Parts], tuple[Array, ...]]) -> Unpack:
-    """Return an Unpack for value = level × scale, or level × scale + shift, in that order and in float32.
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """An Unpack for value = level × scale, or level × scale + shift, in that order and in float32.
 
-    Args:
+    Attributes:
         levels: Gives 8-bit integers `(R, B, …)` in the order of the elements.
         coefficients: Gives the scales and, where there are any, the shifts: float32 `(R, B, groups)`, each for a group
             of elements / groups neighbors.
     """
 
-    def unpack(parts: Parts, out: Array) -> None:
-        np.copyto(out, levels(parts).reshape(out.shape))
-        scale, *shift = coefficients(parts)
+    levels: Callable[[Parts], Array]
+    coefficients: Callable[[Parts], tuple[Array, ...]]
+
+    def __call__(self, parts: Parts, out: Array) -> None:
+        """Fill float32 `(R, B, elements)`."""
+        np.copyto(out, self.levels(parts).reshape(out.shape))
+        scale, *shift = self.coefficients(parts)
         out *= spread(scale, out.shape[-1])
         if shift:
             out += spread(shift[0], out.shape[-1])
 
-    return unpack
+
+def affine(levels: Callable[[Parts], Array], coefficients: Callable[[Parts], tuple[Array, ...]]) -> Unpack:
+    """Return the `Affine` of these levels and coefficients."""
+    return Affine(levels, coefficients)
 
 
 def spread(groups: Array, elements: int) -> Array:

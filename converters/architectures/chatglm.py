@@ -37,6 +37,17 @@ HF = Dialect(
     fixed={"joint": False},
 )
 
+THUDM = replace(
+    HF, name="thudm", fields="hf", renames=(("transformer.", ""),), fixed={"joint": True, "tied": False},
+    classes=("ChatGLMModel", "ChatGLMForConditionalGeneration"), conventions={"qkv": "fused"},
+    ignored_keys=chatglm.IGNORED_KEYS,
+)
+# chatglm.cpp keeps the publisher's names.
+FILE = replace(
+    THUDM, name="chatglm.cpp", names="thudm", classes=(), header="header",
+    required_tensors=("transformer.embedding.word_embeddings.weight", "transformer.output_layer.weight"),
+)
+
 SPEC = Architecture(
     name="chatglm", runtimes=("llama.cpp",),
     display_name="ChatGLM",
@@ -45,11 +56,8 @@ SPEC = Architecture(
     roles=varied(ROLES, "thudm", "hf", chatglm.NAMES),
     dialects=(
         HF,
-        replace(
-            HF, name="thudm", fields="hf", renames=(("transformer.", ""),), fixed={"joint": True, "tied": False},
-            classes=("ChatGLMModel", "ChatGLMForConditionalGeneration"), conventions={"qkv": "fused"},
-            ignored_keys=chatglm.IGNORED_KEYS,
-        ),
+        THUDM,
+        FILE,
     ),
     recipe={"rope": "pairs", "ffn": "fused"},
 )

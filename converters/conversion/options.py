@@ -19,7 +19,7 @@ MMPROJ = ("both", "only", "none")
 RERANK = ("auto", "yes", "no")
 EXPANSIONS, ROUNDINGS = ("f16", "f32", "q8_0"), ("stock", "search", "feedback")
 """As in `quant.types`, which a command that only helps does not load."""
-FORMATS, DTYPES = ("gguf", "safetensors", "whisper.cpp"), ("f32", "f16", "bf16")
+FORMATS, DTYPES = ("gguf", "safetensors", "mlx", "whisper.cpp"), ("f32", "f16", "bf16")
 
 
 class Heading(StrEnum):
@@ -198,7 +198,8 @@ OPTIONS: tuple[Option, ...] = (
            "With --publish: make, publish and remove one output after another, so that the disk holds one; receipts "
            "stay.", default=False, terminal=True),
     Option("to", Kind.TEXT, "convert", Heading.OUTPUT,
-           "The format to write: gguf; safetensors, a folder in Hugging Face's form; whisper.cpp, its ggml-….bin.",
+           "The format to write: gguf; safetensors, a folder in Hugging Face's form; mlx, a folder that mlx-lm loads; "
+           "whisper.cpp, its ggml-….bin.",
            "to", default="gguf", choices=FORMATS),
     Option("dtype", Kind.TEXT, "convert", Heading.OUTPUT,
            "f32, f16 or bf16 for all weights of a folder (default: plain types stay, quantized ones become f32).",

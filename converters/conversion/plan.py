@@ -15,12 +15,14 @@ from ggferry.converters.conversion.kinds.gguf import GgufKind, plan_in
 from ggferry.converters.conversion.kinds.gguf_plan import with_explicit_experts
 from ggferry.converters.conversion.kinds.hf_folder import HfFolderKind
 from ggferry.converters.conversion.kinds.kind import OutputKind, PlannedOutput
+from ggferry.converters.conversion.kinds.mlx_folder import MlxFolderKind
 from ggferry.converters.conversion.kinds.mmproj import MmprojKind, instead_of_text, missing_processor, related, unread
 from ggferry.converters.conversion.kinds.whisper_cpp import WhisperCppKind
 from ggferry.converters.conversion.options import AUTO, types_of
 from ggferry.converters.conversion.request import (
     GGUF,
     HF_FOLDER,
+    MLX_FOLDER,
     MMPROJ,
     WHISPER_CPP,
     Request,
@@ -40,6 +42,7 @@ KINDS: Mapping[str, OutputKind] = {
     GGUF: GgufKind(),
     MMPROJ: MmprojKind(),
     HF_FOLDER: HfFolderKind(),
+    MLX_FOLDER: MlxFolderKind(),
     WHISPER_CPP: WhisperCppKind(),
 }
 """The kind of each `OutputSpec.kind`."""

@@ -34,8 +34,10 @@ from ggferry.support.records import dataclass
 from ggferry.support.sizes import parse_size
 
 Item = TypeVar("Item")
-GGUF, MMPROJ, HF_FOLDER, WHISPER_CPP = "gguf", "mmproj", "hf_folder", "whisper.cpp"
+GGUF, MMPROJ, HF_FOLDER, MLX_FOLDER, WHISPER_CPP = "gguf", "mmproj", "hf_folder", "mlx_folder", "whisper.cpp"
 """Kinds of outputs (`conversion.kinds`)."""
+FOLDERS: Mapping[str, str] = {"safetensors": HF_FOLDER, "mlx": MLX_FOLDER}
+"""The kinds that are folders, by what --to calls them."""
 BOTH, ONLY, NONE = "both", "only", "none"
 """Values of --mmproj."""
 PLACE = "{outtype}"
@@ -47,7 +49,7 @@ class OutputSpec:
     """An output that is asked for.
 
     Attributes:
-        kind: GGUF, MMPROJ, HF_FOLDER or WHISPER_CPP.
+        kind: GGUF, MMPROJ, HF_FOLDER, MLX_FOLDER or WHISPER_CPP.
         outtype: The type of its weights, as --outtype names it.
         out: Its file, or a folder in which it is named by convention; None: the folder of the source.
     """
@@ -81,7 +83,7 @@ class Request:
         target: The target model of a speculative draft.
         mistral_format: Whether a folder's consolidated weights and params.json are read (`open_source_of`).
         device: Where forward passes are computed (`forward.device`).
-        to: The format to write, 'gguf', 'safetensors' or 'whisper.cpp'.
+        to: The format to write, 'gguf', 'safetensors', 'mlx' or 'whisper.cpp'.
         dtype: Of a Hugging Face folder, the type of all weights.
         max_shard_size: Of a Hugging Face folder, bytes of weights in a file.
         mmproj: Of a multimodal model, which of its two files are written.
@@ -146,10 +148,10 @@ class Request:
         missing or stands there twice, and where several outputs would have one name.
         """
         types = types_of(self.options.outtype)
-        if self.to == "safetensors":
+        if self.to in FOLDERS:
             if types[1:]:
                 raise UsageError("several types are for --to gguf")
-            return (OutputSpec(HF_FOLDER, types[0], self.out),)
+            return (OutputSpec(FOLDERS[self.to], types[0], self.out),)
         kind = WHISPER_CPP if self.to == WHISPER_CPP else GGUF
         named = (self._out_of(name, len(types)) for name in types)
         outs: Sequence[str | None] = self.out_paths or tuple(named)

@@ -12,12 +12,13 @@ from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion.adapters_of_receipt import with_adapters_found
 from ggferry.converters.conversion.kinds.adapter import adapter_plan
+from ggferry.converters.conversion.kinds.folder_again import as_made, receipt_in
 from ggferry.converters.conversion.kinds.gguf import plan_in, text_request
 from ggferry.converters.conversion.kinds.gguf_plan import edited, imatrix_of, tokenizer_of
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_references, depth_of
 from ggferry.converters.conversion.plan import KINDS, plan_conversion
 from ggferry.converters.conversion.receipt_options import missing_files, with_receipt_options
-from ggferry.converters.conversion.request import WHISPER_CPP, Request, open_source_of
+from ggferry.converters.conversion.request import FOLDERS, WHISPER_CPP, Request, open_source_of
 from ggferry.converters.conversion.run import others_beside, prove, receipts_of
 from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import steps_of_types, type_in_file, with_set_digest
@@ -99,7 +100,7 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
     Args:
         request: The source, and how it was converted. With its `imatrix`, an output that was quantized with that matrix
             can be encoded again and compared.
-        output: The GGUF file to verify.
+        output: The file to verify, or the folder that was written with a receipt.
         stage: Opens a progress display for each phase.
         allow_keys: Patterns of keys that may differ.
 
@@ -132,9 +133,12 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
             runtime: tuple[str, ...] = ()
         elif after.layout == WHISPER_LAYOUT:
             proof, keys, runtime = _whisper_cpp_again(request, before, after, stage)
+        elif (made := receipt_in(after)) is not None:
+            notes = []
+            proof, keys, runtime = _folder_again(as_made(request, after, made), made, before, after, stage)
         elif kind_of(after.container) is not Kind.GGUF:
             raise UsageError(
-                "only GGUF files, and whisper.cpp's of a Whisper, are verified as outputs",
+                "only GGUF files, whisper.cpp's of a Whisper, and folders with their receipt are verified as outputs",
                 path=after.path,
                 found=after.container,
                 hint="a folder that was made of a GGUF file: ggferry verify FOLDER FILE.gguf",
@@ -210,6 +214,17 @@ def _whisper_cpp_again(
     with computing_on(request.device):
         (proof,) = output.kind.prove([output], [after], stage, None)
     return proof, KeyProof(len(plan_in(output).metadata)), output.plan.notes
+
+
+def _folder_again(
+    request: Request, receipt: Mapping[str, Any], before: Checkpoint, after: Checkpoint, stage: Stage
+) -> tuple[Proof, KeyProof, tuple[str, ...]]:
+    """Prove a folder as if it had just been written."""
+    _check_digests(receipt, before.files, ())
+    output = KINDS[FOLDERS[request.to]].plan(request, request.outputs, before)[0]
+    with computing_on(request.device):
+        (proof,) = output.kind.prove([output], [after], stage, None)
+    return proof, KeyProof(len(proof.hparams)), output.plan.notes
 
 
 def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> ModelGraph:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.metadata.receipt_fields import TokenizerRecord
@@ -14,15 +14,33 @@ from ggferry.converters.proof.logits import check_logits
 from ggferry.converters.proof.tensors import Sides, TensorProof, check_tensor
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.accuracy.bounds import narrowing_bound
+from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
 from ggferry.support.progress import Phase, Progress, Stage
+from ggferry.support.records import dataclass
+
+if TYPE_CHECKING:
+    from ggferry.quant.types import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """What the values of a tensor were rounded to.
+
+    Attributes:
+        kind: The type.
+        encoded: Whether that is one of blocks, which our encoder made.
+    """
+
+    kind: BlockType
+    encoded: bool = False
 
 
 def compare(
     folder: ModelGraph,
     source: ModelGraph,
-    narrowed: Mapping[str, BlockType],
+    rounded: Mapping[str, Rounded],
     *,
     level: str,
     tokenizer: TokenizerRecord,
@@ -34,7 +52,7 @@ def compare(
     Args:
         folder: The folder's graph.
         source: The source's.
-        narrowed: The tensors that a narrower type was asked for, and that type.
+        rounded: The tensors that another type was asked for, and that type.
         level: 'fast', or 'full' to compare logits, too.
         tokenizer: What was found about the vocabulary.
         jobs: Number of threads; None for the default.
@@ -47,8 +65,8 @@ def compare(
     check_decoders(folder, source)
     with stage(Phase.VERIFYING, source.checkpoint.nbytes) as progress:
         tensors = tuple(
-            _rounded(folder, source, node, narrowed[node.name], progress)
-            if node.name in narrowed
+            _rounded(folder, source, node, rounded[node.name], progress)
+            if node.name in rounded
             else check_tensor([Sides(folder, source)], node.name, jobs, progress)[0]
             for node in source.nodes
         )
@@ -57,17 +75,24 @@ def compare(
     return Proof(level, tensors, hparams, logits, tokenizer, testimonies=of_texts(tokenizer))
 
 
-def _rounded(folder: ModelGraph, source: ModelGraph, node: Node, kind: BlockType, progress: Progress) -> TensorProof:
-    """Compare a tensor whose values were rounded to `kind`. Raises VerificationError beyond what that type rounds."""
+def _rounded(folder: ModelGraph, source: ModelGraph, node: Node, to: Rounded, progress: Progress) -> TensorProof:
+    """Compare a tensor whose values were rounded. Raises VerificationError beyond what that type rounds.
+
+    Blocks are encoded again from the source: a folder's values must be those of the same blocks.
+    """
     ours, largest, error, power = folder.by_name[node.name], 0.0, 0.0, 0.0
-    for start, stop in row_chunks(node, kind):
+    for start, stop in row_chunks(node, to.kind):
         expected = laid_out_values(source.checkpoint, node, start, stop)
         found = laid_out_values(folder.checkpoint, ours, start, stop)
         apart = np.abs(found.astype(np.float64) - expected)
-        allowed: Any = narrowing_bound(kind.name, np.abs(expected) + (0 if ours.layout.lossless else 1))
-        if not (apart <= allowed).all():
+        if to.encoded:
+            differs = not np.array_equal(_as_encoded(to.kind, expected), found)
+        else:
+            allowed: Any = narrowing_bound(to.kind.name, np.abs(expected) + (0 if ours.layout.lossless else 1))
+            differs = not (apart <= allowed).all()
+        if differs:
             raise VerificationError(
-                f"tensor {node.name!r} lies further from its source than {kind} rounds",
+                f"tensor {node.name!r} lies further from its source than {to.kind} rounds",
                 path=folder.checkpoint.path,
                 found=f"{float(apart.max()):g}",
             )
@@ -75,5 +100,25 @@ def _rounded(folder: ModelGraph, source: ModelGraph, node: Node, kind: BlockType
         error, power = error + float((apart**2).sum()), power + float((expected.astype(np.float64) ** 2).sum())
         progress(expected.nbytes)
     relative = (error / power) ** 0.5 if power else error**0.5
+    _check_error(folder, node, to, relative)
     grade = Grade.ROUNDED if largest else Grade.REPACKED
-    return TensorProof(node.name, node.inputs[0].type.name, kind.name, grade, largest, relative)
+    return TensorProof(node.name, node.inputs[0].type.name, to.kind.name, grade, largest, relative)
+
+
+def _as_encoded(kind: BlockType, values: Floats) -> Floats:
+    """Return the values of the blocks that values are encoded to."""
+    one = codec(kind.name)
+    assert one.encode is not None
+    return one.values(one.encode(np.ascontiguousarray(values), None), values.shape[1])
+
+
+def _check_error(folder: ModelGraph, node: Node, to: Rounded, relative: float) -> None:
+    """Raise VerificationError for a tensor further from its source than a row of that type may lie."""
+    limit = codec(to.kind.name).accuracy.row_limit
+    if to.encoded and relative > limit:
+        raise VerificationError(
+            f"tensor {node.name!r} lies further from its source than {to.kind} explains",
+            path=folder.checkpoint.path,
+            found=f"relative RMS {relative:.3g}",
+            expected=f"at most {limit:g}",
+        )

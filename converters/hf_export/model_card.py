@@ -13,12 +13,13 @@ from ggferry.support.printable import printable
 MAX_ORIGINS = 64
 
 
-def model_card(general: Mapping[str, Any], description: str) -> bytes:
+def model_card(general: Mapping[str, Any], description: str, library: str = "transformers") -> bytes:
     """Return the card.
 
     Args:
         general: Values of general.* keys, without 'general.'.
         description: A sentence on where the weights are from.
+        library: The library that loads them.
     """
     fields: JSONObject = {}
     for key, names in CARD_TEXTS.items():
@@ -34,7 +35,7 @@ def model_card(general: Mapping[str, Any], description: str) -> bytes:
             fields[field] = origins
     lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     title = printable(str(general.get("name") or "A model"))
-    text = "\n".join(["---", *lines, "library_name: transformers", "---", "", f"# {title}", "", description, ""])
+    text = "\n".join(["---", *lines, f"library_name: {library}", "---", "", f"# {title}", "", description, ""])
     if isinstance(general.get("description"), str):
         text += f"\n{general['description']}\n"
     return text.encode("utf-8", "backslashreplace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ggferry
@@ -11,7 +11,8 @@ from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.hf_export.known_classes import KnownClass
 from ggferry.converters.hf_export.model_card import model_card
-from ggferry.converters.hf_export.shards import INDEX, Entry, Shards, plan_shards
+from ggferry.converters.hf_export.shards import INDEX, Entry, Packing, Shards, plan_shards
+from ggferry.converters.hf_export.source_tensors import SourceTensor
 from ggferry.converters.hf_export.tensors_back import BackPlan, plan_back
 from ggferry.converters.hf_export.tokenizer_files import as_json, generation, special_ids, tokenizer_files
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -21,6 +22,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UnsupportedError
+from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.records import dataclass
 
 RECEIPT = "ggferry.receipt.json"
@@ -46,6 +48,25 @@ class FolderOptions:
     max_shard_size: int
     model_name: str | None
     metadata: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """For which library a folder is written.
+
+    Attributes:
+        name: What its files say that they are for.
+        library: The library, as model cards name it.
+        pack: Returns the matrices that are written as several tensors, by name; None: none are.
+        settings: What config.json states besides, by what it states and the packed matrices.
+        notes: What the user should know.
+    """
+
+    name: str = "pt"
+    library: str = "transformers"
+    pack: Callable[[ModelGraph, Sequence[SourceTensor]], Mapping[str, Packing]] | None = None
+    settings: Callable[[JSONObject, Mapping[str, Packing]], JSONObject] | None = None
+    notes: Callable[[BackPlan, Mapping[str, Packing]], Iterable[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +98,25 @@ class FolderPlan:
         return self.shards.nbytes
 
 
-def plan_folder(options: FolderOptions, checkpoint: Checkpoint) -> FolderPlan:
+def plan_folder(options: FolderOptions, checkpoint: Checkpoint, form: Form | None = None) -> FolderPlan:
     """Return what will be written, without reading tensor data. Raises one of `formats.errors`."""
+    form = form or Form()
     graph = understand(checkpoint, options.hparams, rerank="no")  # a folder keeps the whole output matrix
     back = plan_back(graph)
     tokenizer = load_tokenizer(checkpoint, graph.sizes.get("n_vocab", 0), options.vocab)
-    shards = plan_shards(back.tensors, options.dtype, options.max_shard_size)
+    packings = form.pack(graph, back.tensors) if form.pack else {}
+    shards = plan_shards(back.tensors, options.dtype, options.max_shard_size, packings, form.name)
     entries, _ = assemble(graph, (), tokenizer, Options(), options.model_name, options.metadata)
     general = {key.removeprefix("general."): entry.value.data for key, entry in entries.items()}
-    texts = _texts(back, shards, tokenizer, general, checkpoint.path)
+    settings = form.settings(dict(back.config), packings) if form.settings else {}
+    texts = _texts(back, shards, tokenizer, general, checkpoint.path, form.library, settings)
     none = () if tokenizer else ("no vocabulary: the folder has no tokenizer",)
     values = tuple(
         f"{entry.tensor.name} and all that went through {layout} cannot be undone bit for bit"
         for layout, entry in _inexact(shards).items()
     )
-    notes = tuple(dict.fromkeys((*checkpoint.notes, *graph.notes, *back.notes, *none, *values)))
+    own = form.notes(back, packings) if form.notes else ()
+    notes = tuple(dict.fromkeys((*checkpoint.notes, *graph.notes, *back.notes, *none, *values, *own)))
     return FolderPlan(back, shards, texts, tokenizer, notes)
 
 
@@ -105,9 +130,15 @@ def _inexact(shards: Shards) -> dict[str, Entry]:
 
 
 def _texts(
-    back: BackPlan, shards: Shards, tokenizer: Tokenizer | None, general: Mapping[str, Any], path: str
+    back: BackPlan,
+    shards: Shards,
+    tokenizer: Tokenizer | None,
+    general: Mapping[str, Any],
+    path: str,
+    library: str,
+    settings: JSONObject,
 ) -> dict[str, bytes]:
-    config = {**back.config, "torch_dtype": _TYPES[_main_type(shards)]}
+    config = {**back.config, "torch_dtype": _TYPES.get(_main_type(shards), "float32"), **settings}
     files: dict[str, bytes] = {}
     holder = config[back.known.config_section[:-1]] if back.known.config_section else config
     holder |= _ids(back.known, tokenizer)
@@ -120,7 +151,7 @@ def _texts(
     return {
         "config.json": as_json(config),
         **files,
-        "README.md": model_card(general, origin),
+        "README.md": model_card(general, origin, library),
         **({INDEX: index} if index else {}),
     }
 

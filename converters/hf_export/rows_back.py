@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ggferry.converters.model_graph.graph import Node
@@ -76,23 +76,31 @@ class OfNode:
         return self.node.shape
 
     def read(self, rows: Array) -> Floats:
-        """Read runs of rows that lie close together as one."""
+        """Read rows."""
         if len(self.shape) == 1:
             return self._vector[rows]
-        order = np.argsort(rows, kind="stable")
-        ordered = rows[order]
-        out = np.empty((len(rows), self.shape[-1]), np.float32)
-        far = np.flatnonzero(np.diff(ordered) > 16) + 1
-        for part in np.split(np.arange(len(rows)), far):
-            low, high = int(ordered[part[0]]), int(ordered[part[-1]]) + 1
-            out[order[part]] = laid_out_values(self.checkpoint, self.node, low, high)[ordered[part] - low]
-        return out
+        found: Floats = close_together(rows, partial(laid_out_values, self.checkpoint, self.node))
+        return found
 
     @cached_property
     def _vector(self) -> Floats:
         if self.shape[0] > MAX_VECTOR:
             raise UnsupportedError(f"{self.node.name}: a vector of {self.shape[0]}", path=self.checkpoint.path)
         return laid_out_values(self.checkpoint, self.node, 0, 1).reshape(-1, 1)
+
+
+def close_together(rows: Array, read: Callable[[int, int], Array]) -> Array:
+    """Return rows (int64) of what `read(start, stop)` reads: runs of rows that lie close together as one."""
+    order = np.argsort(rows, kind="stable")
+    ordered, out = rows[order], None
+    far = np.flatnonzero(np.diff(ordered) > 16) + 1
+    for part in np.split(np.arange(len(rows)), far):
+        low, high = int(ordered[part[0]]), int(ordered[part[-1]]) + 1
+        found = read(low, high)
+        out = np.empty((len(rows), found.shape[1]), found.dtype) if out is None else out
+        out[order[part]] = found[ordered[part] - low]
+    assert out is not None
+    return out
 
 
 @dataclass(frozen=True)

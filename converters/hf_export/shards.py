@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.hf_export.rows_back import columns
 from ggferry.converters.hf_export.source_tensors import SourceTensor
@@ -29,11 +29,55 @@ from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
 from ggferry.support.threads import each
 
+if TYPE_CHECKING:
+    from ggferry.quant.types import Bytes
+
 CHUNK, ROTATED = 4 << 20, 64 << 20
 """Bytes of float32 that a worker holds at once; of a matrix that is transposed, which is read whole for each."""
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor of a file, of those that a tensor is written as.
+
+    Attributes:
+        name: Its name.
+        dtype: Its type, as safetensors names it.
+        shape: Its shape.
+        row_bytes: Bytes of a row.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    row_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.row_bytes * (row_count(self.shape) if self.shape else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a matrix is written as several tensors that its blocks are taken apart to.
+
+    Attributes:
+        kind: Type of the blocks.
+        parts: The tensors.
+        apart: Makes rows of each of them of blocks, uint8 `(R, row bytes)`; what is no integer is float32.
+        blocks: Reads rows (int64) as the source's blocks; None: values are encoded.
+        form: What it is, in words.
+    """
+
+    kind: BlockType
+    parts: tuple[Part, ...]
+    apart: Callable[[Bytes, int], Sequence[Any]]
+    blocks: Callable[[Any], Bytes] | None
+    form: str
 
 
 @dataclass(slots=True)
@@ -42,22 +86,47 @@ class Entry:
 
     Attributes:
         tensor: What it is made of.
-        type: Its plain type.
+        type: Its plain type; of a packed one, the type of the blocks.
+        packing: How it is written as several; None: as it is.
         shard: Number of the shard.
-        offset: First byte of its data in the file.
+        offsets: First byte of the data in the file, of each part.
         max_error: The largest difference that narrowing has made; known once it is written.
     """
 
     tensor: SourceTensor
     type: BlockType
+    packing: Packing | None = None
     shard: int = 0
-    offset: int = 0
+    offsets: tuple[int, ...] = ()
     max_error: float = 0.0
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The tensors of the file."""
+        if self.packing is not None:
+            return self.packing.parts
+        shape = self.tensor.shape
+        return (Part(self.tensor.name, self.type.name, shape, columns(shape) * self.type.block_bytes),)
 
     @property
     def nbytes(self) -> int:
         """Bytes of its data."""
-        return self.tensor.elements * self.type.block_bytes
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an item, which all offsets are multiples of."""
+        return self.type.block_bytes if self.packing is None else 4
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether its values are rounded to a plain type."""
+        return self.packing is None and self.type != self.tensor.type and self.type.name != "F32"
+
+    @property
+    def encoded(self) -> bool:
+        """Whether its values are rounded to blocks."""
+        return self.packing is not None and self.packing.blocks is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +157,27 @@ class Shards:
         """Return the index of several files; None for one."""
         if len(self.names) == 1:
             return None
-        where = {entry.tensor.name: self.names[entry.shard] for entry in self.entries}
+        where = {part.name: self.names[entry.shard] for entry in self.entries for part in entry.parts}
         return json.dumps({"metadata": {"total_size": self.nbytes}, "weight_map": where}, indent=2).encode() + b"\n"
 
 
-def plan_shards(tensors: Sequence[SourceTensor], dtype: str | None, largest: int) -> Shards:
+def plan_shards(
+    tensors: Sequence[SourceTensor],
+    dtype: str | None,
+    largest: int,
+    packings: Mapping[str, Packing] | None = None,
+    form: str = "pt",
+) -> Shards:
     """Return where every tensor goes.
 
     Args:
         tensors: The tensors, in their order.
         dtype: 'f32', 'f16' or 'bf16' for all of them; None keeps plain types and makes float32 of quantized ones.
         largest: Bytes of data that a file may hold; a larger tensor has one of its own.
+        packings: By name, the tensors that are written as several.
+        form: What the files say that they are for.
     """
-    entries = [Entry(tensor, block_type(_DTYPES[dtype]) if dtype else tensor.type) for tensor in tensors]
+    entries = [_entry(tensor, dtype, packings or {}) for tensor in tensors]
     filled, shard = 0, 0
     for entry in entries:
         if filled and filled + entry.nbytes > largest:
@@ -111,27 +188,35 @@ def plan_shards(tensors: Sequence[SourceTensor], dtype: str | None, largest: int
     headers, sizes, ordered = dict[str, bytes](), dict[str, int](), list[Entry]()
     for number in range(count):
         name = SINGLE if count == 1 else f"model-{number + 1:05}-of-{count:05}.safetensors"
-        members = sorted((one for one in entries if one.shard == number), key=lambda one: -one.type.block_bytes)
-        headers[name], sizes[name] = _placed(members)
+        members = sorted((one for one in entries if one.shard == number), key=lambda one: -one.item_bytes)
+        headers[name], sizes[name] = _placed(members, form)
         ordered += members
     return Shards(tuple(ordered), headers, sizes)
 
 
-def _placed(entries: Sequence[Entry]) -> tuple[bytes, int]:
+def _entry(tensor: SourceTensor, dtype: str | None, packings: Mapping[str, Packing]) -> Entry:
+    packing = packings.get(tensor.name)
+    if packing is not None:
+        return Entry(tensor, packing.kind, packing)
+    return Entry(tensor, block_type(_DTYPES[dtype]) if dtype else tensor.type)
+
+
+def _placed(entries: Sequence[Entry], form: str) -> tuple[bytes, int]:
     """Give every tensor its place in one file; return the bytes before the data, and the size of the file."""
-    table: JSONObject = {"__metadata__": {"format": "pt"}}
+    table: JSONObject = {"__metadata__": {"format": form}}
     at = 0
     for entry in entries:
-        table[entry.tensor.name] = {
-            "dtype": entry.type.name,
-            "shape": list(entry.tensor.shape),
-            "data_offsets": [at, at + entry.nbytes],
-        }
-        at += entry.nbytes
+        for part in entry.parts:
+            table[part.name] = {
+                "dtype": part.dtype,
+                "shape": list(part.shape),
+                "data_offsets": [at, at + part.nbytes],
+            }
+            at += part.nbytes
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     for entry in entries:
-        entry.offset = 8 + len(text) + table[entry.tensor.name]["data_offsets"][0]
+        entry.offsets = tuple(8 + len(text) + table[part.name]["data_offsets"][0] for part in entry.parts)
     return struct.pack("<Q", len(text)) + text, 8 + len(text) + at
 
 
@@ -166,11 +251,22 @@ class ShardWriter:
 
     def _write(self, entry: Entry, progress: Progress, chunk: tuple[int, int]) -> None:
         start, stop = chunk
-        values = entry.tensor.rows.read(np.arange(start, stop))
-        data = self._encoded(entry, values)
-        row = columns(entry.tensor.shape) * entry.type.block_bytes
-        _write(self._files[entry.shard], memoryview(data).cast("B"), entry.offset + start * row)
-        progress((stop - start) * row)
+        rows = np.arange(start, stop)
+        arrays = self._packed(entry, rows) if entry.packing else [self._encoded(entry, entry.tensor.rows.read(rows))]
+        for array, part, offset in zip(arrays, entry.parts, entry.offsets, strict=True):
+            _write(self._files[entry.shard], memoryview(array).cast("B"), offset + start * part.row_bytes)
+            progress((stop - start) * part.row_bytes)
+
+    def _packed(self, entry: Entry, rows: Any) -> list[Any]:
+        """Return rows of each tensor that blocks are taken apart to."""
+        packing = entry.packing
+        assert packing is not None
+        blocks = self._encoded(entry, entry.tensor.rows.read(rows)) if packing.blocks is None else packing.blocks(rows)
+        made = packing.apart(blocks.reshape(len(rows), -1), columns(entry.tensor.shape))
+        bad = sum(int(array.size - np.isfinite(array).sum()) for array in made if array.dtype.kind == "f")
+        if bad:
+            self._refuse(entry, bad)
+        return [np.ascontiguousarray(array, "<f4" if array.dtype.kind == "f" else np.uint8) for array in made]
 
     def _encoded(self, entry: Entry, values: Any) -> Any:
         finite = np.isfinite(values)
@@ -183,7 +279,8 @@ class ShardWriter:
         try:
             data = np.ascontiguousarray(encode(np.ascontiguousarray(values), None))
         except BlockError as error:
-            raise BadValueError(f"{entry.tensor.name}: {error}", path=self._path, hint="--dtype f32") from None
+            hint = "--outtype keep" if entry.packing else "--dtype f32"
+            raise BadValueError(f"{entry.tensor.name}: {error}", path=self._path, hint=hint) from None
         if entry.tensor.type != entry.type:
             self._measure(entry, values, data)
         return data

@@ -236,6 +236,7 @@ class FolderTensor(TypedDict):
     shape: list[int]
     type: str
     of: list[PartRecord]
+    packed: NotRequired[str]
     undone: NotRequired[list[str]]
     exact: NotRequired[bool]
     max_error: NotRequired[float]

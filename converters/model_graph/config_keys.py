@@ -34,7 +34,7 @@ GENERAL = (
     IgnoredKey("transformers_version _commit_hash _from_model_config", "which program wrote it"),
     IgnoredKey("custom_pipelines library_name unsloth_* tensorrt* tf_legacy_loss", "of a program that uses it"),
     IgnoredKey("torch_dtype dtype use_bfloat16", "a tensor's type is its own"),
-    IgnoredKey("quantization_config compression_config", "read where quantized weights are"),
+    IgnoredKey("quantization_config compression_config quantization", "read where quantized weights are"),
     IgnoredKey("*dropout* *_pdrop *layerdrop *aux_loss* *_loss_coef *_router_logits router_jitter_noise", _TRAINED),
     IgnoredKey("gradient_checkpointing label_smoothing*", _TRAINED),
     IgnoredKey("initializer_* init_std init_method init_device", _BEFORE),

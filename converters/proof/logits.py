@@ -9,7 +9,7 @@ passes do. The values that the file really holds are proved tensor by tensor (`p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +19,7 @@ from ggferry.converters.forward.model import LOGITS, Choices, Result
 from ggferry.converters.forward.weights import Factor, Weights
 from ggferry.converters.metadata.receipt_fields import LogitsRecord, PromptRecord
 from ggferry.converters.model_graph import rows
-from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.proof.passes import (
     Difference,
     Passes,
@@ -111,9 +111,12 @@ class SourceValues(Weights):
         super().__init__(output, source.threads, source.device, source.wide)
         self._source = source
         self._nodes = {node.inputs[0].name: source.graph.by_name[node.name] for node in output.nodes}
+        self._alike = dict(pair for node in output.nodes for pair in _laid_out_alike(node, source.graph))
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
         """Return rows `start:stop` of the source's values for the tensor, float32."""
+        if ref.name in self._alike:
+            return rows.values_of(self._source.graph.checkpoint, self._alike[ref.name], start, stop)
         return rows.laid_out_values(self._source.graph.checkpoint, self._nodes[ref.name], start, stop)
 
     def holder(self, factor: Factor) -> Weights:
@@ -125,6 +128,14 @@ class SourceValues(Weights):
         shapes = {ref.shape for ref in (*node.inputs, *self.refs(factor.name))}
         same = node.layout == SAME and len(node.inputs) == len(shapes) == 1
         return self._source if same and self._source.by_kernel(factor) else self
+
+
+def _laid_out_alike(node: Node, source: ModelGraph) -> Iterator[tuple[str, TensorRef]]:
+    """Yield the source's tensor for each of an output that is laid out as the source is: both are checkpoints."""
+    origin = source.by_name[node.name]
+    alike = [ref.shape for ref in node.inputs] == [ref.shape for ref in origin.inputs] and node.layout == origin.layout
+    if node.layout != SAME and alike:
+        yield from zip((ref.name for ref in node.inputs), origin.inputs, strict=True)
 
 
 def check_logits(

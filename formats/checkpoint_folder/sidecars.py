@@ -73,6 +73,7 @@ SIDECARS = (
     SidecarFile("rwkv_vocab", ("rwkv_vocab_v20230424.txt",), True, True),
     SidecarFile("tokenizer.bin", ("tokenizer.bin",), True, True),  # of llama2.c
     SidecarFile("gpt2_tokenizer.bin", ("gpt2_tokenizer.bin",), True, True),  # of llm.c
+    SidecarFile("chatglm-ggml.bin", ("chatglm-ggml.bin",), True, True),  # of chatglm.cpp, which holds its vocabulary
     SidecarFile("chat_template.jinja", ("chat_template.jinja",), tokenizer=True),
     SidecarFile("chat_template.json", ("chat_template.json",), tokenizer=True),
     SidecarFile("README.md", ("README.md",)),

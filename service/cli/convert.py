@@ -234,7 +234,7 @@ def _as_dict(result: Result, mmproj: Result | None = None) -> dict[str, Any]:
 def _print_plans(request: Request, source: LocalSource, as_json: bool, to: HubDestination | None = None) -> None:
     """Print what would be written, and what of it would be published."""
     from ggferry.converters.conversion.plan import plan_source
-    from ggferry.converters.conversion.request import HF_FOLDER, MMPROJ
+    from ggferry.converters.conversion.request import FOLDERS, MMPROJ
     from ggferry.service.cli.progress_bar import progress
 
     stage = source.staged(lambda title, total: progress(title, total, enabled=not as_json))
@@ -254,7 +254,7 @@ def _print_plans(request: Request, source: LocalSource, as_json: bool, to: HubDe
     for output, facts in zip(outputs, plans, strict=True):
         if len(plans) > 1:
             tell(f"{'mmproj, ' if output.kind.name == MMPROJ else ''}{output.request.options.outtype}:")
-        (_print_folder if output.kind.name == HF_FOLDER else _print_plan)(facts)
+        (_print_folder if output.kind.name in FOLDERS.values() else _print_plan)(facts)
     if card is not None:
         _print_card(card)
 

@@ -187,7 +187,7 @@ class Converting(Planning, ProofOptions, total=False):
     force: bool
     text: StrPath | None
     jobs: int | None
-    to: Literal["gguf", "safetensors", "whisper.cpp"]
+    to: Literal["gguf", "safetensors", "mlx", "whisper.cpp"]
     dtype: Literal["f32", "f16", "bf16"] | None
     max_shard_size: int | str | None
 

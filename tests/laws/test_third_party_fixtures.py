@@ -114,7 +114,7 @@ def models() -> tuple[Checkpoint, ...]:
     paths = [folder / entry["file"] for folder in (llama, other) for entry in listed(folder.name)]
     paths += [*(FIXTURES / "hf/ckpt").iterdir(), *(llama / "pth").iterdir()]
     paths += [*(FIXTURES / "llama2c").glob("v*.bin"), *(FIXTURES / "llmc").glob("*float*.bin")]
-    paths += [*(FIXTURES / "bert-cpp").glob("*.bin")]
+    paths += [*(FIXTURES / "bert-cpp").glob("*.bin"), *(FIXTURES / "chatglm-cpp").glob("*.bin")]
     paths += [other / "hf/rwkv4-s64/rwkv4-tiny.pth", other / "hf/whisper-v600/tiny.pt"]
     return tuple(open_checkpoint(str(path)) for path in paths)
 

@@ -16,8 +16,8 @@ import ggferry
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_options, check_with_references, depth_of
 from ggferry.converters.conversion.request import HF_FOLDER, OutputSpec, Request
 from ggferry.converters.conversion_plan.steps import count_types
-from ggferry.converters.hf_export.compare import compare
-from ggferry.converters.hf_export.plan import RECEIPT, FolderOptions, FolderPlan, plan_folder
+from ggferry.converters.hf_export.compare import Rounded, compare
+from ggferry.converters.hf_export.plan import RECEIPT, FolderOptions, FolderPlan, Form, plan_folder
 from ggferry.converters.hf_export.shards import Entry, ShardWriter
 from ggferry.converters.hf_export.tokenizer_files import differences
 from ggferry.converters.metadata.beside import MAX_RECEIPT
@@ -48,7 +48,7 @@ from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
 from ggferry.support.progress import Progress, Stage
 
-_TAKES = {
+TAKES = {
     "out",
     "to",
     "dtype",
@@ -99,14 +99,18 @@ class HfFolderKind:
 
     def check(self, request: Request) -> None:
         """Raise UsageError for an option that only GGUF has."""
-        check_options(request, _TAKES)
+        check_options(request, TAKES)
+
+    def form(self, request: Request) -> Form:
+        """Return for which library the folder is written."""
+        return Form()
 
     def plan(self, request: Request, specs: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
         """Return the folder."""
         found = []
         for one in map(request.of_output, specs):
             options = FolderOptions(one.hparams, one.vocab, one.dtype, one.max_shard_size, one.model_name, one.metadata)
-            plan = plan_folder(options, checkpoint)
+            plan = plan_folder(options, checkpoint, self.form(one))
             found.append(PlannedOutput(self, one, plan, plan.tokenizer, (_folder(one),)))
         return found
 
@@ -193,7 +197,7 @@ class HfFolderKind:
         return {
             "ggferry": ggferry.__version__,
             "format": FORMAT,
-            "to": "safetensors",
+            "to": request.to,
             "source": {
                 "files": list(source),
                 "container": checkpoint.container,
@@ -203,6 +207,7 @@ class HfFolderKind:
             },
             "output": {"files": list(files), "class": back.known.name, "model_type": back.known.model_type},
             "options": {
+                **self.own_options(request),
                 "dtype": request.dtype,
                 "max_shard_size": request.max_shard_size,
                 "verify": request.level,
@@ -216,6 +221,10 @@ class HfFolderKind:
             "testimonies": [cast("CrossCheckRecord", asdict(found)) for found in proof.testimonies],
             "notes": list(dict.fromkeys((*plan.notes, *proof.notes))),
         }
+
+    def own_options(self, request: Request) -> JSONObject:
+        """Return the options that a receipt states, of those that the kind alone has."""
+        return {}
 
     def receipt_path(self, output: PlannedOutput) -> str:
         """Return the receipt's place in the folder."""
@@ -263,7 +272,7 @@ def _folder(request: Request) -> str:
     if out is not None and not here:
         return os.path.normpath(out)
     stem, ending = os.path.splitext(os.path.basename(os.path.normpath(request.source)))
-    name = stem if ending and not os.path.isdir(request.source) else f"{stem}{ending}-safetensors"
+    name = stem if ending and not os.path.isdir(request.source) else f"{stem}{ending}-{request.to}"
     return os.path.join(out if out is not None else os.path.dirname(os.path.abspath(request.source)), name)
 
 
@@ -274,13 +283,13 @@ def _proof(output: PlannedOutput, again: Checkpoint, stage: Stage) -> Proof:
     tokens = _tokens(request, plan, again, graph.sizes.get("n_vocab", 0))
     if request.level == "none":
         return Proof("none", (), {}, None, tokens, testimonies=of_texts(tokens))
-    narrowed = {
-        node.name: entry.type
+    rounded = {
+        node.name: Rounded(entry.type, entry.encoded)
         for entry in plan.shards.entries
-        if entry.type != entry.tensor.type and entry.type.name != "F32"
+        if entry.narrowed or entry.encoded
         for node in entry.tensor.nodes
     }
-    proof = compare(graph, plan.graph, narrowed, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage)
+    proof = compare(graph, plan.graph, rounded, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage)
     _check_exact(plan, proof, again.path)
     return check_with_references(proof, graph, plan.graph, request, stage)
 
@@ -301,7 +310,7 @@ def _check_exact(plan: FolderPlan, proof: Proof, path: str) -> None:
         node.name
         for entry in plan.shards.entries
         for node in entry.tensor.nodes
-        if entry.max_error or not entry.tensor.lossless
+        if entry.narrowed or entry.encoded or not entry.tensor.lossless
     }
     for found in proof.tensors:
         if found.max_error and found.name not in rounded:
@@ -327,6 +336,8 @@ def _made_of(entry: Entry) -> FolderTensor:
         "type": entry.type.name,
         "of": made,
     }
+    if entry.packing is not None:
+        found["packed"] = entry.packing.form
     if entry.tensor.layouts:
         found["undone"] = list(entry.tensor.layouts)
     return found

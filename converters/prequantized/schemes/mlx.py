@@ -6,9 +6,10 @@ and `fp_quantized.h`; mlx-lm `utils.py` (`quantize_model`: settings for single l
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ggferry.converters.model_graph.rows import raw_rows, values_of
+from ggferry.converters.model_graph.rows import CHUNK, raw_rows, values_of
 from ggferry.converters.prequantized.dequantized_rows import Rows
 from ggferry.converters.prequantized.exact_blocks import Groups, Levels
 from ggferry.converters.prequantized.micro_scales import (
@@ -66,9 +67,33 @@ class Affine:
         return found
 
     def groups(self) -> Groups:
-        """Levels from 0, and a minimum for each group."""
+        """Levels from 0, and a minimum for each group; where all minima are one multiple of the scales, none."""
         size = self.words.columns * WORD_BITS // self.bits // self.scales.columns
-        return Groups(0, (1 << self.bits) - 1, size, self._levels, minimum=True)
+        zero, most = self._zero(), (1 << self.bits) - 1
+        if zero is None:
+            return Groups(0, most, size, self._levels, minimum=True)
+        return Groups(-zero, most - zero, size, partial(self._from_zero, zero))
+
+    def _zero(self) -> int | None:
+        """Return the level that means 0 in every group, so that no group has a minimum; None where there is none."""
+        zero, step = None, max(1, CHUNK // (8 * self.scales.columns))
+        for start in range(0, self.scales.rows, step):
+            stop = min(self.scales.rows, start + step)
+            scales, biases = (values_of(self.checkpoint, ref, start, stop) for ref in (self.scales, self.biases))
+            if zero is None:
+                full = np.argwhere(scales)
+                with np.errstate(all="ignore"):
+                    ratio = -float(biases[tuple(full[0])] / scales[tuple(full[0])]) if len(full) else 0.0
+                if not (ratio.is_integer() and 0 <= ratio < 1 << self.bits) or (not ratio and biases.any()):
+                    return None
+                zero = int(ratio) if len(full) else None
+            if not np.array_equal(biases, -(zero or 0) * scales):
+                return None
+        return zero or None
+
+    def _from_zero(self, zero: int, start: int, stop: int, every: int) -> Levels:
+        found = self._levels(start, stop, every)
+        return Levels(found.levels.astype(np.int16) - zero, found.scales)
 
     def _levels(self, start: int, stop: int, every: int) -> Levels:
         columns = self.words.columns * WORD_BITS // self.bits

@@ -66,9 +66,13 @@ def read_model(path: str) -> SentencePieceModel:
 
     Raises UnknownFormatError when it is another kind of file, else errors with the byte offset.
     """
+    return parse_model(read_bytes(path), path)
+
+
+def parse_model(data: bytes, path: str) -> SentencePieceModel:
+    """Parse such a file, or one within the file at `path`; raises as `read_model` does."""
     from blake3 import blake3
 
-    data = read_bytes(path)
     if not data.startswith(b"\x0a"):  # field 1, a piece, comes first in every file SentencePiece wrote
         raise UnknownFormatError("not a SentencePiece model", path=path, offset=0, found=describe(data, path))
     key = blake3(data).digest()

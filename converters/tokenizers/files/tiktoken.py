@@ -97,10 +97,15 @@ def special_names(count: int, later: bool) -> list[str]:
 
 
 def read_ranks(path: str) -> dict[bytes, int]:
-    """Return token → rank of every line. Raises CorruptError naming the line."""
+    """Return token → rank of every line of a file. Raises CorruptError naming the line."""
+    return ranks_in(read_bytes(path), path)
+
+
+def ranks_in(data: bytes, path: str) -> dict[bytes, int]:
+    """Return token → rank of every line of such a file, or of one within the file at `path`."""
     ranks: dict[bytes, int] = {}
     offset = 0
-    for number, line in enumerate(read_bytes(path).splitlines(keepends=True), 1):
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
         fields = line.split()
         place, offset = offset, offset + len(line)
         if not fields:

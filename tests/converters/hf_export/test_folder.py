@@ -99,6 +99,23 @@ def test_a_dry_run_tells_what_is_then_written(
     }
 
 
+def test_a_checkpoint_becomes_one_of_another_type(tmp_path: Path) -> None:
+    source, out = fixture("hf/ckpt/llama"), tmp_path / "out"
+    done = export(Request(str(source), str(out), to="safetensors", dtype="f16"))[0]
+    assert done.receipt["logits"] is not None and done.receipt["logits"]["structure"] < 2e-6
+    assert any(one["max_error"] for one in done.receipt["tensors"])
+
+
+def test_a_written_folder_is_proved_again(legacy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    for dtype in ("f16", "f32"):
+        export(Request(str(legacy), str(out), to="safetensors", dtype=dtype, level="fast", force=True))
+        assert _run(["verify", str(legacy), str(out)]) == 0
+        assert "proved" in capsys.readouterr().out
+    (out / "config.json").write_text("{}")
+    assert _run(["verify", str(legacy), str(out)]) != 0
+
+
 def test_a_dry_run_refuses_what_is_for_gguf(legacy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for outtype in ("q8_0", "q8_0,f16"):
         assert _run(["convert", str(legacy), "--to", "safetensors", "--dry-run", "--outtype", outtype]) == 2
