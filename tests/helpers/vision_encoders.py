@@ -268,4 +268,15 @@ VISION_ENCODERS = {
          "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1, "topk_group": 1},
         {"projection_hidden_size": 48},
     ),
+    "minimax_m3": VisionEncoder(
+        "MiniMaxM3VLConfig", "MiniMaxM3SparseForConditionalGeneration",
+        {**_PLAIN, "hidden_size": 160, "num_attention_heads": 2}, squares, (48, 60),
+        {"head_dim": 8, "rotary_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16,
+         "dense_intermediate_size": 24, "shared_intermediate_size": 16}, {"projector_hidden_size": 40},
+    ),
+    "step3vl": VisionEncoder(
+        "Step3p7Config", "Step3p7ForConditionalGeneration", {**_PLAIN, "mlp_ratio": 2.5}, whole, (48, 72),
+        {"head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+         "share_expert_dim": 16, "layer_types": ["full_attention"] * 2, "moe_layers_enum": "1"},
+    ),
 }

@@ -135,6 +135,11 @@ def layer_norm(tower: Model, name: str, x: Tensor, epsilon: float) -> Tensor:
     return tower.biased(name, y * tower.norm_weight(name))
 
 
+def network(tower: Model, first: str, second: str, x: Tensor) -> Tensor:
+    """Return x through two matrices with an exact GELU between them: the network of most projectors."""
+    return tower.linear(second, torch.nn.functional.gelu(tower.linear(first, x)))
+
+
 def shuffled(x: Tensor, scale: int) -> Tensor:
     """Return squares of `scale` × `scale` states as one row each: `(rows, columns, n)` → `(squares, scale² · n)`.
 

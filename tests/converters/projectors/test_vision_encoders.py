@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ggferry.converters.model_graph.open_checkpoint import projectors
-from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Split
+from ggferry.converters.schema.layouts import SAME, Layout, Rearrange, Reshape, Split
 from ggferry.formats.errors import InconsistentError, MissingError, VerificationError
 from helpers import llama_clip
 from helpers.multimodal import LIMIT, check, picture, rows_of, written
@@ -124,6 +124,18 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "qwen2.5vl_merger": ("attn_v.bias", Split("v_n_embd", "2*v_n_embd")),
     "pixtral": ("attn_q.weight", SAME),
     "kimik25": ("attn_qkv.weight", SAME),
+    "minimax_m3": ("attn_k.weight", SAME),
+    "step3vl": (
+        "attn_qkv.weight",
+        Rearrange(
+            "(part h turn pair) -> (part h pair turn)",
+            (
+                ("part", 3),
+                ("h", "v_n_head"),
+                ("pair", 2),
+            ),
+        ),
+    ),
     "hunyuanvl": ("v.position_embd.weight", Split("0", "(v_image_size/v_patch_size)*(v_image_size/v_patch_size)")),
     "lfm2": ("v.patch_embd.weight", Reshape(("v_n_embd", "3", "v_patch_size", "v_patch_size"))),
 }
