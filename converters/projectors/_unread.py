@@ -31,8 +31,6 @@ UNREAD: Mapping[str, str] = {
             "Dots3NoteForCausalLM",
             "Dots3NoteForConditionalGeneration",
             "OpenJevModel",
-            "Glm5NextForConditionalGeneration",
-            "Qwen4ExpForConditionalGeneration",
             "MiniCPMV4_6ForConditionalGeneration",
             "MuseGlimmerForConditionalGeneration",
             "D1OmniModel",

@@ -159,6 +159,28 @@ def test_layouts_that_are_wrong_are_noticed_by_the_proof(
         written(folder, tmp_path / "a.gguf", mmproj="only")
 
 
+RECIPES: dict[str, dict[str, str]] = {
+    "glm5v": {"limited": "after"},
+    "step3vl": {"rope": "halves"},
+    "minimax_m3": {"rope": "pairs"},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_that_are_wrong_are_noticed_by_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    eye = VISION_ENCODERS[name]
+    model, given = eye.tiny(), picture(*eye.size)
+    folder = eye.saved(tmp_path / "tiny", model)
+    with torch.no_grad():
+        expected = eye.features(model.double().eval(), torch.from_numpy(given).double()).numpy()
+    planted(name, monkeypatch, recipe={**projectors()[name].recipe, **RECIPES[name]})
+    assert relative(expected, rows_of(str(folder), {"picture": given})) > 100 * LIMIT
+
+
 def test_deepstack_mergers_in_another_order_are_noticed_by_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
