@@ -25,7 +25,7 @@ UNREAD: Mapping[str, str] = {
         ),
         _ALONE,
     ),
-    **dict.fromkeys(("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM", "UnlimitedOCRForCausalLM"), _SAM),
+    **dict.fromkeys(("DeepseekOCR2ForCausalLM",), _SAM),
     **dict.fromkeys(
         (
             "Dots3NoteForCausalLM",

@@ -299,4 +299,14 @@ VISION_ENCODERS = {
          "indexer_types": ["full", "full"], "mlp_layer_types": ["dense", "sparse"]},
         preprocessor={"min_image_tokens": 16, "max_image_tokens": 4096},
     ),
+    "deepseekocr": VisionEncoder(
+        "UnlimitedOcrConfig", "UnlimitedOcrForConditionalGeneration",
+        {"sam_config": {"hidden_size": 24, "output_channels": 16, "num_hidden_layers": 4, "num_attention_heads": 3,
+                        "image_size": 256, "patch_size": 16, "window_size": 14, "mlp_dim": 40,
+                        "downsample_channels": [20, 36]},
+         "encoder_config": {"hidden_size": 36, "intermediate_size": 56, "num_hidden_layers": 4,
+                            "num_attention_heads": 3, "image_size": 16, "patch_size": 4}},
+        whole, (256, 256),
+        {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    ),
 }
