@@ -31,7 +31,6 @@ UNREAD: Mapping[str, str] = {
             "Dots3NoteForCausalLM",
             "Dots3NoteForConditionalGeneration",
             "OpenJevModel",
-            "MiniCPMV4_6ForConditionalGeneration",
             "MuseGlimmerForConditionalGeneration",
             "D1OmniModel",
         ),

@@ -146,6 +146,17 @@ def pixels(model: Any, picture: Any) -> Any:
     return _flat(_seen(model, pixel_values=cut, spatial_shapes=shapes, pixel_attention_mask=mask))
 
 
+def packed(model: Any, picture: Any) -> Any:
+    """The features of patches side by side in one row (MiniCPM-V)."""
+    import torch
+
+    size = model.config.vision_config.patch_size
+    _, height, width = picture.shape
+    rows, columns = height // size, width // size
+    cut = picture.view(3, rows, size, columns, size).permute(0, 2, 1, 3, 4).reshape(1, 3, size, -1)
+    return _flat(_seen(model, pixel_values=cut, target_sizes=torch.tensor([[rows, columns]])))
+
+
 def projected(model: Any, picture: Any) -> Any:
     """The features of a tower whose projector is applied apart (Llama 4)."""
     found = _features(model)(pixel_values=picture[None])
@@ -308,5 +319,11 @@ VISION_ENCODERS = {
                             "num_attention_heads": 3, "image_size": 16, "patch_size": 4}},
         whole, (256, 256),
         {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    ),
+    "minicpmv4_6": VisionEncoder(
+        "MiniCPMV4_6Config", "MiniCPMV4_6ForConditionalGeneration", {**_PLAIN, "image_size": 420}, packed, (48, 72),
+        {"model_type": "qwen3_5_text", "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+         "linear_key_head_dim": 8, "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
+        {"insert_layer_id": 1}, {"scale_resolution": 448},
     ),
 }
