@@ -10,7 +10,6 @@ _GLM = (
 _TALKER = "its mmproj file is of the talker, which is not read"
 _ALONE = "transformers has no class of it, so that nobody but llama.cpp could say whether a table is right"
 _YET = "no table reads its tower yet"
-_SAM = f"{_YET}: Segment Anything's before another"
 UNREAD: Mapping[str, str] = {
     **dict.fromkeys(
         (
@@ -25,7 +24,6 @@ UNREAD: Mapping[str, str] = {
         ),
         _ALONE,
     ),
-    **dict.fromkeys(("DeepseekOCR2ForCausalLM",), _SAM),
     **dict.fromkeys(
         (
             "Dots3NoteForCausalLM",

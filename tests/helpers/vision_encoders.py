@@ -326,4 +326,16 @@ VISION_ENCODERS = {
          "linear_key_head_dim": 8, "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
         {"insert_layer_id": 1}, {"scale_resolution": 448},
     ),
+    "deepseekocr2": VisionEncoder(
+        "DeepseekOcr2Config", "DeepseekOcr2ForConditionalGeneration",
+        {"sam_config": {"hidden_size": 24, "output_channels": 16, "num_hidden_layers": 4, "num_attention_heads": 3,
+                        "image_size": 768, "patch_size": 16, "window_size": 14, "mlp_dim": 40,
+                        "downsample_channels": [20, 32]},
+         "encoder_config": {"hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 4,
+                            "num_attention_heads": 4, "num_key_value_heads": 2,
+                            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}},
+        whole, (768, 768),
+        {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+         "mlp_layer_types": ["dense", "sparse"]},
+    ),
 }

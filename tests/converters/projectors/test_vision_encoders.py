@@ -213,6 +213,7 @@ def test_other_blocks_of_deepseek_ocr_that_see_the_whole_picture_are_refused(tmp
 
 RECIPES: dict[str, dict[str, str]] = {
     "glm5v": {"limited": "after"},
+    "deepseekocr2": {"rope": "pairs"},
     "step3vl": {"rope": "halves"},
     "minimax_m3": {"rope": "pairs"},
 }

@@ -1,0 +1,123 @@
+"""DeepSeek-OCR 2's tower: what Segment Anything's encoder makes of a picture stands before queries in a Qwen 2, whose
+states of the queries one matrix projects; a row ends the picture.
+
+Source: transformers `DeepseekOcr2VisionModel`; llama.cpp `conversion/deepseek.py` (`DeepseekOCR2VisionModel`),
+`tools/mtmd/models/deepseekocr2.cpp`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _sam as sam
+from ggferry.converters.projectors import _vit as vit
+from ggferry.converters.projectors import deepseekocr as first
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
+from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.roles import roles
+
+_OURS = "vision_config.encoder_config"
+_CODE = "the publisher's code"
+
+
+def _at(param: HParam, ours: str, usual: float | None = None, theirs: str = "") -> HParam:
+    """Return the hparam with its place in transformers' configuration, and what the publisher's code has by heart."""
+    places = [f"{_OURS}.{ours}", *([theirs] if theirs else [])]
+    known = () if usual is None else (Default(usual, _CODE, dialect="hf"),)
+    return replace(param, fields={"hf": "|".join(places)}, defaults=known)
+
+
+HPARAMS = (
+    clip.PROJECTOR,
+    clip.HAS_VISION,
+    replace(clip.V_PROJECTION, fields={"hf": f"{clip.V_PROJECTION.fields['hf']}|language_config.hidden_size"}),
+    replace(
+        clip.V_IMAGE_SIZE, fields={"hf": "vision_config.sam_config.image_size|vision_config.image_size"},
+        defaults=(Default(1024, _CODE, dialect="hf"),),
+    ),
+    replace(
+        clip.V_PATCH_SIZE, fields={"hf": "vision_config.sam_config.patch_size"},
+        defaults=(Default(16, _CODE, dialect="hf"),),
+    ),
+    _at(clip.V_N_EMBD, "hidden_size", theirs="vision_config.width.qwen2-0-5b.dim"),
+    _at(clip.V_N_FF, "intermediate_size"),
+    _at(clip.V_N_LAYER, "num_hidden_layers", 24),
+    _at(clip.V_N_HEAD, "num_attention_heads", 14),
+    _at(HParam("v_n_head_kv", "vision.attention.head_count_kv", check="0 < v_n_head_kv"), "num_key_value_heads", 2),
+    *clip.COLORS,
+    _at(clip.V_EPS, "rms_norm_eps", 1e-6),
+    HParam(
+        "v_rope_theta", None, clip.F32, {"hf": f"{_OURS}.rope_parameters.rope_theta|{_OURS}.rope_theta"},
+        words={1000000: 1000000.0}, required=False,
+    ),
+    HParam(
+        "encoder_act", None, clip.STRING, {"hf": f"{_OURS}.hidden_act"}, words={"silu": "silu"}, required=False,
+    ),
+    HParam("v_min_tiles", "vision.preproc_min_tiles", fields={"hf": "preprocessor.min_patches"}, derive="2"),
+    HParam("v_max_tiles", "vision.preproc_max_tiles", fields={"hf": "preprocessor.max_patches"}, derive="6"),
+    *sam.HPARAMS,
+)
+
+_AT = "model.qwen2_model."
+_SHARED = "v_n_head_kv*(v_n_embd/v_n_head)"
+ROLES = roles(
+    sam.ROLES,
+    vit.blocks(
+        f"{_AT}model.model.layers.{{n}}.",
+        vit.norm("ln1", "input_layernorm", bias=False),
+        vit.linear("attn_q", "self_attn.q_proj", vit.WIDTH, vit.WIDTH),
+        vit.linear("attn_k", "self_attn.k_proj", _SHARED, vit.WIDTH),
+        vit.linear("attn_v", "self_attn.v_proj", _SHARED, vit.WIDTH),
+        vit.linear("attn_out", "self_attn.o_proj", vit.WIDTH, vit.WIDTH, bias=False),
+        vit.norm("ln2", "post_attention_layernorm", bias=False),
+        vit.gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", bias=False),
+    ),
+    vit.norm("v.post_ln", f"{_AT}model.model.norm", bias=False),
+    vit.linear("mm.model.fc", "model.projector.layers", "v_projection", "v_n_embd"),
+    roles(
+        f"""
+        v.resample_query_768.weight f32  : 144 v_n_embd   | hf {_AT}query_768.weight
+        v.resample_query_1024.weight f32 : 256 v_n_embd   | hf {_AT}query_1024.weight
+        v.view_seperator f32             : 1 v_projection | hf model.view_seperator @row
+        """,
+        row=Reshape(("1", "v_projection")),
+    ),
+)
+_HF = first.SPEC.dialect("hf")
+_STRETCHED = Caveat(
+    "",
+    "of tiles, which are smaller than the picture that the table of positions is of, llama.cpp (b11549) stretches the "
+    "table without smoothing; of the whole picture it computes what the model does",
+    differs_in="llama.cpp",
+)
+SPEC = Architecture(
+    name="clip", runtimes=("llama.cpp",),
+    projector="deepseekocr2",
+    display_name="DeepSeek-OCR 2, vision encoder",
+    hf_classes=("DeepseekOCR2ForCausalLM", "DeepseekOcr2ForConditionalGeneration"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    blocks={**clip.VISION_BLOCKS, **sam.BLOCKS},
+    dialects=(
+        Dialect(
+            "hf",
+            fixed=clip.vision_fixed("deepseekocr2"),
+            drops=clip.TEXT,
+            nested=_HF.nested,
+            caveats=(_STRETCHED,),
+            ignored_keys=(
+                *_HF.ignored_keys,
+                IgnoredKey(f"{_OURS}.rope_parameters.rope_type", "every pair turns at its own rate", ("default",)),
+                IgnoredKey("vision_config.sam_config.mlp_ratio vision_config.sam_config.scale", "which nothing reads"),
+                IgnoredKey(f"{_OURS}.head_dim", "heads share the width", (None,)),
+                IgnoredKey(f"{_OURS}.sliding_window {_OURS}.use_sliding_window {_OURS}.max_window_layers "
+                         f"{_OURS}.layer_types {_OURS}.max_position_embeddings {_OURS}.vocab_size "
+                         f"{_OURS}.tie_word_embeddings",
+                         "of a text model, which this is not"),
+            ),
+        ),
+    ),
+    recipe={
+        "computation": "projector", "vision": "deepseekocr2", "norm": "rms", "ffn": "gated", "activation": "gelu",
+        "rope": "halves",
+    },
+)
