@@ -29,7 +29,6 @@ UNREAD: Mapping[str, str] = {
             "Dots3NoteForCausalLM",
             "Dots3NoteForConditionalGeneration",
             "OpenJevModel",
-            "MuseGlimmerForConditionalGeneration",
             "D1OmniModel",
         ),
         _YET,

@@ -157,6 +157,18 @@ def packed(model: Any, picture: Any) -> Any:
     return _flat(_seen(model, pixel_values=cut, target_sizes=torch.tensor([[rows, columns]])))
 
 
+def unnormed(model: Any, picture: Any) -> Any:
+    """The features of patches of two frames in the order of reading, before the text model's norm of them."""
+    import torch
+
+    inner, size = model.model, model.config.vision_config.patch_size
+    _, height, width = picture.shape
+    rows, columns = height // size, width // size
+    cut = picture.view(3, rows, size, columns, size).permute(1, 3, 0, 2, 4).reshape(rows * columns, -1)
+    seen = inner.vision_tower(pixel_values=cut.repeat(1, 2), grid_thw=torch.tensor([[1, rows, columns]]))
+    return _flat(inner.vision_projection(inner.vision_adapter(seen.last_hidden_state)))
+
+
 def projected(model: Any, picture: Any) -> Any:
     """The features of a tower whose projector is applied apart (Llama 4)."""
     found = _features(model)(pixel_values=picture[None])
@@ -337,5 +349,12 @@ VISION_ENCODERS = {
         whole, (768, 768),
         {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
          "mlp_layer_types": ["dense", "sparse"]},
+    ),
+    "muse-glimmer": VisionEncoder(
+        "MuseGlimmerConfig", "MuseGlimmerForConditionalGeneration",
+        {"hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 6, "num_attention_heads": 3, "patch_size": 6,
+         "pos_emb_height": 8, "pos_emb_width": 8},
+        unnormed, (48, 48),
+        {"head_dim": 8}, {"out_hidden_size": 96, "projector_hidden_size": 40},
     ),
 }

@@ -128,6 +128,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "pixtral": ("attn_q.weight", SAME),
     "kimik25": ("attn_qkv.weight", SAME),
     "minimax_m3": ("attn_k.weight", SAME),
+    "muse-glimmer": ("attn_q.weight", SAME),
     "step3vl": (
         "attn_qkv.weight",
         Rearrange(
@@ -202,6 +203,24 @@ def test_a_publishers_configuration_of_deepseek_ocr_is_read_as_transformers(
     assert not [line for line in second.receipt["notes"] if "does not use" in line]
     for side in (str(folder), second.path):
         assert relative(expected, rows_of(side, given)) <= LIMIT
+
+
+@pytest.mark.parametrize("size", [(84, 48), (48, 84)])
+def test_muse_glimmer_samples_positions_of_pictures_of_other_sizes(size: tuple[int, int], tmp_path: Path) -> None:
+    """Several windows, of which the last are cut off; llama.cpp stretches the table instead."""
+    eye, given = VISION_ENCODERS["muse-glimmer"], picture(*size)
+    model = eye.tiny()
+    folder = eye.saved(tmp_path / "tiny", model)
+    second = check(folder, tmp_path / "a.gguf", model, eye.features, {"picture": given}, mmproj="only")
+    theirs = llama_clip.embedded(second.path, picture=given)
+    assert relative(rows_of(second.path, {"picture": given}), theirs) > IN_LLAMA_CPP
+
+
+def test_other_windows_of_muse_glimmer_are_refused(tmp_path: Path) -> None:
+    eye = VISION_ENCODERS["muse-glimmer"]
+    folder = eye.saved(tmp_path / "tiny", eye.tiny(layer_types=["full_attention"] * 6))
+    with pytest.raises(InconsistentError, match="every fourth"):
+        written(folder, tmp_path / "a.gguf", mmproj="only")
 
 
 def test_other_blocks_of_deepseek_ocr_that_see_the_whole_picture_are_refused(tmp_path: Path) -> None:
