@@ -37,9 +37,9 @@ HPARAMS = (
     *vit.activation(gelu="gelu"),
 )
 
-_THREE = {"parts": Heads("v_n_head", "v_turned", Rearrange("(half axis turn) -> (axis half turn)", (
-    ("half", 2), ("axis", 3),
-)))}
+_PARTS = Heads(
+    "v_n_head", "v_turned", Rearrange("(half axis turn) -> (axis half turn)", (("half", 2), ("axis", 3)))
+)
 _SQUARE = "v_projection*v_merge*v_merge"
 ROLES = roles(
     qwen.frames("vision_tower.embeddings.patch_embedding"),
@@ -54,7 +54,7 @@ ROLES = roles(
             attn_k.weight : v_n_embd v_n_embd | hf self_attn.k_proj.weight @parts
             attn_k.bias   : v_n_embd          | hf self_attn.k_proj.bias @parts
             """,
-            **_THREE,
+            parts=_PARTS,
         ),
         vit.linear("attn_v", "self_attn.v_proj", vit.WIDTH, vit.WIDTH),
         vit.linear("attn_out", "self_attn.out_proj", vit.WIDTH, vit.WIDTH),

@@ -41,7 +41,7 @@ def _turn(tower: Model, rows: int, columns: int, head: int) -> Callable[[Tensor]
         return rotation.rotated(torch.cat(angles, -1), tower.rope)
     turns = [rotation.rotated(one, tower.rope) for one in angles]
     return lambda x: torch.cat(
-        [*(turn(part) for turn, part in zip(turns, x.split(third, -1), strict=False)), x[..., 3 * third :]], -1
+        [turn(x[..., n * third : (n + 1) * third]) for n, turn in enumerate(turns)] + [x[..., 3 * third :]], -1
     )
 
 
