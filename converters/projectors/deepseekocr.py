@@ -95,7 +95,8 @@ _HF = Dialect(
         IgnoredKey("vision_config.mlp_ratio vision_config.model_name vision_config.image_size "
                  "vision_config.sam_config.image_size", "the tensors say it"),
         IgnoredKey("preprocessor.candidate_resolutions* preprocessor.downsample_ratio preprocessor.*_token "
-                 "preprocessor.tile_size preprocessor.maximum_pad_value preprocessor.crop_to_patches "
+                 "preprocessor.tile_size preprocessor.skip_tensor_conversion "
+                 "preprocessor.maximum_pad_value preprocessor.crop_to_patches "
                  "preprocessor.add_special_token preprocessor.mask_prompt preprocessor.ignore_id "
                  "preprocessor.pad_token preprocessor.sft_format preprocessor.background_color "
                  "preprocessor.normalize", "how pictures are cut into tiles: the runtime does it"),

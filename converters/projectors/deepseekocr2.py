@@ -22,7 +22,7 @@ _CODE = "the publisher's code"
 def _at(param: HParam, ours: str, usual: float | None = None, theirs: str = "") -> HParam:
     """Return the hparam with its place in transformers' configuration, and what the publisher's code has by heart."""
     places = [f"{_OURS}.{ours}", *([theirs] if theirs else [])]
-    known = () if usual is None else (Default(usual, _CODE, dialect="hf"),)
+    known = () if usual is None else (Default(usual, _CODE, dialect="deepseek"),)
     return replace(param, fields={"hf": "|".join(places)}, defaults=known)
 
 
@@ -89,6 +89,23 @@ _STRETCHED = Caveat(
     "table without smoothing; of the whole picture it computes what the model does",
     differs_in="llama.cpp",
 )
+_READ = Dialect(
+    "hf",
+    fixed=clip.vision_fixed("deepseekocr2"),
+    drops=clip.TEXT,
+    nested=_HF.nested,
+    caveats=(_STRETCHED,),
+    ignored_keys=(
+        *_HF.ignored_keys,
+        IgnoredKey(f"{_OURS}.rope_parameters.rope_type", "every pair turns at its own rate", ("default",)),
+        IgnoredKey("vision_config.sam_config.mlp_ratio vision_config.sam_config.scale", "which nothing reads"),
+        IgnoredKey(f"{_OURS}.head_dim", "heads share the width", (None,)),
+        IgnoredKey(f"{_OURS}.sliding_window {_OURS}.use_sliding_window {_OURS}.max_window_layers "
+                 f"{_OURS}.layer_types {_OURS}.max_position_embeddings {_OURS}.vocab_size "
+                 f"{_OURS}.tie_word_embeddings",
+                 "of a text model, which this is not"),
+    ),
+)
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="deepseekocr2",
@@ -98,23 +115,8 @@ SPEC = Architecture(
     roles=ROLES,
     blocks={**clip.VISION_BLOCKS, **sam.BLOCKS},
     dialects=(
-        Dialect(
-            "hf",
-            fixed=clip.vision_fixed("deepseekocr2"),
-            drops=clip.TEXT,
-            nested=_HF.nested,
-            caveats=(_STRETCHED,),
-            ignored_keys=(
-                *_HF.ignored_keys,
-                IgnoredKey(f"{_OURS}.rope_parameters.rope_type", "every pair turns at its own rate", ("default",)),
-                IgnoredKey("vision_config.sam_config.mlp_ratio vision_config.sam_config.scale", "which nothing reads"),
-                IgnoredKey(f"{_OURS}.head_dim", "heads share the width", (None,)),
-                IgnoredKey(f"{_OURS}.sliding_window {_OURS}.use_sliding_window {_OURS}.max_window_layers "
-                         f"{_OURS}.layer_types {_OURS}.max_position_embeddings {_OURS}.vocab_size "
-                         f"{_OURS}.tie_word_embeddings",
-                         "of a text model, which this is not"),
-            ),
-        ),
+        _READ,
+        replace(_READ, name="deepseek", names="hf", fields="hf", classes=("DeepseekOCR2ForCausalLM",)),
     ),
     recipe={
         "computation": "projector", "vision": "deepseekocr2", "norm": "rms", "ffn": "gated", "activation": "gelu",

@@ -55,6 +55,7 @@ SPEC = Architecture(
             nested=("vision_config",),
             ignored_keys=(
                 *qwen.IGNORED_KEYS,
+                IgnoredKey("preprocessor.patch_expand_factor", "how a picture is placed in its frame"),
                 IgnoredKey("vision_config.projection_intermediate_size", "the tensors say it", follows="n_inner"),
             ),
         ),

@@ -113,6 +113,7 @@ SPEC = Architecture(
                 *vit.IGNORED_KEYS,
                 vit.AXIAL,
                 IgnoredKey("vision_config.patch_temporal", "a patch spans two frames", (2,)),
+                IgnoredKey("preprocessor.max_image_tokens", "how large pictures may be: the runtime has its own limit"),
                 IgnoredKey("out_hidden_size vision_config.max_position_embeddings", "the tensors say it"),
             ),
         ),
