@@ -4,9 +4,11 @@ Its blocks see windows of the picture, but for four of them; queries also see ho
 Places are transformers' and those of the publisher's config.json.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Default, HParam
+from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import block, roles
 
@@ -61,6 +63,43 @@ HPARAMS = (
         "sam_eps", None, clip.F32, {"hf": f"{_OURS}.layer_norm_eps"}, words={1e-6: 1e-6}, required=False,
     ),
     *vit.activation(f"{_OURS}.hidden_act", "gelu", gelu="gelu"),
+)
+ENCODER, _CLIP = "vision_config.encoder_config", "vision_config.width.clip-l-14-224"
+"""Where transformers and the publisher say what stands behind this encoder in DeepSeek-OCR."""
+NESTED = (ENCODER, _OURS, "vision_config")
+"""Members of configurations, the inner ones first (`Dialect.nested`)."""
+CODE = "the publisher's code"
+
+
+def at(param: HParam, ours: str, theirs: str = "") -> HParam:
+    """Return the hparam with its places in transformers' configuration and the publisher's."""
+    places = [f"{ENCODER}.{ours}", *([f"{_CLIP}.{theirs}"] if theirs else [])]
+    return replace(param, fields={"hf": "|".join(places)})
+
+
+def known_at(param: HParam, ours: str, usual: float | None = None, theirs: str = "") -> HParam:
+    """Return the hparam with its place in transformers' configuration, and what the publisher's code has by heart."""
+    places = [f"{ENCODER}.{ours}", *([theirs] if theirs else [])]
+    known = () if usual is None else (Default(usual, CODE, dialect="deepseek"),)
+    return replace(param, fields={"hf": "|".join(places)}, defaults=known)
+
+
+IGNORED_KEYS = (
+    *vit.IGNORED_KEYS,
+    IgnoredKey("vision_config.*.num_channels", "red, green, blue", (3,)),
+    IgnoredKey("vision_config.sam_config.qkv_bias vision_config.sam_config.use_abs_pos "
+             "vision_config.sam_config.use_rel_pos", "what all of them have", (True,)),
+    IgnoredKey("vision_config.*.downsample_channels", "the tensors say it"),
+    IgnoredKey("vision_config.*.initializer_range vision_config.*.initializer_factor "
+             "vision_config.*.attention_dropout", "of training"),
+    IgnoredKey("vision_config.mlp_ratio vision_config.model_name vision_config.image_size "
+             "vision_config.sam_config.image_size", "the tensors say it"),
+    IgnoredKey("preprocessor.candidate_resolutions* preprocessor.downsample_ratio preprocessor.*_token "
+             "preprocessor.tile_size preprocessor.skip_tensor_conversion "
+             "preprocessor.maximum_pad_value preprocessor.crop_to_patches "
+             "preprocessor.add_special_token preprocessor.mask_prompt preprocessor.ignore_id "
+             "preprocessor.pad_token preprocessor.sft_format preprocessor.background_color "
+             "preprocessor.normalize", "how pictures are cut into tiles: the runtime does it"),
 )
 _W = "v_sam_n_embd"
 _AT = "model.sam_model."

@@ -10,36 +10,27 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _sam as sam
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam
 from ggferry.converters.schema.layouts import Reshape
 from ggferry.converters.schema.roles import roles
-
-_OURS, _THEIRS = "vision_config.encoder_config", "vision_config.width.clip-l-14-224"
-
-
-def _at(param: HParam, ours: str, theirs: str = "") -> HParam:
-    """Return the hparam with its places in transformers' configuration and the publisher's."""
-    places = [f"{_OURS}.{ours}", *([f"{_THEIRS}.{theirs}"] if theirs else [])]
-    return replace(param, fields={"hf": "|".join(places)})
-
 
 HPARAMS = (
     clip.PROJECTOR,
     clip.HAS_VISION,
     replace(clip.V_PROJECTION, fields={"hf": f"{clip.V_PROJECTION.fields['hf']}|language_config.hidden_size"}),
-    _at(clip.V_IMAGE_SIZE, "image_size", "image_size"),
-    _at(clip.V_PATCH_SIZE, "patch_size", "patch_size"),
-    _at(clip.V_N_EMBD, "hidden_size", "width"),
-    _at(clip.V_N_FF, "intermediate_size"),
-    _at(clip.V_N_LAYER, "num_hidden_layers", "layers"),
-    _at(clip.V_N_HEAD, "num_attention_heads", "heads"),
+    sam.at(clip.V_IMAGE_SIZE, "image_size", "image_size"),
+    sam.at(clip.V_PATCH_SIZE, "patch_size", "patch_size"),
+    sam.at(clip.V_N_EMBD, "hidden_size", "width"),
+    sam.at(clip.V_N_FF, "intermediate_size"),
+    sam.at(clip.V_N_LAYER, "num_hidden_layers", "layers"),
+    sam.at(clip.V_N_HEAD, "num_attention_heads", "heads"),
     *clip.COLORS,
     replace(
-        _at(clip.V_EPS, "layer_norm_eps"),
+        sam.at(clip.V_EPS, "layer_norm_eps"),
         defaults=(Default(1e-5, "the publisher's code, and all that llama.cpp computes", dialect="hf"),),
     ),
     HParam(
-        "encoder_act", None, clip.STRING, {"hf": f"{_OURS}.hidden_act"}, words={"quick_gelu": "quick_gelu"},
+        "encoder_act", None, clip.STRING, {"hf": f"{sam.ENCODER}.hidden_act"}, words={"quick_gelu": "quick_gelu"},
         required=False,
     ),
     HParam("v_min_tiles", "vision.preproc_min_tiles", fields={"hf": "preprocessor.min_patches"}, derive="2"),
@@ -82,25 +73,9 @@ _HF = Dialect(
         Drop(f"{_AT}embeddings.patch_embedding.*", "not used: Segment Anything's encoder takes its place"),
         Drop(f"{_AT}embeddings.position_ids", "numbers from zero on"),
     ),
-    nested=(_OURS, "vision_config.sam_config", "vision_config"),
+    nested=sam.NESTED,
     caveats=(_STRETCHED,),
-    ignored_keys=(
-        *vit.IGNORED_KEYS,
-        IgnoredKey("vision_config.*.num_channels", "red, green, blue", (3,)),
-        IgnoredKey("vision_config.sam_config.qkv_bias vision_config.sam_config.use_abs_pos "
-                 "vision_config.sam_config.use_rel_pos", "what all of them have", (True,)),
-        IgnoredKey("vision_config.*.downsample_channels", "the tensors say it"),
-        IgnoredKey("vision_config.*.initializer_range vision_config.*.initializer_factor "
-                 "vision_config.*.attention_dropout", "of training"),
-        IgnoredKey("vision_config.mlp_ratio vision_config.model_name vision_config.image_size "
-                 "vision_config.sam_config.image_size", "the tensors say it"),
-        IgnoredKey("preprocessor.candidate_resolutions* preprocessor.downsample_ratio preprocessor.*_token "
-                 "preprocessor.tile_size preprocessor.skip_tensor_conversion "
-                 "preprocessor.maximum_pad_value preprocessor.crop_to_patches "
-                 "preprocessor.add_special_token preprocessor.mask_prompt preprocessor.ignore_id "
-                 "preprocessor.pad_token preprocessor.sft_format preprocessor.background_color "
-                 "preprocessor.normalize", "how pictures are cut into tiles: the runtime does it"),
-    ),
+    ignored_keys=sam.IGNORED_KEYS,
 )
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),

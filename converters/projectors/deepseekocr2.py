@@ -10,21 +10,9 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _sam as sam
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.projectors import deepseekocr as first
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Reshape
 from ggferry.converters.schema.roles import roles
-
-_OURS = "vision_config.encoder_config"
-_CODE = "the publisher's code"
-
-
-def _at(param: HParam, ours: str, usual: float | None = None, theirs: str = "") -> HParam:
-    """Return the hparam with its place in transformers' configuration, and what the publisher's code has by heart."""
-    places = [f"{_OURS}.{ours}", *([theirs] if theirs else [])]
-    known = () if usual is None else (Default(usual, _CODE, dialect="deepseek"),)
-    return replace(param, fields={"hf": "|".join(places)}, defaults=known)
-
 
 HPARAMS = (
     clip.PROJECTOR,
@@ -32,25 +20,27 @@ HPARAMS = (
     replace(clip.V_PROJECTION, fields={"hf": f"{clip.V_PROJECTION.fields['hf']}|language_config.hidden_size"}),
     replace(
         clip.V_IMAGE_SIZE, fields={"hf": "vision_config.sam_config.image_size|vision_config.image_size"},
-        defaults=(Default(1024, _CODE, dialect="hf"),),
+        defaults=(Default(1024, sam.CODE, dialect="hf"),),
     ),
     replace(
         clip.V_PATCH_SIZE, fields={"hf": "vision_config.sam_config.patch_size"},
-        defaults=(Default(16, _CODE, dialect="hf"),),
+        defaults=(Default(16, sam.CODE, dialect="hf"),),
     ),
-    _at(clip.V_N_EMBD, "hidden_size", theirs="vision_config.width.qwen2-0-5b.dim"),
-    _at(clip.V_N_FF, "intermediate_size"),
-    _at(clip.V_N_LAYER, "num_hidden_layers", 24),
-    _at(clip.V_N_HEAD, "num_attention_heads", 14),
-    _at(HParam("v_n_head_kv", "vision.attention.head_count_kv", check="0 < v_n_head_kv"), "num_key_value_heads", 2),
+    sam.known_at(clip.V_N_EMBD, "hidden_size", theirs="vision_config.width.qwen2-0-5b.dim"),
+    sam.known_at(clip.V_N_FF, "intermediate_size"),
+    sam.known_at(clip.V_N_LAYER, "num_hidden_layers", 24),
+    sam.known_at(clip.V_N_HEAD, "num_attention_heads", 14),
+    sam.known_at(
+        HParam("v_n_head_kv", "vision.attention.head_count_kv", check="0 < v_n_head_kv"), "num_key_value_heads", 2
+    ),
     *clip.COLORS,
-    _at(clip.V_EPS, "rms_norm_eps", 1e-6),
+    sam.known_at(clip.V_EPS, "rms_norm_eps", 1e-6),
     HParam(
-        "v_rope_theta", None, clip.F32, {"hf": f"{_OURS}.rope_parameters.rope_theta|{_OURS}.rope_theta"},
+        "v_rope_theta", None, clip.F32, {"hf": f"{sam.ENCODER}.rope_parameters.rope_theta|{sam.ENCODER}.rope_theta"},
         words={1000000: 1000000.0}, required=False,
     ),
     HParam(
-        "encoder_act", None, clip.STRING, {"hf": f"{_OURS}.hidden_act"}, words={"silu": "silu"}, required=False,
+        "encoder_act", None, clip.STRING, {"hf": f"{sam.ENCODER}.hidden_act"}, words={"silu": "silu"}, required=False,
     ),
     HParam("v_min_tiles", "vision.preproc_min_tiles", fields={"hf": "preprocessor.min_patches"}, derive="2"),
     HParam("v_max_tiles", "vision.preproc_max_tiles", fields={"hf": "preprocessor.max_patches"}, derive="6"),
@@ -82,7 +72,6 @@ ROLES = roles(
         row=Reshape(("1", "v_projection")),
     ),
 )
-_HF = first.SPEC.dialect("hf")
 _STRETCHED = Caveat(
     "",
     "of tiles, which are smaller than the picture that the table of positions is of, llama.cpp (b11549) stretches the "
@@ -93,16 +82,16 @@ _READ = Dialect(
     "hf",
     fixed=clip.vision_fixed("deepseekocr2"),
     drops=clip.TEXT,
-    nested=_HF.nested,
+    nested=sam.NESTED,
     caveats=(_STRETCHED,),
     ignored_keys=(
-        *_HF.ignored_keys,
-        IgnoredKey(f"{_OURS}.rope_parameters.rope_type", "every pair turns at its own rate", ("default",)),
+        *sam.IGNORED_KEYS,
+        IgnoredKey(f"{sam.ENCODER}.rope_parameters.rope_type", "every pair turns at its own rate", ("default",)),
         IgnoredKey("vision_config.sam_config.mlp_ratio vision_config.sam_config.scale", "which nothing reads"),
-        IgnoredKey(f"{_OURS}.head_dim", "heads share the width", (None,)),
-        IgnoredKey(f"{_OURS}.sliding_window {_OURS}.use_sliding_window {_OURS}.max_window_layers "
-                 f"{_OURS}.layer_types {_OURS}.max_position_embeddings {_OURS}.vocab_size "
-                 f"{_OURS}.tie_word_embeddings",
+        IgnoredKey(f"{sam.ENCODER}.head_dim", "heads share the width", (None,)),
+        IgnoredKey(f"{sam.ENCODER}.sliding_window {sam.ENCODER}.use_sliding_window {sam.ENCODER}.max_window_layers "
+                 f"{sam.ENCODER}.layer_types {sam.ENCODER}.max_position_embeddings {sam.ENCODER}.vocab_size "
+                 f"{sam.ENCODER}.tie_word_embeddings",
                  "of a text model, which this is not"),
     ),
 )

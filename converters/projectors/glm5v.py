@@ -5,37 +5,21 @@ Source: transformers `Glm5NextVisionModel`; llama.cpp `conversion/qwen3vl.py` (`
 `tools/mtmd/models/glm4v.cpp`.
 """
 
-from dataclasses import replace
-
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _qwen_vl as qwen
-from ggferry.converters.projectors import glm4v
+from ggferry.converters.projectors import _tower_sizes as towers
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.derivations import Values
-
-_ABSENT = ("v.norm_embd.weight", "v.position_embd.weight")
-
-
-def _pixels(name: str) -> HParam:
-    """Return the limit of a picture's size, of which the processor says how many rows it may become."""
-
-    def pixels(values: Values) -> int:
-        return int(values[f"{name}_rows"] * (values["v_patch_size"] * values["v_merge"]) ** 2)
-
-    return HParam(f"v_{name}_pixels", f"vision.image_{name}_pixels", derive=pixels, required=False)
-
 
 HPARAMS = (
-    *(replace(qwen.MERGE, key="vision.spatial_merge_size") if param is qwen.MERGE else param
-      for param in glm4v.HPARAMS),
+    *towers.GLM_5_HPARAMS,
     HParam(
         "v_shared_limit", "vision.swiglu_clamp", clip.F32, {"hf": "vision_config.swiglu_limit"},
         check="0 < v_shared_limit",
     ),
     HParam("min_rows", None, fields={"hf": "preprocessor.min_image_tokens"}, required=False),
     HParam("max_rows", None, fields={"hf": "preprocessor.max_image_tokens"}, required=False),
-    _pixels("min"),
-    _pixels("max"),
+    towers.pixels_of_rows("min"),
+    towers.pixels_of_rows("max"),
 )
 
 SPEC = Architecture(
@@ -44,7 +28,7 @@ SPEC = Architecture(
     display_name="GLM-5.3, vision encoder",
     hf_classes=("Glm5NextForConditionalGeneration",),
     hparams=HPARAMS,
-    roles=tuple(role for role in glm4v.ROLES if role.name not in _ABSENT),
+    roles=towers.GLM_5_ROLES,
     blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(

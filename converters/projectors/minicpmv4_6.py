@@ -8,17 +8,11 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _siglip as siglip
+from ggferry.converters.projectors import _tower_sizes as towers
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
-
-
-def _insert(values: Values) -> tuple[int, ...]:
-    """Return the block behind which squares become one, as GGUF has it: a list of one."""
-    return (int(values["insert_block"]),)
-
 
 HPARAMS = (
     clip.PROJECTOR,
@@ -46,7 +40,7 @@ HPARAMS = (
         check="0 <= insert_block and insert_block < v_n_layer",
         defaults=(Default(6, "transformers' default", dialect="hf"),),
     ),
-    HParam("v_insert", "vision.wa_layer_indexes", ValueType.INT32, derive=_insert, length="1"),
+    HParam("v_insert", "vision.wa_layer_indexes", ValueType.INT32, derive=towers.insert_list, length="1"),
     *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
 )
 _SQUARE = "4*v_n_embd"

@@ -8,33 +8,18 @@ Source: transformers `MuseGlimmerVisionModel`; llama.cpp `conversion/muse_glimme
 from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _tower_sizes as towers
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Reshape, Then, heads_halves_to_pairs
 from ggferry.converters.schema.roles import roles
 from ggferry.converters.schema.tower_layouts import Summed
-
-
-def _nominal(values: Values) -> int:
-    """Return the side of a picture as llama.cpp's converter states it; pictures are of any size."""
-    return int(values["positions_high"] * values["v_patch_size"] * values["v_merge"])
-
-
-def _kinds(values: Values) -> tuple[bool, ...]:
-    """Return for each block whether it sees the whole picture, as the only ones do that runtimes compute."""
-    count = values["v_n_layer"]
-    usual = tuple((number + 1) % 4 == 0 or number == count - 1 for number in range(count))
-    if tuple(values.get("listed_kinds") or usual) != usual:
-        raise ValueError("windows in other blocks than all but every fourth and the last")
-    return usual
-
 
 HPARAMS = (
     clip.PROJECTOR,
     clip.HAS_VISION,
     clip.V_PROJECTION,
-    replace(clip.V_IMAGE_SIZE, fields={}, derive=_nominal),
+    replace(clip.V_IMAGE_SIZE, fields={}, derive=towers.nominal_size),
     clip.V_PATCH_SIZE,
     clip.V_N_EMBD,
     clip.V_N_FF,
@@ -57,7 +42,7 @@ HPARAMS = (
         "listed_kinds", None, clip.BOOL, {"hf": "vision_config.layer_types"}, length="v_n_layer", required=False,
         words={"full_attention": True, "window_attention": False},
     ),
-    HParam("block_kinds", None, clip.BOOL, derive=_kinds, length="v_n_layer"),
+    HParam("block_kinds", None, clip.BOOL, derive=towers.muse_kinds, length="v_n_layer"),
     HParam("v_between", None, fields={"hf": "projector_hidden_size"}, required=False),
     clip.projector_act("gelu"),
     *vit.activation(gelu="gelu", usual="gelu"),

@@ -7,19 +7,10 @@ Source: transformers `Step3p7VisionModel`; llama.cpp `conversion/step3.py`, `too
 from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _tower_sizes as towers
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import roles
-
-_RATIO = 8960 / 1536
-"""What transformers' class takes for `mlp_ratio`."""
-
-
-def _between(values: Values) -> int:
-    """Return the width of the networks of the blocks, of which a publisher's configuration says the ratio alone."""
-    return int(values["v_n_embd"] * values.get("mlp_ratio", _RATIO))
-
 
 HPARAMS = (
     clip.PROJECTOR,
@@ -29,7 +20,7 @@ HPARAMS = (
     clip.V_PATCH_SIZE,
     replace(clip.V_N_EMBD, fields={"hf": "vision_config.hidden_size|vision_config.width"}),
     HParam("mlp_ratio", None, clip.F32, {"hf": "vision_config.mlp_ratio"}, required=False),
-    replace(clip.V_N_FF, derive=_between),
+    replace(clip.V_N_FF, derive=towers.step_feed_forward),
     replace(clip.V_N_LAYER, fields={"hf": "vision_config.num_hidden_layers|vision_config.layers"}),
     replace(clip.V_N_HEAD, fields={"hf": "vision_config.num_attention_heads|vision_config.heads"}),
     *clip.COLORS,
