@@ -1,6 +1,8 @@
 """What derives from configurations of single vision encoders."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ggferry.converters.projectors import _glm4v as glm
 from ggferry.converters.projectors import _qwen_vl as qwen
@@ -10,10 +12,12 @@ from ggferry.converters.schema.derivations import Values
 _RATIO = 8960 / 1536
 """What transformers' class of Step 3.7 takes for `mlp_ratio`."""
 _ABSENT = ("v.norm_embd.weight", "v.position_embd.weight")
-GLM_5_HPARAMS = tuple(
-    replace(param, key="vision.spatial_merge_size") if param is qwen.MERGE else param for param in glm.HPARAMS
-)
-"""GLM-4V's, of which GLM-5.3 states how many patches are merged."""
+_GLM_5: Mapping[str, Mapping[str, Any]] = {
+    qwen.MERGE.name: {"key": "vision.spatial_merge_size"},
+    "v_activation": {"words": {"silu": "silu"}},
+}
+GLM_5_HPARAMS = tuple(replace(param, **_GLM_5.get(param.name, {})) for param in glm.HPARAMS)
+"""GLM-4V's, of which GLM-5.3 states how many patches are merged, and whose bounds are of a SiLU alone."""
 GLM_5_ROLES = tuple(role for role in glm.ROLES if role.name not in _ABSENT)
 """GLM-4V's without positions and without the norm of the patches."""
 
