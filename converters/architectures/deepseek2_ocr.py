@@ -1,7 +1,7 @@
-"""DeepSeek-OCR and Unlimited-OCR, the text half: DeepSeek's mixture with LLaMA's attention, turned in halves.
+"""DeepSeek-OCR, DeepSeek-OCR 2 and Unlimited-OCR, the text half: DeepSeek's mixture, LLaMA's attention in halves.
 
 Sources: llama.cpp `src/models/deepseek2{,ocr}.cpp`, `conversion/deepseek.py`; DeepSeek's `modeling_deepseekv2.py`;
-transformers `modeling_unlimited_ocr.py`.
+transformers `modeling_unlimited_ocr.py`, `modeling_deepseek_ocr2.py`.
 """
 
 from dataclasses import replace
@@ -65,7 +65,8 @@ HF = Dialect(
     "hf",
     drops=(
         *common.DROPS,
-        *half.drop_vision("model.sam_model.*", "model.vision_model.*", "model.projector.*", "model.image_newline"),
+        *half.drop_vision("model.sam_model.*", "model.vision_model.*", "model.projector.*", "model.image_newline",
+                          "model.qwen2_model.*"),
         Drop("model.view_seperator", "the vision half: this file holds the text model"),
     ),
     caveats=(*rope.CAVEATS, WRITTEN),
@@ -88,13 +89,17 @@ HF = Dialect(
 SPEC = Architecture(
     name="deepseek2-ocr", runtimes=("llama.cpp",),
     display_name="DeepSeek-OCR",
-    hf_classes=("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM", "UnlimitedOcrForConditionalGeneration"),
+    hf_classes=(
+        "DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM", "UnlimitedOcrForConditionalGeneration",
+        "DeepseekOCR2ForCausalLM", "DeepseekOcr2ForConditionalGeneration",
+    ),
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
         HF,
         replace(
-            HF, name="half", names="hf", fields="hf", classes=("UnlimitedOcrForConditionalGeneration",),
+            HF, name="half", names="hf", fields="hf",
+            classes=("UnlimitedOcrForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration"),
             config_section=half.WITHIN,
         ),
     ),

@@ -92,7 +92,9 @@ class Solver:
         self.dialect = dialect
         self.values: dict[str, Param] = {}
         self.sizes: dict[str, Any] = {}
-        self._lists = frozenset(param.name for param in architecture.hparams if param.length == "n_layer")
+        self._lists = frozenset(
+            param.name for param in architecture.hparams if param.length in {"n_layer", *architecture.blocks.values()}
+        )
         self.notes: list[str] = []
         self.statements = Statements(checkpoint, dialect, architecture.name, of_text=not architecture.projector)
         self._take_overrides(overrides)

@@ -4,57 +4,42 @@ from collections.abc import Mapping
 
 _GLM = (
     "llama.cpp's audio encoder of GLM-ASR adds a table of positions to its states, where the published model turns "
-    "queries and "
-    "keys, and has no such table"
+    "queries and keys, and has no such table"
 )
 _TALKER = "its mmproj file is of the talker, which is not read"
 _ALONE = "transformers has no class of it, so that nobody but llama.cpp could say whether a table is right"
-_YET = "no table reads its tower yet"
-_SAM = f"{_YET}: Segment Anything's before another"
+_RADIO = (
+    "its file holds the table of positions resampled to the size of pictures, which nothing here computes; llama.cpp's "
+    "converter aligns the corners of the table, the model does not"
+)
+_ROUTED = "its vision encoder gives patches to experts, its audio encoder is one of its own: no table reads them yet"
 UNREAD: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "CogVLMForCausalLM",
-            "NemotronH_Nano_VL_V2",
-            "RADIOModel",
             "Phi4ForCausalLMV",
             "YoutuVLForConditionalGeneration",
-            "StepVLForConditionalGeneration",
             "ClefModel",
             "PplxDeciderModel",
+            "OpenJevModel",
+            "D1OmniModel",
             "BailingMoeV3VLForConditionalGeneration",
         ),
         _ALONE,
     ),
-    **dict.fromkeys(("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM", "UnlimitedOCRForCausalLM"), _SAM),
-    **dict.fromkeys(
-        (
-            "Dots3NoteForCausalLM",
-            "Dots3NoteForConditionalGeneration",
-            "EmbeddingGemma2Model",
-            "OpenJevModel",
-            "Glm5NextForConditionalGeneration",
-            "MiniMaxM3SparseForConditionalGeneration",
-            "Qwen4ExpForConditionalGeneration",
-            "MiniCPMV4_6ForConditionalGeneration",
-            "MuseGlimmerForConditionalGeneration",
-            "Step3p7ForConditionalGeneration",
-            "D1OmniModel",
-        ),
-        _YET,
-    ),
-    "Granite4VisionForConditionalGeneration": f"{_YET}: its rows go through q-formers, window by window",
+    **dict.fromkeys(("NemotronH_Nano_VL_V2", "RADIOModel"), _RADIO),
+    **dict.fromkeys(("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration"), _ROUTED),
+    "Granite4VisionForConditionalGeneration": "its rows come from several q-formers, each over windows of the states "
+    "of one block, in the order of the text model's blocks that read them: neither half is read yet",
     "DeepseekV4ForCausalLM": "neither half of it is read",
     "KimiVLForConditionalGeneration": "the pairs of its rotation take turns as Kimi K2.5's do, as far as is known, and "
     "neither llama.cpp nor its converter puts them apart; transformers has no class of it to decide",
     "GlmAsrForConditionalGeneration": _GLM,
     "GlmasrModel": _GLM,
     "Gemma3nForConditionalGeneration": "its vision encoder is timm's MobileNetV5, which transformers has no class for, "
-    "and "
-    "llama.cpp computes no audio encoder of it",
+    "and llama.cpp computes no audio encoder of it",
     "MiMoV2ForCausalLM": "its audio encoder turns sound into codes by a model of its own, in a folder of its own, "
-    "which is "
-    "not read",
+    "which is not read",
     "Qwen3TTSForConditionalGeneration": _TALKER,
     "PocketTTSModel": _TALKER,
     "MusicFlamingoForConditionalGeneration": "it turns its states by time, and llama.cpp's musicflamingo is Audio "

@@ -1,4 +1,4 @@
-"""Qwen3-VL's tower, and Qwen3.5's: plain blocks with layer norms and learned positions, stretched over the picture.
+"""Qwen3-VL's tower, Qwen3.5's and Qwen4-Exp's: plain blocks with layer norms and stretched learned positions.
 What some blocks return is merged, too, and goes to the first blocks of the text model (deepstack).
 
 Source: transformers `Qwen3VLVisionModel`; llama.cpp `conversion/qwen3vl.py`, `tools/mtmd/models/qwen3vl.cpp`.
@@ -67,6 +67,7 @@ SPEC = Architecture(
         "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
+        "Qwen4ExpForConditionalGeneration",
     ),
     hparams=HPARAMS,
     roles=ROLES,

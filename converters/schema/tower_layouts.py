@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.schema.layouts import Arithmetic, Layout, Pointwise, Rearrange, Reshape, Shape, Then
+from ggferry.converters.schema.layouts import Arithmetic, Layout, Pointwise, Rearrange, Reshape, Rowwise, Shape, Then
 from ggferry.converters.schema.partial_layouts import Columns
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
@@ -71,6 +71,32 @@ def pixels_to_planes(width: str, patch: str) -> Then:
     """
     planes = Columns(Rearrange("(pixels colors) -> (colors pixels)", (("colors", 3),)))
     return Then(planes, Reshape((width, 3, patch, patch)))
+
+
+@dataclass(frozen=True, slots=True)
+class Summed(Rowwise):
+    """The sum of `of` equal parts of every row: of the frames a patch spans, all, where a picture has one."""
+
+    of: int
+
+    @property
+    def lossless(self) -> bool:
+        return False
+
+    @property
+    def widens(self) -> bool:
+        return True
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if only[-1] % self.of:
+            raise ValueError(f"{self.of} equal parts of the rows of {only}")
+        return (*only[:-1], only[-1] // self.of)
+
+    def apply(self, *arrays: Array) -> Array:
+        (array,) = arrays
+        out: Array = array.reshape(*array.shape[:-1], self.of, -1).astype(np.float32).sum(-2)
+        return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,12 @@ class Batch(ctypes.Structure):
     _fields_ = [("inputs", Vector), ("is_sound", ctypes.c_bool)]
 
 
-def embedded(path: Path | str, *, picture: Any = None, spectrum: Any = None) -> np.ndarray:
-    """The rows that llama.cpp makes of a picture `(3, height, width)` or a spectrum `(channels, frames)`, float32."""
-    given, kind = (spectrum, "spectrum") if picture is None else (picture, "picture")
+def embedded(path: Path | str, *, picture: Any = None, spectrum: Any = None, whole: bool = False) -> np.ndarray:
+    """The rows that llama.cpp makes of a picture `(3, height, width)` or a spectrum `(channels, frames)`, float32.
+
+    `whole`: the picture is no tile of a larger one, which some towers end with a row of its own.
+    """
+    given, kind = (spectrum, "spectrum") if picture is None else (picture, "whole picture" if whole else "picture")
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/in.npy", np.asarray(given, np.float32))
         words = [sys.executable, __file__, str(path), kind, f"{folder}/in.npy", f"{folder}/out.npy"]
@@ -89,14 +92,16 @@ def _library() -> Any:
 
 
 def _rows(path: str, kind: str, given: np.ndarray) -> np.ndarray:
-    library, wide = _library(), kind == "picture"
+    library, wide = _library(), kind.endswith("picture")
     start = library[INIT]
     start.restype, start.argtypes = Loaded, [ctypes.c_char_p, Parameters]
     loaded = start(path.encode(), Parameters(flash=0, min_tokens=-1, max_tokens=-1))
     model = ctypes.c_void_p(loaded.eye if wide else loaded.ear)
     assert model, "llama.cpp does not load it"
     values = np.ascontiguousarray(given.transpose(1, 2, 0) if wide else given)
-    one = Input(values=vector(values), width=given.shape[-1], height=given.shape[-2])
+    one = Input(
+        separated=kind.startswith("whole"), values=vector(values), width=given.shape[-1], height=given.shape[-2]
+    )
     rows = np.zeros((library[TOKENS](model, ctypes.byref(one)), library[WIDTH](model)), np.float32)
     out, batch = vector(rows), Batch(vector(one), not wide)
     library[ENCODE].restype = ctypes.c_bool

@@ -146,6 +146,29 @@ def pixels(model: Any, picture: Any) -> Any:
     return _flat(_seen(model, pixel_values=cut, spatial_shapes=shapes, pixel_attention_mask=mask))
 
 
+def packed(model: Any, picture: Any) -> Any:
+    """The features of patches side by side in one row (MiniCPM-V)."""
+    import torch
+
+    size = model.config.vision_config.patch_size
+    _, height, width = picture.shape
+    rows, columns = height // size, width // size
+    cut = picture.view(3, rows, size, columns, size).permute(0, 2, 1, 3, 4).reshape(1, 3, size, -1)
+    return _flat(_seen(model, pixel_values=cut, target_sizes=torch.tensor([[rows, columns]])))
+
+
+def unnormed(model: Any, picture: Any) -> Any:
+    """The features of patches of two frames in the order of reading, before the text model's norm of them."""
+    import torch
+
+    inner, size = model.model, model.config.vision_config.patch_size
+    _, height, width = picture.shape
+    rows, columns = height // size, width // size
+    cut = picture.view(3, rows, size, columns, size).permute(1, 3, 0, 2, 4).reshape(rows * columns, -1)
+    seen = inner.vision_tower(pixel_values=cut.repeat(1, 2), grid_thw=torch.tensor([[1, rows, columns]]))
+    return _flat(inner.vision_projection(inner.vision_adapter(seen.last_hidden_state)))
+
+
 def projected(model: Any, picture: Any) -> Any:
     """The features of a tower whose projector is applied apart (Llama 4)."""
     found = _features(model)(pixel_values=picture[None])
@@ -267,5 +290,71 @@ VISION_ENCODERS = {
          "first_k_dense_replace": 1, "moe_intermediate_size": 16, "kv_lora_rank": 8, "q_lora_rank": 12,
          "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1, "topk_group": 1},
         {"projection_hidden_size": 48},
+    ),
+    "minimax_m3": VisionEncoder(
+        "MiniMaxM3VLConfig", "MiniMaxM3SparseForConditionalGeneration",
+        {**_PLAIN, "hidden_size": 160, "num_attention_heads": 2}, squares, (48, 60),
+        {"head_dim": 8, "rotary_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16,
+         "dense_intermediate_size": 24, "shared_intermediate_size": 16}, {"projector_hidden_size": 40},
+    ),
+    "step3vl": VisionEncoder(
+        "Step3p7Config", "Step3p7ForConditionalGeneration", {**_PLAIN, "mlp_ratio": 2.5}, whole, (48, 72),
+        {"head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+         "share_expert_dim": 16, "layer_types": ["full_attention"] * 2, "moe_layers_enum": "1"},
+    ),
+    "qwen4exp": VisionEncoder(
+        "Qwen4ExpConfig", "Qwen4ExpForConditionalGeneration",
+        {**_QWEN, "num_position_embeddings": 64, "deepstack_visual_indexes": []}, squares, (60, 48),
+        {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+         "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+         "shared_expert_intermediate_size": 16, "hc_lowrank": 8, "indexer_n_heads": 2, "indexer_kv_heads": 1,
+         "indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 4,
+         "layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "glm5v": VisionEncoder(
+        "Glm5NextConfig", "Glm5NextForConditionalGeneration",
+        {**_QWEN, "hidden_size": 24, "image_size": 48, "swiglu_limit": 0.25, "projection_intermediate_size": 40},
+        squares, (48, 36),
+        {"num_key_value_heads": 6, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+         "n_shared_experts": 1, "linear_head_dim": 8, "linear_num_heads": 6, "kv_lora_rank": 8, "q_lora_rank": 12,
+         "qk_rope_head_dim": 0, "qk_nope_head_dim": 8, "v_head_dim": 8, "index_head_dim": 16, "index_n_heads": 2,
+         "n_group": 1, "topk_group": 1, "layer_types": ["linear_attention", "indexed_attention"],
+         "indexer_types": ["full", "full"], "mlp_layer_types": ["dense", "sparse"]},
+        preprocessor={"min_image_tokens": 16, "max_image_tokens": 4096},
+    ),
+    "deepseekocr": VisionEncoder(
+        "UnlimitedOcrConfig", "UnlimitedOcrForConditionalGeneration",
+        {"sam_config": {"hidden_size": 24, "output_channels": 16, "num_hidden_layers": 4, "num_attention_heads": 3,
+                        "image_size": 256, "patch_size": 16, "window_size": 14, "mlp_dim": 40,
+                        "downsample_channels": [20, 36]},
+         "encoder_config": {"hidden_size": 36, "intermediate_size": 56, "num_hidden_layers": 4,
+                            "num_attention_heads": 3, "image_size": 16, "patch_size": 4}},
+        whole, (256, 256),
+        {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    ),
+    "minicpmv4_6": VisionEncoder(
+        "MiniCPMV4_6Config", "MiniCPMV4_6ForConditionalGeneration", {**_PLAIN, "image_size": 420}, packed, (48, 72),
+        {"model_type": "qwen3_5_text", "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+         "linear_key_head_dim": 8, "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
+        {"insert_layer_id": 1}, {"scale_resolution": 448},
+    ),
+    "deepseekocr2": VisionEncoder(
+        "DeepseekOcr2Config", "DeepseekOcr2ForConditionalGeneration",
+        {"sam_config": {"hidden_size": 24, "output_channels": 16, "num_hidden_layers": 4, "num_attention_heads": 3,
+                        "image_size": 768, "patch_size": 16, "window_size": 14, "mlp_dim": 40,
+                        "downsample_channels": [20, 32]},
+         "encoder_config": {"hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 4,
+                            "num_attention_heads": 4, "num_key_value_heads": 2,
+                            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}},
+        whole, (768, 768),
+        {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+         "mlp_layer_types": ["dense", "sparse"]},
+    ),
+    "muse-glimmer": VisionEncoder(
+        "MuseGlimmerConfig", "MuseGlimmerForConditionalGeneration",
+        {"hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 6, "num_attention_heads": 3, "patch_size": 6,
+         "pos_emb_height": 8, "pos_emb_width": 8},
+        unnormed, (48, 48),
+        {"head_dim": 8}, {"out_hidden_size": 96, "projector_hidden_size": 40},
     ),
 }

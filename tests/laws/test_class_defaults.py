@@ -32,6 +32,7 @@ CLASSES = [(kind, name) for kind, each in model_types().items() if kind not in O
 UNUSABLE = {
     "step3p7": "heads turn whole, of which llama.cpp's graph turns half",
     "deepseek_v2": "transformers' own default says of no number of experts that it is used",
+    "deepseek_ocr2": "transformers' own default says of no number of experts that it is used",
     "glm4_moe": "no head is as wide as the default says",
     "glm4v_moe": "no head is as wide as the default says",
     "qwen3_omni_moe": "no head is as wide as the default says",

@@ -122,6 +122,13 @@ def with_epsilon(tower: Model, epsilon: float) -> Model:
     return found
 
 
+def with_activation(tower: Model, name: str) -> Model:
+    """Return the tower with another activation in its networks."""
+    found = copy(tower)
+    found.sizes = {**tower.sizes, "activation": name}
+    return found
+
+
 def rms_norm(tower: Model, name: str, x: Tensor) -> Tensor:
     """Return x by RMSNorm with the weights of this name, in a tower whose own norms are others."""
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(tower.sizes["eps"]))
@@ -133,6 +140,11 @@ def layer_norm(tower: Model, name: str, x: Tensor, epsilon: float) -> Tensor:
     x = x - x.mean(-1, keepdim=True)
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
     return tower.biased(name, y * tower.norm_weight(name))
+
+
+def network(tower: Model, first: str, second: str, x: Tensor) -> Tensor:
+    """Return x through two matrices with an exact GELU between them: the network of most projectors."""
+    return tower.linear(second, torch.nn.functional.gelu(tower.linear(first, x)))
 
 
 def shuffled(x: Tensor, scale: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ggferry.converters.forward.blocks.experts import combined
 from ggferry.converters.forward.model import Model
 from ggferry.converters.forward.towers import _rotation as rotation
 from ggferry.converters.forward.towers import _vision as vision
@@ -40,7 +41,8 @@ def merged(tower: Model, grid: Tensor) -> Tensor:
     squares = torch.nn.functional.conv2d(grid.permute(2, 0, 1)[None], kernel, stride=SQUARE)[0]
     x = tower.linear("mm.model.fc", tower.biased("mm.patch_merger", squares.flatten(1).T))
     x = torch.nn.functional.gelu(vision.layer_norm(tower, "mm.post_norm", x, LAYER_NORM))
-    return tower.linear("mm.down", tower.activate(tower.linear("mm.gate", x)) * tower.linear("mm.up", x))
+    limit = float(tower.sizes.get("shared_limit") or 0)
+    return tower.linear("mm.down", combined(tower, tower.linear("mm.gate", x), tower.linear("mm.up", x), limit))
 
 
 def patches(tower: Model) -> tuple[int, int]:

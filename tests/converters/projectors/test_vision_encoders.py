@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from ggferry.converters.model_graph.open_checkpoint import projectors
-from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Split
+from ggferry.converters.schema.layouts import SAME, Layout, Rearrange, Reshape, Split
 from ggferry.formats.errors import InconsistentError, MissingError, VerificationError
 from helpers import llama_clip
 from helpers.multimodal import LIMIT, check, picture, rows_of, written
@@ -36,7 +37,9 @@ def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
     given = picture(*eye.size)
     second = check(folder, tmp_path / "a.gguf", model, eye.features, {"picture": given}, mmproj="only")
     assert not [line for line in second.receipt["notes"] if "does not use" in line]
-    apart = relative(rows_of(second.path, {"picture": given}), llama_clip.embedded(second.path, picture=given))
+    apart = relative(
+        rows_of(second.path, {"picture": given}), llama_clip.embedded(second.path, picture=given, whole=True)
+    )
     assert (apart <= IN_LLAMA_CPP) == (name not in OTHERWISE), apart
 
 
@@ -124,7 +127,21 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     "qwen2.5vl_merger": ("attn_v.bias", Split("v_n_embd", "2*v_n_embd")),
     "pixtral": ("attn_q.weight", SAME),
     "kimik25": ("attn_qkv.weight", SAME),
+    "minimax_m3": ("attn_k.weight", SAME),
+    "muse-glimmer": ("attn_q.weight", SAME),
+    "step3vl": (
+        "attn_qkv.weight",
+        Rearrange(
+            "(part h turn pair) -> (part h pair turn)",
+            (
+                ("part", 3),
+                ("h", "v_n_head"),
+                ("pair", 2),
+            ),
+        ),
+    ),
     "hunyuanvl": ("v.position_embd.weight", Split("0", "(v_image_size/v_patch_size)*(v_image_size/v_patch_size)")),
+    "deepseekocr": ("attn_qkv.weight", Rearrange("(part h) -> (h part)", (("part", 3), ("h", "v_n_embd")))),
     "lfm2": ("v.patch_embd.weight", Reshape(("v_n_embd", "3", "v_patch_size", "v_patch_size"))),
 }
 
@@ -145,6 +162,95 @@ def test_layouts_that_are_wrong_are_noticed_by_the_proof(
     planted(name, monkeypatch, roles=roles)
     with pytest.raises(VerificationError):
         written(folder, tmp_path / "a.gguf", mmproj="only")
+
+
+@pytest.mark.parametrize(("name", "tiles"), [("DeepseekOCRForCausalLM", 9), ("UnlimitedOCRForCausalLM", 32)])
+def test_a_publishers_configuration_of_deepseek_ocr_is_read_as_transformers(
+    name: str, tiles: int, tmp_path: Path
+) -> None:
+    """It names parts of the tower by published models (deepseek-ai/DeepSeek-OCR, config.json)."""
+    eye, given = VISION_ENCODERS["deepseekocr"], {"picture": picture(64, 64)}
+    folder = eye.saved(tmp_path / "tiny", eye.tiny())
+    expected = rows_of(str(folder), given)
+    config = json.loads((folder / "config.json").read_text())
+    sam, clip = config["vision_config"]["sam_config"], config["vision_config"]["encoder_config"]
+    text = config.pop("text_config")
+    config |= {"architectures": [name], "language_config": text, "hidden_size": text["hidden_size"]}
+    config["vision_config"] = {
+        "image_size": 256,
+        "mlp_ratio": 3.7362,
+        "model_name": "deeplip_b_l",
+        "model_type": "vision",
+        "width": {
+            "clip-l-14-224": {
+                "width": clip["hidden_size"],
+                "layers": clip["num_hidden_layers"],
+                "heads": clip["num_attention_heads"],
+                "image_size": clip["image_size"],
+                "patch_size": clip["patch_size"],
+            },
+            "sam_vit_b": {
+                "width": sam["hidden_size"],
+                "layers": sam["num_hidden_layers"],
+                "heads": sam["num_attention_heads"],
+                **{key: sam[key] for key in ("global_attn_indexes", "downsample_channels")},
+            },
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    second = written(folder, tmp_path / "a.gguf", mmproj="only")
+    assert second.receipt["hparams"]["v_max_tiles"]["value"] == tiles
+    assert not [line for line in second.receipt["notes"] if "does not use" in line]
+    for side in (str(folder), second.path):
+        assert relative(expected, rows_of(side, given)) <= LIMIT
+
+
+@pytest.mark.parametrize("size", [(84, 48), (48, 84)])
+def test_muse_glimmer_samples_positions_of_pictures_of_other_sizes(size: tuple[int, int], tmp_path: Path) -> None:
+    """Several windows, of which the last are cut off; llama.cpp stretches the table instead."""
+    eye, given = VISION_ENCODERS["muse-glimmer"], picture(*size)
+    model = eye.tiny()
+    folder = eye.saved(tmp_path / "tiny", model)
+    second = check(folder, tmp_path / "a.gguf", model, eye.features, {"picture": given}, mmproj="only")
+    theirs = llama_clip.embedded(second.path, picture=given)
+    assert relative(rows_of(second.path, {"picture": given}), theirs) > IN_LLAMA_CPP
+
+
+def test_other_windows_of_muse_glimmer_are_refused(tmp_path: Path) -> None:
+    eye = VISION_ENCODERS["muse-glimmer"]
+    folder = eye.saved(tmp_path / "tiny", eye.tiny(layer_types=["full_attention"] * 6))
+    with pytest.raises(InconsistentError, match="every fourth"):
+        written(folder, tmp_path / "a.gguf", mmproj="only")
+
+
+def test_other_blocks_of_deepseek_ocr_that_see_the_whole_picture_are_refused(tmp_path: Path) -> None:
+    eye = VISION_ENCODERS["deepseekocr"]
+    folder = eye.saved(tmp_path / "tiny", eye.tiny(sam_config={**eye.vision["sam_config"], "global_attn_indexes": [1]}))
+    with pytest.raises(InconsistentError, match="see the whole picture"):
+        written(folder, tmp_path / "a.gguf", mmproj="only")
+
+
+RECIPES: dict[str, dict[str, str]] = {
+    "glm5v": {"limited": "after"},
+    "deepseekocr2": {"rope": "pairs"},
+    "step3vl": {"rope": "halves"},
+    "minimax_m3": {"rope": "pairs"},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_that_are_wrong_are_noticed_by_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    eye = VISION_ENCODERS[name]
+    model, given = eye.tiny(), picture(*eye.size)
+    folder = eye.saved(tmp_path / "tiny", model)
+    with torch.no_grad():
+        expected = eye.features(model.double().eval(), torch.from_numpy(given).double()).numpy()
+    planted(name, monkeypatch, recipe={**projectors()[name].recipe, **RECIPES[name]})
+    assert relative(expected, rows_of(str(folder), {"picture": given})) > 100 * LIMIT
 
 
 def test_deepstack_mergers_in_another_order_are_noticed_by_transformers(

@@ -53,5 +53,9 @@ MODELS: dict[str, Tiny] = {
     "glm 4.7 flash": Tiny("Glm4MoeLite", LATENT_ROUTED),
     "youtu": Tiny("Youtu", {**LATENT, **ONLY_ROPE}),
     "deepseek v3.2": Tiny("DeepseekV32", INDEXED),
+    "deepseek ocr 2": Tiny(
+        "DeepseekOcr2", {**OCR, "sliding_window": None, "mlp_layer_types": ["dense", "sparse", "sparse"]}, head=VISUAL,
+        outer=OCR_EYES,
+    ),
     "unlimited ocr": Tiny("UnlimitedOcr", OCR, head=VISUAL, outer=OCR_EYES),
 }
