@@ -14,24 +14,49 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.blocks import refuse_nonfinite
 from ggferry.quant.codec import codec
+from ggferry.quant.kernels import ALIGNED, PRODUCTS
 from ggferry.quant.levels import LEVELS, coefficients, put_codes
 from ggferry.quant.types import BlockType
-from ggferry.support.heavy import np
+from ggferry.support.heavy import np, torch
+from ggferry.support.threads import each
 
 if TYPE_CHECKING:
     from ggferry.quant.types import Bytes, Floats
 
 DAMPING = 0.01
 """Share of the mean second moment that is added to each: directions that no input has stay near the weights."""
+MOST_DAMPING = 8
+"""How often ten times as much is tried where rounding keeps the moments from being positive definite."""
 COLUMNS = 256
 """Columns that the compiled loop rounds at once: the errors of all before them are one product."""
+
+TURNED = 64
+"""Inputs that are transposed at once: what is written of a column follows each other."""
+
+
+def second_moments(inputs: Floats, threads: int = 1) -> Floats:
+    """Return Σ xᵀx, float32 `(columns, columns)`, of inputs x, float32 `(n, columns)`; the same for any `threads`."""
+    products = PRODUCTS.load()
+    columns = np.zeros((inputs.shape[1], len(inputs) + -len(inputs) % ALIGNED), np.float32)
+    found = np.empty((len(columns),) * 2, np.float32)
+
+    def turn(start: int) -> None:
+        part = inputs[start : start + TURNED]
+        columns[:, start : start + len(part)] = part.T
+
+    def panel(start: int) -> None:
+        products(columns, columns[start : start + COLUMNS], found, start)
+
+    each(range(0, len(inputs), TURNED), turn, threads)
+    each(range(0, len(columns), COLUMNS), panel, threads)
+    return found
 
 
 def correction_factors(moments: Floats) -> Floats | None:
     """Return U of `moments` = U D Uᵀ, float32 `(columns, columns)`, unit upper triangular.
 
     Args:
-        moments: Σ xᵀx over inputs, float32 `(columns, columns)`.
+        moments: What `second_moments` returns.
 
     Returns:
         None where all moments are zero, or some are not finite.
@@ -39,16 +64,14 @@ def correction_factors(moments: Floats) -> Floats | None:
     mean = float(moments.diagonal().mean(dtype=np.float64))
     if not 0 < mean < math.inf or not np.isfinite(moments).all():
         return None
-    flipped = np.ascontiguousarray(moments[::-1, ::-1], np.float64)
-    for power in range(8):
-        damped = flipped.copy()
-        damped.flat[:: len(damped) + 1] += DAMPING * 10**power * mean
-        try:
-            lower = np.linalg.cholesky(damped)
-        except np.linalg.LinAlgError:
-            continue
-        lower /= lower.diagonal().copy()
-        return np.ascontiguousarray(lower[::-1, ::-1], np.float32)
+    flipped = torch.from_numpy(np.ascontiguousarray(moments[::-1, ::-1], np.float64))
+    for power in range(MOST_DAMPING):
+        damped = flipped.clone()
+        damped.diagonal().add_(DAMPING * 10**power * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not failed:
+            lower /= lower.diagonal().clone()
+            return np.ascontiguousarray(lower.numpy()[::-1, ::-1], np.float32)
     return None
 
 
@@ -72,23 +95,27 @@ def encode_with_feedback(kind: BlockType, rows: Floats, importances: Floats | No
     refuse_nonfinite(kind, rows)
     levels, encode = LEVELS[kind.name], codec(kind.name).encode
     assert encode is not None
-    values = np.array(levels.values, np.float32)
+    values, products = np.array(levels.values, np.float32), PRODUCTS.load()
     errors: Any = np.zeros(rows.shape, np.float32)
     out = np.empty((len(rows), kind.row_bytes(rows.shape[1])), np.uint8)
     for start in range(0, rows.shape[1], COLUMNS):
         stop = min(rows.shape[1], start + COLUMNS)
         original = rows[:, start:stop]
-        adjusted = original + errors[:, :start] @ factors[:start, start:stop] if start else original.copy()
+        adjusted = original.copy()
+        if start:
+            corrections = np.empty(original.shape, np.float32)
+            products(np.ascontiguousarray(errors[:, :start]), _transposed(factors[:start, start:stop]), corrections, 0)
+            adjusted += corrections
         weights = None if importances is None else np.ascontiguousarray(importances[start:stop])
         blocks = encode(adjusted, weights)
         scales, shifts = coefficients(kind.name, blocks)
         codes = np.empty((stop - start, len(rows)), np.uint8)
         found = np.empty((stop - start, len(rows)), np.float32)
         round_columns(
-            np.ascontiguousarray(original.T),
-            np.ascontiguousarray(adjusted.T),
-            np.ascontiguousarray(scales.T),
-            np.ascontiguousarray(shifts.T),
+            _transposed(original),
+            _transposed(adjusted),
+            _transposed(scales),
+            _transposed(shifts),
             (stop - start) // scales.shape[1],
             np.ascontiguousarray(factors[start:stop, start:stop]),
             values,
@@ -96,7 +123,11 @@ def encode_with_feedback(kind: BlockType, rows: Floats, importances: Floats | No
             codes,
             found,
         )
-        put_codes(kind.name, blocks, np.ascontiguousarray(codes.T))
+        put_codes(kind.name, blocks, _transposed(codes))
         out[:, kind.row_bytes(start) : kind.row_bytes(stop)] = blocks
         errors[:, start:stop] = found.T
     return out
+
+
+def _transposed(matrix: Any) -> Any:
+    return np.ascontiguousarray(matrix.T)

@@ -24,7 +24,7 @@ from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.rows import CHUNK, values_of
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import BadValueError, MissingError
-from ggferry.quant.kernels import Compiled
+from ggferry.quant.kernels import ALIGNED, PRODUCTS
 from ggferry.support.allocator import forget_code
 from ggferry.support.heavy import import_ahead, np, torch
 from ggferry.support.threads import each, workers
@@ -32,13 +32,12 @@ from ggferry.support.threads import each, workers
 if TYPE_CHECKING:
     from ggferry.quant.types import Floats
 
-ROWS, ALIGNED = 4, 16
-"""Rows of a matrix that `PRODUCTS` takes at once, and what its columns must be a multiple of."""
+ROWS = 4
+"""Rows of a matrix that `PRODUCTS` takes at once."""
 PARTS = 4
 """Parts of a matrix are a multiple of this, so that 2 or 4 threads have equal shares whatever its size."""
 LARGE = 1 << 26
 """Weights of a model from which on loading `PRODUCTS` costs less than it saves."""
-PRODUCTS = Compiled("ggferry.quant.kernels.products", "products", "PRODUCTS")
 
 _passes: list[tuple[int, str, str]] = []
 """torch's settings before each of the concurrent passes."""
@@ -267,12 +266,16 @@ class Weights:
                 torch.matmul(x, self._decode(ref, start, stop).to(x.dtype).T, out=out)
                 return
             rows = np.ascontiguousarray(self.values(ref, start, stop))
-            if self._products and x.dtype == torch.float32 and ref.columns % ALIGNED == 0:
-                self._products(x.numpy(), rows, whole.numpy(), at)
-            else:
-                torch.matmul(x, torch.from_numpy(rows).to(x.dtype).T, out=out)
+            self._multiply_rows(rows, x, whole, at)
             if not math.isfinite(out.sum()):  # a product with every value of the rows is in it
                 self._check(ref, start, rows)
+
+    def _multiply_rows(self, rows: Floats, x: torch.Tensor, whole: torch.Tensor, at: int) -> None:
+        """Put the products of x with rows, float32 `(n, columns)`, into n columns of `whole`, on the processor."""
+        if self._products and x.dtype == torch.float32 and rows.shape[1] % ALIGNED == 0:
+            self._products(x.numpy(), rows, whole.numpy(), at)
+        else:
+            torch.matmul(x, torch.from_numpy(rows).to(x.dtype).T, out=whole[:, at : at + len(rows)])
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
         """Return rows `start:stop` of a tensor, float32 `(stop - start, columns)`."""

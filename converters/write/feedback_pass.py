@@ -26,7 +26,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.write.write_tensors import Job, Writing, importances, mark, write_job
 from ggferry.formats.errors import UnsupportedError
 from ggferry.quant.codec import codec
-from ggferry.quant.feedback import correction_factors, encode_with_feedback
+from ggferry.quant.feedback import correction_factors, encode_with_feedback, second_moments
 from ggferry.quant.levels import LEVELS
 from ggferry.support.heavy import np, torch
 from ggferry.support.progress import Progress
@@ -39,8 +39,6 @@ TOKENS, CHUNK = 1 << 15, 512
 """The most tokens of a text that are read, and how many of them at most belong to one chunk."""
 ACTIVATIONS = 4 << 30
 """Bytes of activations that all chunks may hold between two matrices; of a wide model fewer tokens are read."""
-PANEL = 256
-"""Rows of the second moments that one thread sums."""
 
 
 def calibration_chunks(graph: ModelGraph, tokenizer: Tokenizer | None, text: str) -> tuple[tuple[int, ...], ...]:
@@ -139,14 +137,15 @@ class _Rounding(Weights):
         self.rounded.setdefault(step.node.name, set()).add(item)
         moments, factors = self._of_inputs(x)
         given = importances(self.writing.plan, step)
-        by = given[min(item, len(given) - 1)] if given is not None else moments
+        own = None if given is None else given[min(item, len(given) - 1)]
+        read = x.cpu().contiguous() if target is not None else x
 
         def encode(values: Floats) -> Bytes:
             if factors is None:
                 encoder = codec(step.type.name).encode
                 assert encoder is not None
-                return encoder(values, given[min(item, len(given) - 1)] if given is not None else None)
-            return encode_with_feedback(step.type, values, by, factors)
+                return encoder(values, own)
+            return encode_with_feedback(step.type, values, moments if own is None else own, factors)
 
         def part(job: Job) -> None:
             blocks = write_job(self.writing, job, rows.laid_out_values, self.progress, {}, encode)
@@ -156,9 +155,11 @@ class _Rounding(Weights):
                 out, places = target
                 first = item * _height(step)
                 with in_a_thread():
-                    values = torch.from_numpy(codec(step.type.name).values(blocks, job.node.shape[-1]))
+                    values = np.ascontiguousarray(codec(step.type.name).values(blocks, job.node.shape[-1]))
+                    made = torch.empty((len(x), len(values)), dtype=x.dtype)
+                    self._multiply_rows(values, read, made, 0)
                     to = torch.from_numpy(places[job.start - first : job.stop - first])
-                    out[:, to] = x @ values.to(x.device, x.dtype).T
+                    out[:, to.to(x.device)] = made.to(x.device)
 
         return tuple(partial(part, job) for job in _jobs(step, item))
 
@@ -167,14 +168,9 @@ class _Rounding(Weights):
         if self._summed is None or self._summed[0] is not x:  # queries, keys and values are made of the same rows
             self._summed = None
             inputs = x.float().cpu().numpy()
-            moments = np.empty((inputs.shape[1],) * 2, np.float32)
-
-            def panel(start: int) -> None:
-                moments[start : start + PANEL] = inputs[:, start : start + PANEL].T @ inputs
-
-            each(range(0, len(moments), PANEL), panel, self.threads)
+            moments = second_moments(inputs, self.threads)
             factors = correction_factors(moments)
-            squares = np.ascontiguousarray(moments.diagonal()) / np.float32(max(1, len(inputs)))
+            squares = moments.diagonal() / np.float32(max(1, len(inputs)))
             self._summed = x, squares, factors
         return self._summed[1:]
 

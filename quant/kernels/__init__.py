@@ -144,3 +144,10 @@ class Compiled:
         with suppress(Exception):  # a broken compiler leaves us with the reference, which is right and slow
             return self.load()
         return None
+
+
+ALIGNED = 16
+"""What the columns of rows that `PRODUCTS` multiplies must be a multiple of."""
+PRODUCTS = Compiled("ggferry.quant.kernels.products", "products", "PRODUCTS")
+"""Rows times a matrix: `products(x, rows, out, at)` puts x `(n, columns)` times rows `(m, columns)` into m columns of
+`out` from `at` on; a sum does not depend on what else is computed."""
