@@ -67,20 +67,19 @@ class ImatrixOptions(TypedDict, total=False):
         include_weights: Which of its entries are used.
         exclude_weights: Which of its entries are not used.
         rounding: 'stock'; of the same types, 'search' rounds closer to the weights, 'feedback' to what they compute.
-        calibration: A text, for 'feedback'.
     """
 
     imatrix: StrPath | None
     include_weights: Sequence[str] | None
     exclude_weights: Sequence[str] | None
     rounding: Literal["stock", "search", "feedback"]
-    calibration: StrPath | None
 
 
 class TypeOptions(ImatrixOptions, total=False):
     """Which types tensors get, as in llama-quantize.
 
     Attributes:
+        calibration: A text, for the rounding 'feedback'.
         recipe: A recipe file instead of a name.
         like: A GGUF file: every tensor gets the type that it has there.
         target_size: The most bytes of the file: types are chosen by measuring them. A text, too: '4GiB' is 4·2³⁰.
@@ -90,6 +89,7 @@ class TypeOptions(ImatrixOptions, total=False):
         tensor_types: Regular expression on tensor names → type, or 'REGEX=TYPE' items; the first that matches decides.
     """
 
+    calibration: StrPath | None
     recipe: StrPath | None
     like: StrPath | None
     target_size: int | str | None
