@@ -30,7 +30,7 @@ MOST_DAMPING = 8
 COLUMNS = 256
 """Columns that the compiled loop rounds at once: the errors of all before them are one product."""
 
-TURNED = 64
+TRANSPOSED = 64
 """Inputs that are transposed at once: what is written of a column follows each other."""
 
 
@@ -40,14 +40,14 @@ def second_moments(inputs: Floats, threads: int = 1) -> Floats:
     columns = np.zeros((inputs.shape[1], len(inputs) + -len(inputs) % ALIGNED), np.float32)
     found = np.empty((len(columns),) * 2, np.float32)
 
-    def turn(start: int) -> None:
-        part = inputs[start : start + TURNED]
+    def transpose(start: int) -> None:
+        part = inputs[start : start + TRANSPOSED]
         columns[:, start : start + len(part)] = part.T
 
     def panel(start: int) -> None:
         products(columns, columns[start : start + COLUMNS], found, start)
 
-    each(range(0, len(inputs), TURNED), turn, threads)
+    each(range(0, len(inputs), TRANSPOSED), transpose, threads)
     each(range(0, len(columns), COLUMNS), panel, threads)
     return found
 

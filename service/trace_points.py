@@ -132,5 +132,5 @@ def begin_as_environment_states(*, first: bool) -> Callable[[], None]:
     try:
         return begin(os.path.abspath(path), POINTS, words, first=first)
     except OSError as error:
-        sys.stderr.write(f"note     no trace: {VARIABLE}: {error.strerror}\n")
+        os.write(2, f"note     no trace: {VARIABLE}: {error.strerror}\n".encode())
         return lambda: None

@@ -199,11 +199,13 @@ def _run(graph: ModelGraph, chunk: Sequence[int], weights: Weights) -> None:
     forward(graph, chunk, weights=weights)
 
 
-def group_size(graph: ModelGraph, tokens: int, activations: int = ACTIVATIONS) -> int:
+def group_size(graph: ModelGraph, tokens: int, activations: int | None = None) -> int:
     """Return how many chunks of `tokens` tokens pass through the model together, within so many bytes of activations.
+
+    By default that is ACTIVATIONS.
 
     A waiting pass holds its residual, the rows it wants multiplied and the result: less than eight times the widest
     rows.
     """
     widest = max((max(node.shape[-2:]) for node in graph.nodes if node.role.per_block), default=1)
-    return max(1, activations // (8 * 4 * widest * tokens))
+    return max(1, (activations or ACTIVATIONS) // (8 * 4 * widest * tokens))

@@ -112,8 +112,8 @@ class _Rounding(Weights):
         """Return whether what is multiplied are the columns of the output's rows."""
         if step is None or x.shape[-1] != step.node.shape[-1] or (factor.item is None) != (_matrices(step) == 1):
             return False
-        turned = isinstance(step.node.layout, Transpose)
-        return turned if factor.transposed else step.node.layout.block_safe
+        layout = step.node.layout
+        return isinstance(layout, Transpose) if factor.transposed else layout.block_safe
 
     def _places(self, step: Step, factor: Factor) -> Any:
         """Return, for each row of the output's matrix, the column of the product that it makes, int64 `(rows,)`.

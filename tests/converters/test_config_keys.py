@@ -42,7 +42,7 @@ def unread(config: Mapping[str, Any]) -> set[str]:
     return set(", ".join(told).split(", ")) - {""}
 
 
-TEXTS = ("Gemma3", "Dots3Note")
+TEXTS = ("Gemma3", "Dots3Note", "DeepseekOcr2")
 """Whose `Config` is that of the whole model."""
 
 
@@ -86,6 +86,8 @@ def test_the_defaults_of_a_class_are_all_used(name: str) -> None:
     config = getattr(transformers, name).config_class(**parts).to_dict()
     if name == "DeepseekV2ForCausalLM":  # without a number of experts it is no model
         config["num_experts_per_tok"] = 2
+    if name == "DeepseekOcr2ForConditionalGeneration":
+        config["text_config"]["num_experts_per_tok"] = 2
     if name == "Gemma3TextModel":  # which is EmbeddingGemma's
         config["use_bidirectional_attention"] = True
     if name == "Step3p7ForConditionalGeneration":  # no file can hold heads that turn whole: they are refused
