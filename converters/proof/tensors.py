@@ -64,6 +64,7 @@ class TensorProof:
         sampled: Share of its values that were encoded again; the others' bytes are those that their encoder gave when
             they were written.
         other_bytes: Whether an encoder that makes the bytes of llama-quantize made others of the source's values.
+        corrected: Whether it was rounded with feedback, which moves it further from the source's values.
     """
 
     name: str
@@ -75,6 +76,7 @@ class TensorProof:
     encoded_again: bool | None = None
     sampled: float = 1.0
     other_bytes: bool = False
+    corrected: bool = False
 
     @property
     def band(self) -> tuple[float, float] | None:
@@ -87,7 +89,8 @@ class TensorProof:
     @property
     def outlier(self) -> bool:
         """Whether its error lies beyond that band."""
-        return self.band is not None and beyond_band(self.type, self.relative_rms)
+        error = self.relative_rms / CORRECTED if self.corrected else self.relative_rms
+        return self.band is not None and beyond_band(self.type, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,7 @@ class _Comparison:
             encoded_again=not self.other_bytes.is_set() if grade is Grade.ROUNDED and not self.corrected else None,
             sampled=1 - sum(self.kept.values()) / max(1, math.prod(self.origin.shape[:-1])),
             other_bytes=self.other_bytes.is_set() and self.encodable.is_set() and not self.corrected,
+            corrected=self.corrected,
         )
         weighted = self.other_bytes.is_set() or self._weights() is not None
         if found.outlier and weighted and self.after.quantized and not self.encoding.any_error:

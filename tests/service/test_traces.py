@@ -72,6 +72,7 @@ def test_a_conversion_leaves_spans_that_nest_and_say_where_the_time_went(fixture
     assert within * 1e6 > 0.9 * process["dur"], own
 
 
+@pytest.mark.slow
 def test_workers_of_an_archive_add_theirs(fixtures: Path, tmp_path: Path) -> None:
     trace, plan = tmp_path / "trace.json", tmp_path / "plan.jsonl"
     (tmp_path / "in").mkdir()

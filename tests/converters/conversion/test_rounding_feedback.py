@@ -37,9 +37,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_proof_holds_and_the_receipt_says_by_what(source: Path, text: Path, tmp_path: Path) -> None:
     stock, out, again = (tmp_path / f"{name}.gguf" for name in ("stock", "out", "again"))
     ggferry.quantize(source, stock, "q4_k_m", verify="none")
-    done = ggferry.quantize(source, out, "q4_k_m", rounding="feedback", calibration=text, jobs=1)
+    done = ggferry.quantize(source, out, "q4_k_m", rounding="feedback", calibration=text, jobs=1, witness=["llama.cpp"])
+    assert any("llama.cpp" in str(each) for each in done.receipt["testimonies"])
     assert done.receipt["options"]["rounding"] == "feedback"
-    assert any("tokens of text.txt (BLAKE3" in note for note in done.receipt["notes"])
+    notes = [note for note in done.receipt["notes"] if "text.txt" in note or "lost more" in note]
+    assert len(notes) == 1 and "tokens of text.txt (BLAKE3" in notes[0]
     types = [{name: each.type for name, each in ggferry.inspect(path).tensors.items()} for path in (stock, out)]
     assert types[0] == types[1] and out.stat().st_size == stock.stat().st_size
     ggferry.quantize(source, again, "q4_k_m", rounding="feedback", calibration=text, verify="none", jobs=2)
@@ -68,7 +70,10 @@ def test_a_changed_level_is_noticed_while_it_is_written(source: Path, text: Path
     assert not (tmp_path / "x.gguf").exists()
 
 
-@pytest.mark.parametrize("folder", ["llama_k256", "gpt2", "mixtral", "falcon7b", "phi3", "mpt"])
+SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama_k256", "gpt2", "falcon7b", "phi3", "mpt")]
+
+
+@pytest.mark.parametrize("folder", ["mixtral", *SLOWER])
 def test_every_layout(fixtures: Path, folder: str, text: Path, tmp_path: Path) -> None:
     """Permuted rows, transposed matrices and stacks of experts: what a checkpoint gives, its GGUF gives again."""
     checkpoint = fixtures / "hf/ckpt" / folder
@@ -94,3 +99,17 @@ def test_what_does_not_go_together(source: Path, text: Path, tmp_path: Path) -> 
     with pytest.raises(GgferryError, match="too short"):
         ggferry.quantize(source, out, "q4_k_m", rounding="feedback", calibration=short, verify="none")
     assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["q2_k", "q3_k", "q4_k", "iq4_xs", "q4_0"])
+def test_it_comes_nearer_to_the_model(source: Path, text: Path, kind: str, tmp_path: Path) -> None:
+    """On a text that it was not rounded by."""
+    other = tmp_path / "text.txt"
+    other.write_text((ROOT / "ARCHITECTURE.md").read_text())
+    found = []
+    for name, options in {"stock": {}, "feedback": {"calibration": text, "rounding": "feedback"}}.items():
+        out = tmp_path / f"{name}.gguf"
+        ggferry.quantize(source, out, kind, pure=True, verify="none", **options)  # type: ignore[arg-type]
+        found.append(ggferry.compare(source, out, other, context=128, chunks=24).chunks[-1].kl_divergence.value)
+    assert found[1] < 0.9 * found[0], found
