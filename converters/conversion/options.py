@@ -357,7 +357,7 @@ OPTIONS: tuple[Option, ...] = (
            "importance matrix; feedback: later columns correct the errors of earlier ones, by --calibration "
            "(docs/quality.md).",
            "options.rounding", default="stock", choices=ROUNDINGS, in_plan=True, receipt="rounding"),
-    Option("calibration", Kind.FILE, "convert quantize plan", Heading.IMPORTANCE,
+    Option("calibration", Kind.FILE, "convert quantize", Heading.IMPORTANCE,
            "A text: what the matrices multiply while the model reads it is what --rounding feedback goes by.",
            "calibration", metavar="FILE", in_plan=True),
     # --- proof ---
