@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ggferry.quant.accuracy.expected_error import CORRECTED, TOLERANCE, band_of
 from ggferry.quant.blocks import refuse_nonfinite
 from ggferry.quant.codec import codec
 from ggferry.quant.kernels import ALIGNED, PRODUCTS
@@ -106,6 +107,8 @@ def encode_with_feedback(kind: BlockType, rows: Floats, importances: Floats | No
             corrections = np.empty(original.shape, np.float32)
             products(np.ascontiguousarray(errors[:, :start]), _transposed(factors[:start, start:stop]), corrections, 0)
             adjusted += corrections
+            lost = ~np.isfinite(adjusted).all(axis=1)
+            adjusted[lost] = original[lost]
         weights = None if importances is None else np.ascontiguousarray(importances[start:stop])
         blocks = encode(adjusted, weights)
         scales, shifts = coefficients(kind.name, blocks)
@@ -126,7 +129,23 @@ def encode_with_feedback(kind: BlockType, rows: Floats, importances: Floats | No
         put_codes(kind.name, blocks, _transposed(codes))
         out[:, kind.row_bytes(start) : kind.row_bytes(stop)] = blocks
         errors[:, start:stop] = found.T
+    _without_far_rows(kind, rows, importances, errors, out)
     return out
+
+
+def _without_far_rows(kind: BlockType, rows: Floats, importances: Floats | None, errors: Floats, out: Bytes) -> None:
+    """Encode rows without feedback that corrections have moved much further than rounding does, as almost equal columns
+    can."""
+    one, (_, most) = codec(kind.name), band_of(kind.name) or (0.0, 0.0)
+    assert one.encode is not None
+    power, error = (np.einsum("rc,rc->r", each, each, dtype=np.float64) for each in (rows, errors))
+    far = np.flatnonzero(~(error <= (TOLERANCE * CORRECTED * most) ** 2 * power))
+    if far.size:
+        own = np.ascontiguousarray(rows[far])
+        plain = one.encode(own, importances)
+        left = one.values(plain, own.shape[1]) - own
+        worse = ~(error[far] <= CORRECTED**2 * np.einsum("rc,rc->r", left, left, dtype=np.float64))
+        out[far[worse]] = plain[worse]
 
 
 def _transposed(matrix: Any) -> Any:

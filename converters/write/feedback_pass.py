@@ -8,7 +8,7 @@ model gives them to read. No more is held than the activations of the text, two 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -87,24 +87,24 @@ class _Rounding(Weights):
         step, item = self.steps.get(factor.name), factor.item or 0
         first = step is not None and item not in self.rounded.get(factor.name, ()) and self._fits(step, factor, x)
         if factor.name in HEADS:
-            parts = self._parts(step, item, x, None) if first and step and factor.name == OUTPUT else ()
+            parts = self._parts(step, item, x) if first and step and factor.name == OUTPUT else ()
             return Product(parts, torch.zeros(1, 1, device=x.device).expand(len(x), self.refs(factor.name)[0].rows))
         if not first or step is None:
             return super().product(factor, x)
         places = self._places(step, factor)
         if places is None:
             plain = super().product(factor, x)
-            return Product((*plain.parts, *self._parts(step, item, x, None)), plain.result)
+            return Product((*plain.parts, *self._parts(step, item, x)), plain.result)
         out = torch.empty((len(x), len(places)), dtype=x.dtype, device=x.device)
         return Product(self._parts(step, item, x, (out, places)), out)
 
     def finish(self) -> None:
         """Write what was begun and not multiplied with: experts that no token was sent to, by their encoder alone."""
-        for name, items in self.rounded.items():
+        for name in list(self.rounded):
             step = self.steps[name]
-            rest = [item for item in range(_matrices(step)) if item not in items]
-            jobs = [job for item in rest for job in _jobs(step, item)]
-            each(jobs, lambda job: write_job(self.writing, job, rows.laid_out_values, self.progress, {}), self.threads)
+            rest = [item for item in range(_matrices(step)) if item not in self.rounded[name]]
+            parts = [part for item in rest for part in self._parts(step, item, None)]
+            each(parts, lambda part: part(), self.threads)
             self.writing.done.add(step.name)
             self.writing.marks.unrepeatable.add(step.name)
 
@@ -132,13 +132,18 @@ class _Rounding(Weights):
             places, made = row if len(inputs) > 1 else row - first, count
         return places if np.array_equal(np.sort(places), np.arange(made)) else None
 
-    def _parts(self, step: Step, item: int, x: torch.Tensor, target: tuple[torch.Tensor, Any] | None) -> Any:
-        """Return what rounds and writes the rows of a matrix, and puts their products with x into `target`."""
+    def _parts(
+        self, step: Step, item: int, x: torch.Tensor | None, target: tuple[torch.Tensor, Any] | None = None
+    ) -> tuple[Callable[[], None], ...]:
+        """Return what rounds and writes the rows of a matrix, and puts their products with x into `target`.
+
+        Without x, they are rounded by their encoder alone.
+        """
         self.rounded.setdefault(step.node.name, set()).add(item)
-        moments, factors = self._of_inputs(x)
+        moments, factors = (None, None) if x is None else self._of_inputs(x)
         given = importances(self.writing.plan, step)
         own = None if given is None else given[min(item, len(given) - 1)]
-        read = x.cpu().contiguous() if target is not None else x
+        read = x.cpu().contiguous() if x is not None and target is not None else None
 
         def encode(values: Floats) -> Bytes:
             if factors is None:
@@ -151,15 +156,15 @@ class _Rounding(Weights):
             blocks = write_job(self.writing, job, rows.laid_out_values, self.progress, {}, encode)
             if _matrices(step) == 1:
                 mark(self.writing, job, blocks)
-            if target is not None:
+            if target is not None and read is not None:
                 out, places = target
                 first = item * _height(step)
                 with in_a_thread():
                     values = np.ascontiguousarray(codec(step.type.name).values(blocks, job.node.shape[-1]))
-                    made = torch.empty((len(x), len(values)), dtype=x.dtype)
+                    made = torch.empty((len(read), len(values)), dtype=read.dtype)
                     self._multiply_rows(values, read, made, 0)
                     to = torch.from_numpy(places[job.start - first : job.stop - first])
-                    out[:, to.to(x.device)] = made.to(x.device)
+                    out[:, to.to(out.device)] = made.to(out.device)
 
         return tuple(partial(part, job) for job in _jobs(step, item))
 

@@ -115,3 +115,11 @@ def test_a_value_that_is_not_finite_is_named(inputs: Any, weights: Any) -> None:
     with pytest.raises(ValueRefused) as refused:
         encode_with_feedback(codec("Q4_K").type, wrong, None, factors)
     assert (refused.value.row, refused.value.column) == (2, 300)
+
+
+def test_a_row_that_corrections_lead_astray_is_rounded_without_them(weights: Any) -> None:
+    """Factors that no moments have: each error comes back twice as large."""
+    one, factors = codec("Q4_K"), np.triu(np.full((WIDTH, WIDTH), -2, np.float32), 1) + np.eye(WIDTH, dtype=np.float32)
+    assert one.encode is not None
+    found = encode_with_feedback(one.type, weights, None, factors)
+    np.testing.assert_array_equal(found, one.encode(weights, None))

@@ -113,3 +113,31 @@ def test_it_comes_nearer_to_the_model(source: Path, text: Path, kind: str, tmp_p
         ggferry.quantize(source, out, kind, pure=True, verify="none", **options)  # type: ignore[arg-type]
         found.append(ggferry.compare(source, out, other, context=128, chunks=24).chunks[-1].kl_divergence.value)
     assert found[1] < 0.9 * found[0], found
+
+
+def test_experts_that_no_token_was_sent_to_are_written(fixtures: Path, text: Path, tmp_path: Path) -> None:
+    """A text of one chunk leaves experts out; they have what their encoder alone gives."""
+    source, out, plain = tmp_path / "f16.gguf", tmp_path / "out.gguf", tmp_path / "plain.gguf"
+    ggferry.convert(fixtures / "hf/ckpt/mixtral", source, outtype="f16", verify="none")
+    short = tmp_path / "short.txt"
+    short.write_text("a " * 600)
+    seen: list[int] = []
+    from ggferry.converters.write import feedback_pass
+
+    finish = feedback_pass._Rounding.finish
+
+    def counted(self: Any) -> None:
+        seen.extend(len(items) for name, items in self.rounded.items() if "_exps" in name)
+        finish(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feedback_pass._Rounding, "finish", counted)
+        ggferry.quantize(source, out, "iq4_nl", pure=True, rounding="feedback", calibration=short, verify="fast")
+    ggferry.quantize(source, plain, "iq4_nl", pure=True, verify="none")
+    first, second = values_of(out), values_of(plain)
+    equal = {
+        name: [np.array_equal(*pair) for pair in zip(each, second[name], strict=True)]
+        for name, each in first.items()
+        if "_exps" in name
+    }
+    assert min(seen) < max(map(len, equal.values())) and any(any(each) and not all(each) for each in equal.values())
