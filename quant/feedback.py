@@ -134,8 +134,10 @@ def encode_with_feedback(kind: BlockType, rows: Floats, importances: Floats | No
 
 
 def _without_far_rows(kind: BlockType, rows: Floats, importances: Floats | None, errors: Floats, out: Bytes) -> None:
-    """Encode rows without feedback that corrections have moved much further than rounding does, as almost equal columns
-    can."""
+    """Encode rows without feedback that corrections have moved much further than rounding does.
+
+    Almost equal columns can do that.
+    """
     one, (_, most) = codec(kind.name), band_of(kind.name) or (0.0, 0.0)
     assert one.encode is not None
     power, error = (np.einsum("rc,rc->r", each, each, dtype=np.float64) for each in (rows, errors))
