@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ggferry.quant.blocks import Affine, Array, Decoder, as_blocks
-from ggferry.quant.codec import codec
+from ggferry.quant.blocks import Array, as_blocks
+from ggferry.quant.codec import affine_of
 from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
@@ -68,7 +68,7 @@ class AffineGroups:
             columns: Elements of a row.
         """
         rows, parts = len(blocks), as_blocks(self.kind, np.ascontiguousarray(blocks))
-        unpack = _unpack_of(self.kind)
+        unpack = affine_of(self.kind.name)
         levels = unpack.levels(parts).reshape(rows, columns)
         with np.errstate(all="ignore"):  # what is not finite is found by whoever writes it
             scales, *shifts = (self._whole(each, rows, columns) for each in unpack.coefficients(parts))
@@ -87,14 +87,8 @@ def affine_groups(kind: BlockType) -> AffineGroups | None:
     if kind.name not in LEVELS:
         return None
     bits, low = LEVELS[kind.name]
-    scales = _unpack_of(kind).coefficients(as_blocks(kind, np.zeros((1, kind.block_bytes), np.uint8)))[0]
+    scales = affine_of(kind.name).coefficients(as_blocks(kind, np.zeros((1, kind.block_bytes), np.uint8)))[0]
     return AffineGroups(kind, bits, low, min(LARGEST_GROUP, kind.elements // scales.shape[-1]))
-
-
-def _unpack_of(kind: BlockType) -> Affine:
-    decode = codec(kind.name).decode
-    assert isinstance(decode, Decoder) and isinstance(decode.unpack, Affine)
-    return decode.unpack
 
 
 def pack_stream(codes: Bytes, bits: int) -> Bytes:

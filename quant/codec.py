@@ -7,7 +7,7 @@ from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ggferry.quant.blocks import check_rows
+from ggferry.quant.blocks import Affine, Decoder, check_rows
 from ggferry.quant.kernels import Compiled, Encoder
 from ggferry.quant.types import SEARCH, STOCK, BlockError, BlockType
 from ggferry.support.heavy import np
@@ -178,6 +178,17 @@ def codec(name: str) -> Codec:
         return codecs()[name.upper()]
     except KeyError:
         raise BlockError(f"unknown tensor type {name!r}; known: {', '.join(sorted(codecs()))}") from None
+
+
+def affine_of(name: str) -> Affine:
+    """Return the levels and coefficients by which a type's blocks are decoded, of types that are level × scale + shift.
+
+    Raises BlockError for another type.
+    """
+    decode = codec(name).decode
+    if isinstance(decode, Decoder) and isinstance(decode.unpack, Affine):
+        return decode.unpack
+    raise BlockError(f"{name} blocks are not levels times a scale")
 
 
 def block_type(name: str) -> BlockType:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ggferry.quant.blocks import Array, Parts, as_blocks, floats
-from ggferry.quant.codec import block_type
-from ggferry.quant.codecs import kquants
-from ggferry.quant.codecs.iquants import IQ4_LEVELS, iq4_xs_scales
+from ggferry.quant.blocks import Array, Parts, as_blocks
+from ggferry.quant.codec import affine_of, block_type
+from ggferry.quant.codecs.iquants import IQ4_LEVELS
 from ggferry.quant.pack_levels import PACKINGS, put_nibbles, put_two_bits
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
@@ -28,12 +27,10 @@ class Levels:
 
     Attributes:
         values: The level that each code stands for, ascending.
-        coefficients: Gives the scales and, where the type has any, the shifts that are added, float32 `(R, B, groups)`.
         put: Stores codes, uint8 `(blocks, elements)`, in the fields other than those of scales.
     """
 
     values: tuple[int, ...]
-    coefficients: Callable[[Parts], tuple[Array, ...]]
     put: Callable[[Parts, Array], None]
 
     @property
@@ -82,19 +79,17 @@ def _integers(low: int, high: int) -> tuple[int, ...]:
 
 LEVELS: Mapping[str, Levels] = {
     **{
-        name: Levels(_integers(PACKINGS[name].low, PACKINGS[name].high), floats(*fields), PACKINGS[name].put)
-        for name, fields in {
-            "Q4_0": ("d",), "Q4_1": ("d", "m"), "Q5_0": ("d",), "Q5_1": ("d", "m"), "Q8_0": ("d",),
-        }.items()
+        name: Levels(_integers(PACKINGS[name].low, PACKINGS[name].high), PACKINGS[name].put)
+        for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
     },
-    "IQ4_NL": Levels(IQ4_LEVELS, floats("d"), put_nibbles),
-    "Q2_K": Levels(_integers(0, 3), kquants.q2_coefficients, put_two_bits),
-    "Q3_K": Levels(_integers(-4, 3), kquants.q3_coefficients, _put_q3),
-    "Q4_K": Levels(_integers(0, 15), kquants.q4_coefficients, _put_nibbles_by_64),
-    "Q5_K": Levels(_integers(0, 31), kquants.q4_coefficients, _put_q5),
-    "Q6_K": Levels(_integers(-32, 31), kquants.q6_coefficients, _put_q6),
-    "IQ4_XS": Levels(IQ4_LEVELS, iq4_xs_scales, _put_nibbles_by_32),
-}  # fmt: skip
+    "IQ4_NL": Levels(IQ4_LEVELS, put_nibbles),
+    "Q2_K": Levels(_integers(0, 3), put_two_bits),
+    "Q3_K": Levels(_integers(-4, 3), _put_q3),
+    "Q4_K": Levels(_integers(0, 15), _put_nibbles_by_64),
+    "Q5_K": Levels(_integers(0, 31), _put_q5),
+    "Q6_K": Levels(_integers(-32, 31), _put_q6),
+    "IQ4_XS": Levels(IQ4_LEVELS, _put_nibbles_by_32),
+}
 """The types whose levels can be chosen value by value; those of lattices (IQ1, IQ2, IQ3) hold several in one code."""
 
 
@@ -108,7 +103,7 @@ def coefficients(kind: str, rows: Bytes) -> tuple[Floats, Floats]:
     Returns:
         Two float32 arrays `(R, groups)`.
     """
-    scale, *shift = LEVELS[kind].coefficients(as_blocks(block_type(kind), rows))
+    scale, *shift = affine_of(kind).coefficients(as_blocks(block_type(kind), rows))
     found: Any = scale.reshape(len(rows), -1)
     return found, shift[0].reshape(found.shape) if shift else np.zeros_like(found)
 

@@ -186,7 +186,7 @@ def measure(
             end += 1
         group = chunks[start:end]
         recorder.weight = counted[start]
-        batched([(recorder, [partial(_run, graph, chunk) for chunk in group])])
+        batched([(recorder, [partial(read_chunk, graph, chunk) for chunk in group])])
         start = end
         if progress:
             progress(sum(map(len, group)))
@@ -195,7 +195,8 @@ def measure(
     return recorder
 
 
-def _run(graph: ModelGraph, chunk: Sequence[int], weights: Weights) -> None:
+def read_chunk(graph: ModelGraph, chunk: Sequence[int], weights: Weights) -> None:
+    """Let the model read a chunk, for what `weights` do when they are multiplied with."""
     forward(graph, chunk, weights=weights)
 
 

@@ -8,7 +8,7 @@ model gives them to read. No more is held than the activations of the text, two 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.conversion_plan.grades import Route
 from ggferry.converters.conversion_plan.steps import Plan, Step
 from ggferry.converters.forward.batched_passes import batched
-from ggferry.converters.forward.evaluate import forward, result_of
-from ggferry.converters.forward.importance_matrix import HEADS, OUTPUT, chunks_of, group_size
+from ggferry.converters.forward.evaluate import result_of
+from ggferry.converters.forward.importance_matrix import HEADS, OUTPUT, chunks_of, group_size, read_chunk
 from ggferry.converters.forward.weights import Factor, Product, Weights, in_a_thread
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -56,27 +56,23 @@ def calibration_chunks(graph: ModelGraph, tokenizer: Tokenizer | None, text: str
     return tuple(map(tuple, chunks_of(tokenizer, text, size, most)))
 
 
-def write_with_feedback(writing: Writing, progress: Progress | None = None) -> None:
+def write_with_feedback(writing: Writing, threads: int | None = None, progress: Progress | None = None) -> None:
     """Round and write the matrices that the text of the plan passes through; their names are in `writing.done` then.
 
     Raises as `write_tensors.write_tensors`.
     """
     plan = writing.plan
-    weights = _Rounding(writing, progress)
-    batched([(weights, [partial(_read, plan.graph, chunk) for chunk in plan.calibration])])
+    weights = _Rounding(writing, threads, progress)
+    batched([(weights, [partial(read_chunk, plan.graph, chunk) for chunk in plan.calibration])])
     weights.finish()
-
-
-def _read(graph: ModelGraph, chunk: Sequence[int], weights: Weights) -> None:
-    forward(graph, chunk, weights=weights)
 
 
 class _Rounding(Weights):
     """Weights that are rounded and written when they are multiplied with for the first time."""
 
-    def __init__(self, writing: Writing, progress: Progress | None) -> None:
+    def __init__(self, writing: Writing, threads: int | None, progress: Progress | None) -> None:
         plan = writing.plan
-        super().__init__(plan.graph)
+        super().__init__(plan.graph, threads)
         self.writing, self.progress = writing, progress
         self.steps = {step.node.name: step for step in plan.steps if _rounds(plan, step)}
         self.rounded: dict[str, set[int]] = {}

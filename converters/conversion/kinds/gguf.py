@@ -100,7 +100,7 @@ class GgufKind:
         """Write the tensors of all outputs, and take the digest of all tensors into the headers of shards."""
         for writer in writers:
             if writer.plan.calibration:
-                write_with_feedback(writer, progress)
+                write_with_feedback(writer, threads, progress)
         write_tensors(writers, threads, progress)
         for writer in writers:
             if shards := _shards(writer):
