@@ -211,7 +211,7 @@ def test_an_interrupted_measurement_is_continued_to_the_same_bytes(
     assert run_imatrix(model, whole, *told) == 0
     assert run_imatrix(model, broken, *told, "--resume") == 3  # nothing to continue
 
-    run, count = importance._run, [0]
+    run, count = importance.read_chunk, [0]
 
     def third_fails(*arguments: Any) -> None:
         count[0] += 1
@@ -219,11 +219,11 @@ def test_an_interrupted_measurement_is_continued_to_the_same_bytes(
             raise KeyboardInterrupt
         run(*arguments)
 
-    monkeypatch.setattr(importance, "_run", third_fails)
+    monkeypatch.setattr(importance, "read_chunk", third_fails)
     assert run_imatrix(model, broken, *told) == 130
     kept = tmp_path / "broken.gguf.unfinished"
     assert kept.exists() and not broken.exists()
-    monkeypatch.setattr(importance, "_run", run)
+    monkeypatch.setattr(importance, "read_chunk", run)
     capsys.readouterr()
     assert run_imatrix(model, broken, *told) == 7
     assert "--resume continues it" in capsys.readouterr().err
