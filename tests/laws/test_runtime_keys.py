@@ -180,7 +180,7 @@ def test_what_we_write_of_a_tiny_model_fits(name: str, tmp_path: Path) -> None:
 
 
 def planned(path: Path, vocab: VocabOptions | None = None) -> tuple[tuple[runtime.Finding, ...], tuple[str, ...]]:
-    request = Request(str(path), vocab=vocab or VocabOptions())
+    request = Request(str(path), vocab=vocab or VocabOptions(), mmproj="none")
     plan = plan_conversion(request, open_checkpoint(str(path))).outputs[0].plan
     metadata = {key: entry.value for key, entry in plan.metadata.items()}
     found = runtime.check(plan.graph.architecture.name, metadata, [step.name for step in plan.steps])

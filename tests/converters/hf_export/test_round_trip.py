@@ -35,6 +35,7 @@ UNSAID = {
     **dict.fromkeys(
         (
             "unlimited ocr",
+            "deepseek ocr 2",
             "hrm",
             "hrm otherwise",
             "minimax-01",

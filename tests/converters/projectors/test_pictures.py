@@ -12,7 +12,8 @@ from helpers.multimodal import written
 from helpers.third_party_fixtures import ROOT
 from helpers.vision_encoders import VISION_ENCODERS
 
-PROCESSED = sorted(set(VISION_ENCODERS) - {"glm_ocr", "llama4", "lfm2", "cohere2v", "kimik25", "hunyuanvl"})
+WITH_TORCHVISION = {"deepseekocr", "lfm2", "llama4", "minimax_m3", "muse-glimmer", "step3vl"}
+PROCESSED = sorted(set(VISION_ENCODERS) - WITH_TORCHVISION - {"cohere2v", "glm_ocr", "hunyuanvl", "kimik25"})
 """Families whose processor transformers has without torchvision, and finds by the configuration alone."""
 
 
