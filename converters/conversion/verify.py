@@ -64,6 +64,7 @@ from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.reader import Kind, kind_of
+from ggferry.quant.types import FEEDBACK
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
@@ -151,11 +152,18 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
             ):
                 request = replace(request, vocab=VocabOptions(none=True))
                 notes.append("the output has no vocabulary; the source's was not compared")
-            proof, keys, runtime = _model_again(request, before, after, stage, allow_keys)
+            proof, keys, runtime = _model_again(request, before, after, stage, allow_keys, _corrected(receipt))
         return Report(proof, keys, [*notes, *keys.notes, *runtime, *proof.notes], line_of(proof))
     finally:
         before.close()
         after.close()
+
+
+def _corrected(receipt: Mapping[str, Any] | None) -> frozenset[str] | None:
+    """Return the names of the tensors that were rounded with feedback, None where the receipt names none."""
+    tensors = receipt.get("tensors") if receipt else None
+    records = [each for each in tensors if isinstance(each, dict)] if isinstance(tensors, list) else []
+    return frozenset(str(each.get("name")) for each in records if each.get("rounding") == FEEDBACK) or None
 
 
 def _is_mmproj(checkpoint: Checkpoint) -> bool:
@@ -172,7 +180,12 @@ def _as_converted(request: Request, receipt: Mapping[str, Any] | None, after: Ch
 
 
 def _model_again(
-    request: Request, before: Checkpoint, after: Checkpoint, stage: Stage, allow: Sequence[str]
+    request: Request,
+    before: Checkpoint,
+    after: Checkpoint,
+    stage: Stage,
+    allow: Sequence[str],
+    corrected: frozenset[str] | None,
 ) -> tuple[Proof, KeyProof, tuple[str, ...]]:
     raw = before
     before, matrix = edited(request, with_adapters(before), imatrix_of(request))
@@ -193,7 +206,8 @@ def _model_again(
         tokens = check_tokenizer(sides, after.path, depth_of(request))
         if not mirror.architecture.projector:
             check_declared(before, after, request.vocab, request.metadata, keys.apart, rerank_template(graph))
-        encoding = Encoding(matrix, request.options.rounding, any_error=request.allow_quantization_error)
+        unexplained = request.allow_quantization_error
+        encoding = Encoding(matrix, request.options.rounding, corrected, any_error=unexplained)
         with computing_on(request.device):
             case = Case(Sides(graph, mirror, encoding), request.level, tokens)
             (proof,) = compare_outputs([case], jobs=request.jobs, stage=stage)

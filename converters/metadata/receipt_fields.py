@@ -51,6 +51,7 @@ TensorRecord = TypedDict(
         "band": NotRequired[tuple[float, float]],
         "encoded_again": NotRequired[bool],
         "encoded_again_share": NotRequired[float],
+        "rounding": NotRequired[str],
         "repacked_from": NotRequired[str],
         "dequantized_from": NotRequired[str],
         "merged_from": NotRequired[str],

@@ -22,6 +22,7 @@ from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.kinds import strict
 from ggferry.formats.reader import Kind, kind_of, label_of
+from ggferry.quant.types import FEEDBACK
 from ggferry.support.printable import printable_json
 
 FORMAT = 1
@@ -51,6 +52,8 @@ def make_receipt(
             if found.encoded_again is not None:
                 record["encoded_again"] = found.encoded_again
                 record["encoded_again_share"] = round(found.sampled, 4)
+            if found.corrected:
+                record["rounding"] = FEEDBACK
             if found.band:
                 record |= {"band": found.band, "outlier": found.outlier}
         tensors.append(record)

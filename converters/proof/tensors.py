@@ -101,6 +101,7 @@ class Encoding:
         imatrix: The importance matrix they were encoded with.
         rounding: How they were rounded with it (`quant.codec`).
         marks: Marks of the rows that were encoded by a search, if this process wrote the output.
+        corrected: Names of those that were rounded with feedback, by the output's receipt; None where nothing says it.
         ours: Whether this version of ggferry made them from this source with that matrix, so that any other byte is an
             error.
         any_error: Whether tensors may lie further from the source than their types explain.
@@ -108,6 +109,7 @@ class Encoding:
 
     imatrix: Imatrix | None = None
     rounding: str = STOCK
+    corrected: frozenset[str] | None = None
     ours: bool = False
     marks: Fingerprints | None = None
     any_error: bool = False
@@ -208,7 +210,9 @@ class _Comparison:
     def _was_corrected(self) -> bool:
         if self.encoding.rounding != FEEDBACK or self.bitwise or self.after.name not in LEVELS:
             return False
-        return self.encoding.marks is None or self.node.name in self.encoding.marks.unrepeatable
+        marks = self.encoding.marks
+        names = self.encoding.corrected if marks is None else marks.unrepeatable
+        return names is None or self.node.name in names
 
     def _as_carried(self) -> Node | None:
         """Return the source's tensor as the blocks that a quantized checkpoint's levels and scales make, if they do."""
