@@ -2,7 +2,7 @@
 
 GGUF counts them in `block_count` and says in `nextn_predict_layers` how many they are; each is an ordinary block with
 experts, and has a few tensors more (llama.cpp `glm4-moe.cpp`, `deepseek2.cpp`; names: gguf-py `NEXTN_*`). In a
-checkpoint they are the layers after the last. Our forward pass does not use them.
+checkpoint they are the layers after the last. Their forward pass: `forward.computations.decoder.logits_and_further`.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _routed as routed
-from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
+from ggferry.converters.schema.architecture import Default, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import SAME, Layout
 from ggferry.converters.schema.roles import roles
@@ -38,11 +38,6 @@ HPARAMS = (
     DECLARED,
     HParam("n_nextn", COUNT, derive=_count, absent=0, check="n_nextn < n_blocks"),
     HParam("n_blocks", "block_count", derive="n_layer + n_nextn"),
-)
-CAVEAT = Caveat(
-    "n_nextn > 0",
-    "{n_nextn} block(s) that predict further tokens are carried along and compared value by value; the forward "
-    "passes of the proof do not use them",
 )
 IGNORED_KEYS = IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder")
 

@@ -75,5 +75,5 @@ SPEC = Architecture(
     ),
     recipe={"rope": "halves", "qkv": "fused", "routing": "sigmoid"},
     blocks=nextn.BLOCKS,
-    caveats=(UNLIKE, nextn.CAVEAT),
+    caveats=(UNLIKE,),
 )

@@ -78,6 +78,5 @@ SPEC = Architecture(
         ),
     ),
     blocks=nextn.BLOCKS,
-    caveats=(nextn.CAVEAT,),
     recipe={"attention": "latent"},
 )

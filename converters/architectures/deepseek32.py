@@ -32,6 +32,5 @@ SPEC = Architecture(
         ),
     ),
     blocks=nextn.BLOCKS,
-    caveats=(nextn.CAVEAT,),
     recipe={"attention": "latent", "indexer_rope": "halves"},
 )

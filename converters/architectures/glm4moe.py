@@ -74,5 +74,4 @@ SPEC = Architecture(
     ),
     recipe={"rope": "halves", "routing": "sigmoid", "ffn_norm": "post_attention_norm"},
     blocks=nextn.BLOCKS,
-    caveats=(nextn.CAVEAT,),
 )

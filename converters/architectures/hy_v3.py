@@ -73,5 +73,4 @@ SPEC = Architecture(
     ),
     recipe={"rope": "halves", "routing": "sigmoid"},
     blocks=nextn.BLOCKS,
-    caveats=(nextn.CAVEAT,),
 )

@@ -32,6 +32,5 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(qwen35.HF,),
     blocks=nextn.BLOCKS,
-    caveats=(nextn.CAVEAT,),
     recipe=qwen35.RECIPE,
 )

@@ -44,6 +44,5 @@ SPEC = Architecture(
         ),
     ),
     blocks=nextn.BLOCKS,
-    caveats=(nextn.CAVEAT,),
     recipe=qwen35.RECIPE,
 )

@@ -61,6 +61,5 @@ SPEC = Architecture(
         ),
     ),
     blocks=nextn.BLOCKS,
-    caveats=(nextn.CAVEAT,),
     recipe=delta.RECIPE,
 )

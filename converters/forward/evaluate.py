@@ -5,6 +5,7 @@ token. Its optional names:
 
 * `RESULT` says what the rows are, where they are not the logits of every position; `result(model)` says it where that
   depends on the model.
+* `logits_and_further`, with the same arguments, returns more rows: those of blocks that predict further tokens.
 * `encode`, with the same arguments, returns the states of an encoder.
 * `PLACES` is True where tokens may have arbitrary positions.
 * `TOKENS` is False where it reads no tokens; then `fixed_inputs(model)` yields what it reads in a proof.
@@ -27,6 +28,8 @@ from ggferry.converters.schema.recipe import Recipe, recipe_of
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
 from ggferry.support.heavy import torch
 
+FURTHER = "logits_and_further"
+
 
 def forward(
     graph: ModelGraph,
@@ -46,7 +49,7 @@ def forward(
         progress: Called while the pass runs, with the number of blocks done since the last call.
         weights: Access to the tensors, for a caller that wants to see what is multiplied with them.
         inputs: What the model reads besides tokens, by name: 'mel', numpy `(n_mels, frames)`.
-        part: 'logits', or 'encode' for the states of the encoder.
+        part: 'logits', 'encode' for the states of the encoder, or what `part_compared` returns.
         places: The positions of the tokens, and which rows are wanted.
         choices: Receives the experts that were chosen.
 
@@ -86,7 +89,8 @@ def forward(
                 raise UnsupportedError("no encoder", path=graph.checkpoint.path, found=graph.architecture.name)
             model = Model(graph, weights, inputs, places, choices)
             found = compute(model, tokens, progress or (lambda done: None))
-            return (model.selected(found) if reads and len(found) == len(tokens) else found).cpu().numpy()
+            every = reads and len(found) == len(tokens) and part != FURTHER
+            return (model.selected(found) if every else found).cpu().numpy()
     except (ArithmeticError, ValueError) as error:
         raise InconsistentError(
             f"the hparams cannot be computed with: {error}", path=graph.checkpoint.path, found=graph.architecture.name
@@ -101,6 +105,12 @@ def result_of(graph: ModelGraph) -> Result:
         return own
     own = getattr(module, "RESULT", LOGITS)
     return LAST_STATES if own is LOGITS and Model(graph).gives_states else own
+
+
+def part_compared(graph: ModelGraph) -> str:
+    """Return the part of the pass that a proof compares: 'logits', with the rows of what predicts further tokens."""
+    further = graph.sizes.get("n_nextn") and hasattr(_computation(graph), FURTHER)
+    return FURTHER if further else "logits"
 
 
 def embedding(graph: ModelGraph, states: Any, weights: Weights | None = None, *, unit: bool = True) -> Any:

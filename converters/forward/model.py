@@ -120,11 +120,22 @@ class Model:
         return self.recipe.rows == "states" or self.sizes.get("pooling") is not None
 
     def at(self, number: int) -> Model:
-        """Return the model as block `number` sees it: hparams with one value for each block have that block's value."""
+        """Return the model as block `number` sees it: hparams with one value for each block have that block's value.
+
+        They have none for a block that predicts further tokens, which the list does not reach.
+        """
         found = copy(self)
         own = {name: value for name in self.lists if isinstance(value := self.sizes.get(name), tuple)}
-        found.sizes = {**self.sizes, **{name: value[number] for name, value in own.items()}}
+        others = {name: value for name, value in self.sizes.items() if name not in own}
+        found.sizes = others | {name: value[number] for name, value in own.items() if number < len(value)}
         found.number = number
+        return found
+
+    def beyond(self, first: int, count: int) -> Model:
+        """Return the model as it reads the last `count` tokens of its pass alone, which `first` stand before."""
+        found = copy(self)
+        found.places = Places(tuple(self._where(first + count))[first:], self.context(first + count))
+        found.kept = {}
         return found
 
     def tower(self, prefix: str) -> Model:

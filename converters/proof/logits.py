@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 EXACT_LOGITS = 2e-6
 """Relative RMS below which two float32 passes over equal values, in another order, count as equal for a few blocks."""
 _FEW_BLOCKS = 3
-_COUNTERS = ("n_layer", "n_layer_enc", "n_layer_dec", "v_n_layer", "a_n_layer")
+_COUNTERS = ("n_layer", "n_nextn", "n_layer_enc", "n_layer_dec", "v_n_layer", "a_n_layer")
 CANCELLED = 8
 ROWS = 8 << 20
 """Bytes of logits that the sides of passes which run together may hold."""
@@ -324,6 +324,7 @@ def _groups(origin: Weights, sides: Sequence[Weights], texts: Sequence[Prompt]) 
     if not reads_tokens(origin.graph) or result_of(origin.graph).inputs:
         return [[side] for side in (origin, *sides)]
     rows = sum(len(text.tokens if text.places.rows is None else text.places.rows) for text in texts)
+    rows *= 1 + (origin.graph.sizes.get("n_nextn") or 0)
     together = max(2, ROWS // (4 * rows * max(1, origin.graph.sizes["n_vocab"])))
     first, rest = sides[:together], sides[together:]
     return [[origin, *first], *([*rest[at : at + together]] for at in range(0, len(rest), together))]

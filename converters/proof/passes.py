@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ggferry.converters.forward.batched_passes import batched
-from ggferry.converters.forward.evaluate import embedding, forward, result_of
+from ggferry.converters.forward.evaluate import embedding, forward, part_compared, result_of
 from ggferry.converters.forward.model import Choices
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -58,7 +58,14 @@ class Passes:
         text, progress = texts[number], self.progress if number == 0 else None
         chosen = self.choices[number] if self.choices else None
         found[number] = forward(
-            self.weights.graph, text.tokens, progress, weights, text.inputs, places=text.places, choices=chosen
+            graph := self.weights.graph,
+            text.tokens,
+            progress,
+            weights,
+            text.inputs,
+            part_compared(graph),
+            text.places,
+            chosen,
         )
 
 

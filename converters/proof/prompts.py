@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any, cast
 
-from ggferry.converters.forward.evaluate import can_place, fixed_inputs, reads_tokens
+from ggferry.converters.forward.evaluate import can_place, fixed_inputs, part_compared, reads_tokens
 from ggferry.converters.forward.model import Places
 from ggferry.converters.metadata.receipt_fields import PromptRecord
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -124,6 +124,8 @@ def reach(graph: ModelGraph, texts: Sequence[Prompt], chosen: Sequence[Mapping[s
     furthest = max((text.places.positions or (len(text.tokens) - 1,))[-1] for text in texts)
     for what, border in _borders(graph):
         (reached if furthest >= border else missed).append(f"{what} {border}")
+    if part_compared(graph) != "logits":
+        reached.append(f"blocks that predict further tokens: {graph.sizes['n_nextn']}")
     routed: dict[str, set[int]] = {}
     for blocks in chosen:
         for block, experts in blocks.items():

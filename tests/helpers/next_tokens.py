@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from helpers.tiny import TOKENS
 from helpers.tiny_models import make
 
 LAST: dict[str, dict[str, Any]] = {"glm4moe": {}, "deepseek v3": {"rms_norm_eps": 1e-6}, "hy_v3": {}}
@@ -61,3 +63,45 @@ def apart(logits: np.ndarray, config: dict[str, Any], tensors: dict[str, np.ndar
     tensors |= {f"mtp.{key}.weight": rng.normal(0, 0.3, size).astype(np.float32) for key, size in shapes.items()}
     save_file(tensors, path)
     return logits
+
+
+def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
+    """What transformers' own module of such a block computes of the saved model, float32 `(rows, vocab)`: for each
+    block in turn, one row fewer than the block before it."""
+    import torch
+    import transformers
+    from transformers.modeling_layers import MtpLayer
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=torch.float32).eval()
+    decoder, tensors = model.get_decoder(), load_file(folder / "model.safetensors")
+    of_text = model.config.get_text_config()
+    like = of_text.layer_types.index("full_attention") if name in APART else of_text.num_hidden_layers - 1
+    pieces = zip(
+        ("eh_proj", "enorm", "hnorm", "post_norm"),
+        ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+        if name in APART
+        else [f"model.layers.{{n}}.{each}" for each in ("eh_proj", "enorm", "hnorm", "shared_head.norm")],
+        strict=True,
+    )
+    places = dict(pieces)
+    rows, tokens = [], torch.tensor([TOKENS])
+    with torch.no_grad():
+        states = model(tokens, output_hidden_states=True).hidden_states[-1]
+        for ahead in range(1, 1 + count):
+            n = of_text.num_hidden_layers - 1 + ahead
+            block = copy.deepcopy(decoder.layers[like])
+            block.load_state_dict({key: value + 0.25 for key, value in block.state_dict().items()})
+            layer = MtpLayer(of_text, lambda *_, block=block: block, type(decoder.norm), like).eval()
+            for own, theirs in places.items():
+                getattr(layer, own).weight.copy_(torch.from_numpy(tensors[f"{theirs.format(n=n)}.weight"]))
+            read, at = tokens[:, ahead:], torch.arange(ahead, len(TOKENS))[None]
+            own_rows = tensors.get(f"model.layers.{n}.embed_tokens.weight")
+            embedded = model.get_input_embeddings()(read) if own_rows is None else torch.from_numpy(own_rows)[read]
+            mask = torch.full((at.shape[1],) * 2, -torch.inf).triu(1)[None, None]
+            turned = decoder.rotary_emb(embedded, position_ids=at)
+            states = layer(embedded, states[:, :-1], turned, mask, at, None)
+            head = tensors.get(f"model.layers.{n}.shared_head.head.weight")
+            weights = model.lm_head.weight if head is None else torch.from_numpy(head)
+            rows.append((states @ weights.T)[0].numpy())
+    return np.concatenate(rows)

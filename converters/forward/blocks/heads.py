@@ -28,7 +28,7 @@ def projected_heads(model: Model, block: str, x: Tensor, turn: Rotation, window:
     window (Gemma 3n and 4).
     """
     shared = model.sizes.get("shared_kv_layers") or 0
-    reused = model.number >= model.sizes["n_layer"] - shared
+    reused = shared > 0 and model.number >= model.sizes["n_layer"] - shared
     q, k, v, gate = _projected(model, block, x, reused)
     q = tempered(model, _placed(model, f"{block}attn_q_norm", q, turn), turn)
     if reused:

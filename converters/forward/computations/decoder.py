@@ -28,6 +28,42 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
 
     A model of embeddings gives the normalized states of the last block instead, `(tokens, n_embd)`.
     """
+    x = model.norm(LAST_NORMS[model.recipe.output_norm], model.selected(_last_states(model, tokens, progress)))
+    return x if model.gives_states else unembedded(model, x)
+
+
+def logits_and_further(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+    """Return what `logits` does, then the logits of each block that predicts further tokens, float32 `(rows, n_vocab)`.
+
+    Such a block reads, at each position, the normalized state of the block before it and the token that follows. Of
+    those n positions ahead there are n rows fewer. Definition: transformers `MtpLayer` (`modeling_layers.py`),
+    llama.cpp's graphs of the kind `LLM_GRAPH_TYPE_DECODER_MTP` (`src/models/{glm4-moe,qwen35}.cpp`).
+    """
+    x = model.norm(LAST_NORMS[model.recipe.output_norm], _last_states(model, tokens, progress))
+    found = [unembedded(model, model.selected(x))]
+    for ahead in range(1, min(1 + model.sizes["n_nextn"], len(tokens))):
+        x = _further_states(model, ahead, tokens[ahead:], x[:-1])
+        requested = range(len(tokens)) if model.places.rows is None else model.places.rows
+        rows = x[[row for row in requested if row < len(x)]]
+        own = f"blk.{model.sizes['n_layer'] + ahead - 1}.nextn.shared_head_head"
+        found.append(model.linear(own, rows) if model.has(own) else unembedded(model, rows))
+    return torch.cat(found)
+
+
+def _further_states(model: Model, ahead: int, tokens: Sequence[int], states: Tensor) -> Tensor:
+    """Return the normalized states of the block that predicts `ahead` tokens further, `(len(tokens), n_embd)`."""
+    number = model.sizes["n_layer"] + ahead - 1
+    block, name = model.beyond(ahead, len(tokens)).at(number), f"blk.{number}."
+    own = f"{name}nextn.embed_tokens"
+    read = model.weights.rows(f"{own if model.has(own) else 'token_embd'}.weight", tokens) * _embedding_scale(model)
+    both = torch.cat([model.norm(f"{name}nextn.enorm", read), model.norm(f"{name}nextn.hnorm", states)], dim=-1)
+    x = after_block(block, name, model.linear(f"{name}nextn.eh_proj", both))
+    norm = f"{name}nextn.shared_head_norm"
+    return model.norm(norm if model.has(norm) else LAST_NORMS[model.recipe.output_norm], x)
+
+
+def _last_states(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+    """Return the states of the last block, `(tokens, n_embd)`."""
     x = embedded(model, tokens)
     own = per_layer_inputs(model, tokens, x)
     start = x if model.recipe.skip == "embedding" else None
@@ -43,8 +79,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
                 share = model.weights.vector(f"{name}layer_output_scale.weight")
                 x = x * share if start is None else x + start * share
             progress(0 if run else 1)
-    x = model.norm(LAST_NORMS[model.recipe.output_norm], model.selected(x))
-    return x if model.gives_states else unembedded(model, x)
+    return x
 
 
 def embedded(model: Model, tokens: Sequence[int]) -> Tensor:

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
-from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.forward.evaluate import forward, part_compared
+from ggferry.converters.forward.model import Places
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
@@ -21,7 +22,7 @@ from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
 from helpers.hf_export import check_tensors
 from helpers.llama_cpp import continuations
-from helpers.next_tokens import APART, MODELS, predicting
+from helpers.next_tokens import APART, LAST, MODELS, further_logits, predicting
 from helpers.tiny import TOKENS
 from helpers.tiny_models import make, relative, write
 
@@ -89,14 +90,29 @@ def test_they_are_dropped_by_name_where_nobody_wants_them(name: str, tmp_path: P
     assert [note for note in graph.notes if "predicts further tokens" in note]
 
 
-def test_a_conversion_proves_them_and_says_what_it_does_not_compute(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_they_compute_what_transformers_module_does(name: str, tmp_path: Path) -> None:
+    count = 2 if name in LAST else 1
+    logits = predicting(name, tmp_path / "hf", count)
+    further = further_logits(name, tmp_path / "hf", count)
+    source = understand(open_checkpoint(str(tmp_path / "hf")))
+    found = forward(source, TOKENS, part=part_compared(source))
+    assert relative(logits, found[: len(TOKENS)]) <= 1e-5 and relative(further, found[len(TOKENS) :]) <= 1e-5
+    again = graph_of(str(write(source, tmp_path / "x.gguf")))
+    places = Places(tuple(range(7, 7 + len(TOKENS))), rows=(3, len(TOKENS) - 1))
+    some = forward(again, TOKENS, part=part_compared(again), places=places)
+    rows = [3, len(TOKENS) - 1, len(TOKENS) + 3, *([2 * len(TOKENS) + 2] if count == 2 else [])]
+    assert relative(found[rows], some) <= 1e-5
+
+
+def test_a_conversion_proves_them_by_their_forward_pass(tmp_path: Path) -> None:
     predicting("glm4moe", tmp_path / "hf", count=2)
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"))
     request = replace(request, vocab=replace(request.vocab, none=True))
     receipt = convert(request)[0].receipt
     named = [tensor["name"] for tensor in receipt["tensors"] if re.search(r"nextn\.eh_proj", tensor["name"])]
     assert len(named) == 2 and receipt["options"]["mtp"] is None
-    assert any("the proof do not use them" in note for note in receipt["notes"])
+    assert "blocks that predict further tokens: 2" in receipt["logits"]["reached"]
     report = reverify(request, str(tmp_path / "x.gguf"), stage=silent)
     assert [tensor for tensor in report.proof.tensors if "nextn" in tensor.name]
     (tmp_path / "x.gguf.receipt.json").unlink()
