@@ -22,6 +22,7 @@ from ggferry.service.records.ledger import Ledger
 from ggferry.service.storage import urls
 from helpers.peers import Peers
 from helpers.postgres_server import postgres_server
+from helpers.sampled import mark_the_rest
 from helpers.store_faults import S3Store, Web, s3_store, web_server
 from helpers.third_party_fixtures import CORPUS, FIXTURES, ROOT, VARIABLE, witness
 from helpers.within import Within
@@ -55,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a database server, so that `-m 'not postgres'` leaves out all of it.
+    """Mark what needs a database server, so that `-m 'not postgres'` leaves out all of it, and what is `sampled`.
 
     As Windows, leave out what only Unix has: the mark `unix` says what.
     """
@@ -64,6 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and starts_postgres(item):
             item.add_marker(pytest.mark.postgres)
+    mark_the_rest(items)
 
 
 def starts_postgres(item: pytest.Function) -> bool:

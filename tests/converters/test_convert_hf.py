@@ -74,6 +74,7 @@ def logits_of(name: str) -> Path | None:
     return next((witness(file) for file in made if has(file)), None)
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", cases(filter(logits_of, NAMES), "hf/ckpt/{}"))
 def test_transformers_logits_from_both_sides(name: str, outputs: dict[str, str]) -> None:
     expected = np.load(logits_of(name))

@@ -51,6 +51,7 @@ def proofs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield found
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", cases(listed("hf/ckpt/*")))
 def test_what_is_found_is_what_is_made(name: str, tmp_path: Path) -> None:
     folder = witness(name)

@@ -58,6 +58,7 @@ def encodable(types: set[str]) -> bool:
     return all(codec(name).encode for name in types)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", WITNESSES)
 def test_every_tensor_is_llama_quantizes(name: str, fixtures: Path, peer: Peers, tmp_path: Path) -> None:
     """llama.cpp's F16 model, with and without its importance matrix, tensor by tensor, byte by byte."""

@@ -41,6 +41,7 @@ def test_tensors_are_those_that_were_converted(folder: Path) -> None:
     assert len(graph.nodes) > 10
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

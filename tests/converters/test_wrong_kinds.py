@@ -115,6 +115,7 @@ def check(source: Path, folder: Path, count: int) -> None:
         shutil.copy(source / name, folder / name)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("source", one_in(6, CHECKPOINTS), ids=lambda path: path.name)
 def test_a_value_of_the_wrong_kind_is_an_answer(source: Path, tmp_path: Path) -> None:
     check(source, tmp_path / "model", 2)

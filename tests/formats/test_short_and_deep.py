@@ -111,6 +111,7 @@ PICKLES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", PICKLES)
 def test_a_pickle_nested_too_deep(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "m.pth"

@@ -124,6 +124,7 @@ def check(expected: np.ndarray, folder: Path, gguf: Path) -> None:
     assert relative(expected, forward(written, TOKENS)) <= 1e-5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", one_in(4, CASES))
 def test_a_configuration_means_what_it_means_to_transformers(case: str, tmp_path: Path) -> None:
     name, changes = CASES[case]
@@ -154,6 +155,7 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", MADE)
 def test_a_model_of_another_shape_is_what_transformers_loads(case: str, tmp_path: Path) -> None:
     name, built, changes = MADE[case]
@@ -268,6 +270,7 @@ def test_a_note_says_where_transformers_takes_other_factors(tmp_path: Path) -> N
 WITHOUT_PREFIX = ("llama", "gpt2", "mamba", "gptneox", "qwen3vl", "biogpt", "apertus", "hrm", "gemma3", "deepseek v3")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WITHOUT_PREFIX)
 def test_a_base_model_alone_is_loaded_as_transformers_does(name: str, tmp_path: Path) -> None:
     make(name, tmp_path / "hf")

@@ -104,6 +104,7 @@ SLOW = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODELS])
 def test_states_are_transformers(name: str, tmp_path: Path) -> None:
     expected = states(saved(tmp_path / "hf", *MODELS[name]))
@@ -111,6 +112,7 @@ def test_states_are_transformers(name: str, tmp_path: Path) -> None:
         assert relative(expected, forward(graph_of(side), IDS)) <= LIMIT
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_scores_are_transformers(name: str, tmp_path: Path) -> None:
     made = saved(tmp_path / "hf", *CLASSIFIERS[name])

@@ -467,6 +467,7 @@ def oracle_models(fixtures: Path) -> list[Path]:
     return [f for f in folders if (f / "model.safetensors").is_file() and not f.name.startswith(others)]
 
 
+@pytest.mark.slow
 def test_every_checkpoint_beside_the_legacy_files_converts_with_proof(fixtures: Path, tmp_path: Path) -> None:
     """Both sides against transformers (MPT's clipping patched into it, the manifest says); llama.cpp's continuation."""
     models, run = oracle_models(fixtures), []

@@ -55,6 +55,7 @@ def places(config: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tup
             yield from places(value, (*before, key))
 
 
+@pytest.mark.sampled(3)
 @TRIES
 @pytest.mark.parametrize("name", MODELS)
 def test_any_configuration(name: str, tries: int, tmp_path: Path) -> None:
@@ -71,6 +72,7 @@ def test_any_configuration(name: str, tries: int, tmp_path: Path) -> None:
         answers(replace(checkpoint, metadata=config), (place, value))
 
 
+@pytest.mark.sampled(3)
 @TRIES
 @pytest.mark.parametrize("name", MODELS)
 def test_any_header(name: str, tries: int, tmp_path: Path) -> None:

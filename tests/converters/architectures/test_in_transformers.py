@@ -37,6 +37,7 @@ LIMIT = 1e-5
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", one_in(3, TINY))
 def test_both_sides_compute_what_transformers_computes(name: str, tmp_path: Path) -> None:
     expected = make(name, tmp_path / "hf")

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 EXTRA = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_head", "shared_head_norm")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_they_are_carried(name: str, tmp_path: Path) -> None:
     logits = predicting(name, tmp_path / "hf")
@@ -90,6 +91,7 @@ def test_they_are_dropped_by_name_where_nobody_wants_them(name: str, tmp_path: P
     assert [note for note in graph.notes if "predicts further tokens" in note]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_they_compute_what_transformers_module_does(name: str, tmp_path: Path) -> None:
     count = 2 if name in LAST else 1

@@ -46,6 +46,7 @@ def both(request: pytest.FixtureRequest, peer: Peers) -> tuple[str, ModelGraph, 
     return name, understand(open_checkpoint(str(witness(f"hf/ckpt/{name}")))), understand(found, overrides)
 
 
+@pytest.mark.sampled(7)
 def test_names_and_shapes_are_the_oracles(both: tuple[str, ModelGraph, ModelGraph]) -> None:
     _, source, written = both
     assert {node.name: node.shape for node in source.nodes} == {node.name: node.shape for node in written.nodes}

@@ -261,6 +261,7 @@ CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str,
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_published_model_computes_what_its_kin_does(name: str, tmp_path: Path) -> None:
     base, cls, edit, changes = CASES[name]

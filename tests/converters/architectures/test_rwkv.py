@@ -138,6 +138,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np
 FORMS = ("6 pth", "6 hf", "6 rescaled", "7 pth", "7 hf", "7 joined")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_both_sides_compute_the_equations(
     form: str, models: dict[str, tuple[Path, np.ndarray]], tmp_path: Path

@@ -39,6 +39,7 @@ FIRST = {entry["arch"]: entry["file"] for _, entry in reversed(ENTRIES)}
 EACH = pytest.mark.parametrize(("root", "entry"), entry_cases(ENTRIES, quick=FIRST.values()))
 
 
+@pytest.mark.sampled(4)
 @EACH
 def test_converts_with_full_proof(root: Path, entry: dict, tmp_path: Path) -> None:
     source = str(root / entry["file"])

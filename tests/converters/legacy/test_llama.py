@@ -49,6 +49,7 @@ def logits(path: str, era_norm: bool) -> np.ndarray:
     return forward(graph, TOKENS)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("root", "entry"), entry_cases(ENTRIES))
 def test_converts_with_full_proof(root: Path, entry: dict, tmp_path: Path) -> None:
     source = str(root / entry["file"])
@@ -75,6 +76,7 @@ def exact_types(entry: dict) -> bool:
     return entry["version"] == 3 or set(entry["tensor_types"]) <= {"F32", "F16"}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("root", "entry"),
     entry_cases(
@@ -92,6 +94,7 @@ def test_token_ids_are_the_runtimes(root: Path, entry: dict, tmp_path: Path) -> 
         assert [encoder(tokenizer).encode(text) for text in SENTENCES] == entry["tokens_with_leading_space"]
 
 
+@pytest.mark.slow
 def test_llama_cpp_runs_one_file_of_each_folder(tmp_path: Path) -> None:
     """Loads every one and continues as our forward pass does."""
     folders: dict[str, tuple[Path, dict]] = {}

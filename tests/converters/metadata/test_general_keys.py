@@ -398,6 +398,7 @@ def test_no_local_path_of_a_card_gets_in(path: str) -> None:
     assert len(told) == len(names)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", cases(listed("hf/out/*/*.gguf")))
 def test_agreement_with_the_reigning_tool(name: str, peer: Peers) -> None:
     """For every checkpoint that convert_hf_to_gguf converted: same keys and values, but for the known differences."""

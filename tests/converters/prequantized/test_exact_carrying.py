@@ -113,6 +113,7 @@ def changed_values(path: Path, meaning: dict[str, np.ndarray]) -> int:
     return count
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", EXACT)
 def test_every_value_is_the_published_one(case: str, tmp_path: Path) -> None:
     quantize, config, kind = EXACT[case]
@@ -378,6 +379,7 @@ CLOSE = 0.06
 """The weights are random, so what is rounded in a layer is magnified by the next."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", [*SHOWN, *(pytest.param(c, marks=pytest.mark.slow) for c in EXACT if c not in SHOWN)])
 def test_llama_cpp_computes_the_same_with_the_blocks(case: str, tmp_path: Path) -> None:
     """It rounds activations to eight bits where weights are blocks, and nothing else: logits are those of the F32

@@ -44,6 +44,7 @@ from helpers.quantized_llama import (
 )
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", CASES)
 def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
     """Bit for bit, through the layouts, and the forward pass of both sides agrees."""
@@ -171,6 +172,7 @@ BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
 ]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("number", range(len(BROKEN)))
 def test_what_contradicts_itself_is_refused(number: int, tmp_path: Path) -> None:
     case, change, error = BROKEN[number]

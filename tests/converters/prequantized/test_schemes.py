@@ -102,6 +102,7 @@ def test_other_outtypes_and_threads(tmp_path: Path) -> None:
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "f16.gguf").read_bytes()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", CASES)
 def test_integers_are_not_quantized_again_unasked(case: str, tmp_path: Path) -> None:
     """As with a GGUF source of a quantized type. FP8 is a float of less precision, and nobody needs to be asked."""

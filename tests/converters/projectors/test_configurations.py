@@ -219,6 +219,7 @@ def test_pixels_are_the_processors(case: str, tmp_path: Path) -> None:
 # --- what llama.cpp makes of a file ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pictures_smaller_than_the_table_of_positions_are_said_to_differ(tmp_path: Path) -> None:
     eye = VISION_ENCODERS["paddleocr"]
     second = written(eye.saved(tmp_path / "t", eye.tiny()), tmp_path / "a.gguf", mmproj="only")
@@ -231,6 +232,7 @@ def test_pictures_smaller_than_the_table_of_positions_are_said_to_differ(tmp_pat
     assert any("smooths the table" in line for line in second.receipt["notes"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("whole", "pattern"), [([0, 1, 2, 3], 0), ([], 5), ([3, 1, 7], 2), ([3], 4)])
 def test_windows_of_all_or_no_blocks_are_llama_cpps(whole: list[int], pattern: int, tmp_path: Path) -> None:
     eye = VISION_ENCODERS["qwen2.5vl_merger"]

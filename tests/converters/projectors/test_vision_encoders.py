@@ -29,6 +29,7 @@ OTHERWISE = {
 """Towers that llama.cpp b11549 computes otherwise, each held by a test of its own below."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", one_in(3, VISION_ENCODERS))
 def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
     eye = VISION_ENCODERS[name]
@@ -146,6 +147,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_that_are_wrong_are_noticed_by_the_proof(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +240,7 @@ RECIPES: dict[str, dict[str, str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_that_are_wrong_are_noticed_by_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -145,6 +145,7 @@ MERGED: dict[str, tuple[Callable[[Keys], object], str]] = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("model", "fault"), [(SPM, fault) for fault in (*EVERY, *SCORED)] + [(BPE, fault) for fault in (*EVERY, *MERGED)]
 )

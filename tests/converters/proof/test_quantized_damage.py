@@ -120,6 +120,7 @@ def test_damage_to_quantized_weights_is_no_proof(
         check(output)
 
 
+@pytest.mark.sampled(4)
 def test_what_was_not_damaged_is_proved_to_the_byte(quantized: Path) -> None:
     line = check(str(quantized), "full")
     found = re.search(r"(\d+) of (\d+) rounded tensors encoded again to the same bytes", line)
@@ -254,6 +255,7 @@ def scale(blocks: np.ndarray) -> np.ndarray:
     return blocks[:, :2] if blocks.shape[1] == 34 else blocks[:, 208:]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("bit", range(16))
 def test_a_bit_of_a_scale(bit: int, many_bits: Path, tmp_path: Path) -> None:
     """The lowest bits of a float16 are thousandths, which a scale that was searched for may be off."""
@@ -326,6 +328,7 @@ def test_a_file_made_with_an_importance_matrix_that_is_not_at_hand(tmp_path: Pat
     assert re.search(r"(\d+) of \1 rounded tensors encoded again", report.line)
 
 
+@pytest.mark.slow
 def test_a_file_made_without_the_importance_matrix_at_hand(four_bits: Path, tmp_path: Path) -> None:
     matrix = with_importances(tmp_path, np.random.default_rng(5), 2.0)
     report = reverify(Request(SOURCE, level="fast", imatrix=matrix), str(four_bits), silent, ["quantize.imatrix.*"])
@@ -368,6 +371,7 @@ def test_what_is_encoded_again_must_be_near_the_source_whatever_the_matrix_says(
     assert "with loss" in converted(tmp_path, kind, importances, allow_quantization_error=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["q4_k", "q6_k", "iq2_xs"])
 def test_dead_columns_are_sound(kind: str, tmp_path: Path) -> None:
     """A neuron that no text has reached has zeros beside others."""

@@ -130,6 +130,7 @@ LLAMA3 = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "rope"),
     [

@@ -77,6 +77,7 @@ def said(path: Path) -> str:
     return "otherwise" if computed_differently(name, file.metadata, file.tensors) else "alike"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "changes", "wanted"), QUICK)
 def test_what_is_said_is_what_llama_cpp_does(name: str, changes: dict[str, Any], wanted: str, tmp_path: Path) -> None:
     make(name, tmp_path / "hf", **changes)

@@ -90,6 +90,7 @@ def test_mistrals_model_files_with_user_defined_pieces_convert(path: Path, besid
     assert said["equal"] == said["texts"] - said["excused"][rules.BEHIND] > 30_000
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def test_there_are_two_tekken_files_and_five_of_sentencepiece() -> None:
     assert len(TEKKEN) == 2 and len(MODELS) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [pytest.param(path, marks=pytest.mark.slow if path != TEKKEN[-1] else ()) for path in TEKKEN], ids=str
 )
@@ -50,6 +51,7 @@ def test_tekken_encodes_as_mistral_common_does(path: Path) -> None:
     assert encoder(ours).encode("[INST]x", bos=False, special=True)[0] == theirs.get_special_token("[INST]")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
 def test_sentencepiece_encodes_as_mistral_common_does(path: Path) -> None:
     theirs, ours = SentencePieceTokenizer(path), find.load({"tokenizer.model": str(path)})

@@ -244,6 +244,7 @@ def test_killed_at_any_step_of_publishing(shards: int, step: int, tmp_path: Path
     assert len(os.listdir(tmp_path)) == shards + 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", range(REPLACING + 1))
 def test_killed_while_it_replaces_by_force(step: int, tmp_path: Path) -> None:
     """There is always an output, old or new; never a receipt of the other."""

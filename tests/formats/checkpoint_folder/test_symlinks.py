@@ -74,6 +74,7 @@ SIDECARS = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SIDECARS)
 def test_a_file_of_a_model_that_is_a_link_out_of_its_folder_is_refused(
     name: str, model: Path, secret: Path, tmp_path: Path

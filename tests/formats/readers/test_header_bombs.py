@@ -127,6 +127,7 @@ GGUF_HEADERS: dict[str, Callable[[Path], int]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", GGUF_HEADERS)
 def test_a_gguf_header_costs_three_times_its_bytes(kind: str, tmp_path: Path) -> None:
     assert_cheap(tmp_path / "x.gguf", GGUF_HEADERS[kind](tmp_path / "x.gguf"), OPEN if kind == "tensors" else INSPECT)
@@ -147,6 +148,7 @@ GGUF_BOMBS: dict[str, tuple[Callable[[Path], int], str]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", GGUF_BOMBS)
 def test_a_gguf_header_beyond_any_model_is_refused_at_once(kind: str, tmp_path: Path) -> None:
     make, words = GGUF_BOMBS[kind]
@@ -205,6 +207,7 @@ SAFETENSORS_BOMBS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", SAFETENSORS_BOMBS)
 def test_a_safetensors_header_beyond_any_model_is_refused_at_once(kind: str, tmp_path: Path) -> None:
     header, words = SAFETENSORS_BOMBS[kind]

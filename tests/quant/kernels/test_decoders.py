@@ -45,6 +45,7 @@ def through(one: Codec, rows: np.ndarray, columns: int, monkeypatch: pytest.Monk
     return one.values(rows, columns)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("one", COMPILED, ids=lambda one: one.type.name)
 def test_every_bit_is_the_reference_s(one: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = 3 * max(one.type.elements, 16) if one.type.elements > 1 else 37

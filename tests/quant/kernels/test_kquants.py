@@ -38,6 +38,7 @@ def combinations(name: str) -> Iterator[tuple[str, np.ndarray, np.ndarray | None
                 yield f"{case_name}, {weight_name}", np.ascontiguousarray(values, F), weights
 
 
+@pytest.mark.sampled(3)
 @ALL
 def test_bytes_are_those_of_ggml(name: str) -> None:
     golden = json.loads(GOLDEN.read_text())["digests"][name]

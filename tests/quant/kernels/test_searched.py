@@ -58,6 +58,7 @@ def test_no_row_is_further_from_its_values_than_llama_cpps(name: str) -> None:
     assert better > 100
 
 
+@pytest.mark.sampled(1)
 @TYPES
 def test_gguf_reads_what_is_written(name: str) -> None:
     one, importance = codec(name), importances()["squares"]

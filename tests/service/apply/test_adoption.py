@@ -102,6 +102,7 @@ def test_the_ledger_has_the_numbers_of_the_fresh_proof(source: Path, output: Pat
     assert row["receipt"]["logits"]["top1_agreement"] == 1.0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("verify", ["fast", "none"])
 def test_text_with_a_planted_receipt_is_not_adopted(verify: str, source: Path, output: Path, tmp_path: Path) -> None:
     plant(output, b"not a model at all")
@@ -145,6 +146,7 @@ def test_a_key_that_was_changed_is_found_behind_a_fitting_receipt(source: Path, 
     assert state == "failed" and "metadata general." in why and there
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("key", ["dropped", "tensors", "hparams"])
 def test_a_receipt_that_lies_is_not_adopted(key: str, source: Path, output: Path, tmp_path: Path) -> None:
     plant(output, output.read_bytes(), lambda receipt: receipt[key].clear() or receipt.update({key: [{"name": "x"}]}))

@@ -277,6 +277,7 @@ def test_lines_of_one_output_are_what_they_were(source: Path, tmp_path: Path) ->
     assert row["state"] == "done" and "further" not in row["receipt"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("edit", "words"),
     [

@@ -126,6 +126,7 @@ def test_an_address_that_is_none_is_refused(out: str, words: str, store: Path, o
         ggferry.convert(old, out, verify="fast")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step", range(6))
 def test_a_failure_at_any_step_leaves_no_model_and_the_next_run_cleans_up(
     step: int, store: Path, old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -102,6 +102,7 @@ def test_what_is_no_object_is_corrupt(made: list[dict[str, Any]], line: bytes, t
         read_plan(str(path))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -129,6 +130,7 @@ def elsewhere(lines: list[dict[str, Any]], tmp_path: Path) -> list[str]:
     return [f"{dest}/../esc/x.gguf", "x.gguf", f"{dest}x/x.gguf", str(tmp_path / "x.gguf"), "s3://bucket/x.gguf", dest]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(6))
 def test_an_output_outside_dest_is_refused_before_anything(
     made: list[dict[str, Any]], number: int, tmp_path: Path

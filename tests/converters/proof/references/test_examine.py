@@ -90,6 +90,7 @@ def test_transformers_agrees(name: str, changes: dict[str, Any], tmp_path: Path)
     assert said.worst <= 2e-6 < said.limit <= 2e-5 and said.count >= 8 and said.version.startswith("5.")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -154,6 +155,7 @@ def test_rows_behind_a_choice_that_rounding_decides_are_not_compared(tmp_path: P
     assert said.missed and all("too close to compare" in line for line in said.missed)
 
 
+@pytest.mark.slow
 def test_llama_cpp_comes_to_both_regimes_and_to_the_window(tmp_path: Path) -> None:
     rope = {**LONG, **ROPE, "original_max_position_embeddings": 300}
     long = sides("phi3 longrope", tmp_path / "a", rope_parameters=rope, original_max_position_embeddings=300)
@@ -266,6 +268,7 @@ def unaware(graph: ModelGraph) -> ModelGraph:
     return replace(graph, architecture=replace(spec, caveats=(), dialects=dialects))
 
 
+@pytest.mark.slow
 def test_a_file_that_llama_cpp_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, output = map(unaware, sides("cohere2", tmp_path, **WINDOWLESS))
     with pytest.raises(VerificationError, match=r"does not take the output.*SIGABRT.*is_swa_any") as caught:
