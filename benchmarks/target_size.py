@@ -1,11 +1,12 @@
 """Types chosen for a size against llama-quantize's mixtures of the same size: KL divergence from the model itself.
 
     python benchmarks/target_size.py [--seconds 120] [--layers 4] [--width 256] [--imatrix no,yes] [--folder DIR]
+    python benchmarks/target_size.py --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf [--types q2_k,…] [--dither yes,no]
 
 A small LLaMA is trained on the project's own pages for so many seconds, from a fixed seed. The mixtures are made by
 ggferry, whose bytes are llama-quantize's; for each of them a file of at most its size is made, of types chosen by
 measuring. All are compared with the model in F16 on a text that is in neither the training nor the importance matrix.
-For how many steps the seconds suffice depends on the machine, and the figures with it.
+For how many steps the seconds suffice depends on the machine, and the figures with it. Or SmolLM2 (`smollm2.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from smollm2 import COMPARED, MEASURED, docstrings, smollm2
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import ggferry
@@ -70,27 +73,49 @@ def train(folder: Path, text: str, seconds: float, layers: int, width: int) -> s
     return f"{count:,} weights, {steps} steps of {BATCH} × {CONTEXT} tokens, last loss {loss.item():.3f}"
 
 
-def divergence(base: Path, other: Path, text: Path) -> float:
-    """Return the mean KL divergence of a file from its base."""
-    return ggferry.compare(base, other, text, context=CONTEXT, chunks=CHUNKS).chunks[-1].kl_divergence.value
+def divergences(base: Path, others: Sequence[Path], text: Path, context: int, chunks: int) -> list[float]:
+    """Return the mean KL divergences of files from their base, which passes once for all."""
+    found = ggferry.compare(base, others[0], text, others=others[1:], context=context, chunks=chunks)
+    return [each.chunks[-1].kl_divergence.value for each in (found, *found.others)]
 
 
-def rows(folder: Path, base: Path, text: Path, imatrix: Path | None) -> None:
-    """Print a row for each mixture: its size and divergence, and those of the file chosen for its size."""
+def rows(
+    folder: Path, base: Path, text: Path, imatrix: Path | None, types: Sequence[str], size: tuple[int, int]
+) -> None:
+    """Print a row for each mixture: its size and divergence, and those of the file chosen for its size.
+
+    `size`: tokens of a chunk, and chunks.
+    """
     print(f"\n{'with' if imatrix else 'without'} an importance matrix")
     print("| mixture | bytes | KLD | chosen, bytes | KLD | ratio |\n|---|---|---|---|---|---|")
     options: dict[str, Any] = {"imatrix": imatrix, "verify": "none", "force": True}
-    ratios = []
-    for mixture in MIXTURES:
-        theirs, ours = folder / "theirs.gguf", folder / "ours.gguf"
+    files = []
+    for mixture in types:
+        theirs, ours = folder / f"{mixture}.gguf", folder / f"{mixture}-sized.gguf"
         ggferry.quantize(base, theirs, mixture, **options)
-        size = theirs.stat().st_size
-        ggferry.quantize(base, ours, target_size=size, **options)
-        one, other = divergence(base, theirs, text), divergence(base, ours, text)
+        ggferry.quantize(base, ours, target_size=theirs.stat().st_size, **options)
+        files += [theirs, ours]
+    found = divergences(base, files, text, *size)
+    ratios = []
+    for number, mixture in enumerate(types):
+        (theirs, ours), (one, other) = files[2 * number : 2 * number + 2], found[2 * number : 2 * number + 2]
         ratios.append(other / one)
-        line = f"| {mixture.upper()} | {size:,} | {one:.5f} | {ours.stat().st_size:,} | {other:.5f} |"
+        line = f"| {mixture.upper()} | {theirs.stat().st_size:,} | {one:.5f} | {ours.stat().st_size:,} | {other:.5f} |"
         print(f"{line} {ratios[-1]:.2f} |", flush=True)
     print(f"mean ratio {sum(ratios) / len(ratios):.3f}")
+
+
+def tables(folder: Path, model: Path, texts_of: tuple[str, str], arguments: Any, size: tuple[int, int]) -> None:
+    """Print a table without an importance matrix and one with it, as asked for."""
+    (folder / "measure.txt").write_text(texts_of[0], encoding="utf-8")
+    (folder / "compare.txt").write_text(texts_of[1], encoding="utf-8")
+    base, matrix = folder / "base.gguf", folder / "imatrix.gguf"
+    ggferry.convert(model, base, outtype="f16", verify="none", force=True)
+    if "yes" in arguments.imatrix:
+        command = [sys.executable, "-m", "ggferry", "imatrix", base, "--text", folder / "measure.txt", "-o", matrix]
+        subprocess.run([*map(str, command), "--force"], check=True, capture_output=True)
+    for each in arguments.imatrix.split(","):
+        rows(folder, base, folder / "compare.txt", matrix if each == "yes" else None, arguments.types.split(","), size)
 
 
 def main() -> None:
@@ -100,22 +125,24 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--imatrix", default="no,yes")
+    parser.add_argument("--smollm2", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf, in place of training")
+    parser.add_argument("--dither", default="yes", help="SmolLM2 with its weights moved (yes), as it is (no)")
+    parser.add_argument("--types", default=",".join(MIXTURES))
     parser.add_argument("--folder", help="where the files are made")
     parser.add_argument("--keep", action="store_true", help="leave the files")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ggferry-bench-", dir=arguments.folder))
     try:
-        (folder / "model").mkdir()
-        training, measuring, comparing = texts()
-        (folder / "measure.txt").write_text(measuring, encoding="utf-8")
-        (folder / "compare.txt").write_text(comparing, encoding="utf-8")
-        print(train(folder / "model", training, arguments.seconds, arguments.layers, arguments.width), flush=True)
-        base, matrix = folder / "base.gguf", folder / "imatrix.gguf"
-        ggferry.convert(folder / "model", base, outtype="f16", verify="none")
-        command = [sys.executable, "-m", "ggferry", "imatrix", base, "--text", folder / "measure.txt", "-o", matrix]
-        subprocess.run(list(map(str, command)), check=True, capture_output=True)
-        for each in arguments.imatrix.split(","):
-            rows(folder, base, folder / "compare.txt", matrix if each == "yes" else None)
+        if arguments.smollm2:
+            texts_of, size = (docstrings(MEASURED)[:60_000], docstrings(COMPARED)), (512, 6)
+            for moved in arguments.dither.split(","):
+                print(f"\nSmolLM2-135M{', its weights moved within their steps' if moved == 'yes' else ''}", flush=True)
+                tables(folder, smollm2(folder, arguments.smollm2, moved == "yes"), texts_of, arguments, size)
+        else:
+            (folder / "model").mkdir()
+            training, *others = texts()
+            print(train(folder / "model", training, arguments.seconds, arguments.layers, arguments.width), flush=True)
+            tables(folder, folder / "model", (others[0], others[1]), arguments, (CONTEXT, CHUNKS))
         print(f"load {', '.join(f'{value:.1f}' for value in os.getloadavg())}")
     finally:
         if not arguments.keep:

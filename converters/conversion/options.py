@@ -261,6 +261,9 @@ OPTIONS: tuple[Option, ...] = (
            "importance matrix the other iq types too).", "among", metavar="TYPE,TYPE"),
     Option("recipe_out", Kind.TEXT, "convert quantize", Heading.TYPES,
            "Write the recipe that a size chose to this file, in a dry run too.", "recipe_out", metavar="FILE"),
+    Option("measurements", Kind.TEXT, "convert quantize", Heading.TYPES,
+           "Keep what a size measures in this file, and measure nothing that it holds already: for another size, and "
+           "for the run after an interruption.", "measurements", metavar="FILE"),
     Option("pure", Kind.FLAG, _WRITES, Heading.TYPES, "Give all tensors one type, no mixture.", "options.pure",
            default=False, in_plan=True, receipt="pure"),
     Option("output_tensor_type", Kind.TEXT, _WRITES, Heading.TYPES, "The type of output.weight.",

@@ -94,6 +94,7 @@ class Request:
         target_bpw: The same as bits a weight.
         among: The types that are chosen among, separated by commas.
         recipe_out: Where the recipe that is chosen is written, too.
+        measurements: Where what is measured for a size is kept.
     """
 
     source: str
@@ -139,6 +140,7 @@ class Request:
     target_bpw: float | None = None
     among: str | None = None
     recipe_out: str | None = None
+    measurements: str | None = None
 
     @property
     def outputs(self) -> tuple[OutputSpec, ...]:

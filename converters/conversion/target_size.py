@@ -18,6 +18,7 @@ from ggferry.converters.conversion.kinds.kept_models import Understood
 from ggferry.converters.conversion.like import lines_of_types, most_common
 from ggferry.converters.conversion.request import MMPROJ, Request
 from ggferry.converters.conversion_plan.measure_types import measure_types, measured_bytes
+from ggferry.converters.conversion_plan.measurements import Measurements
 from ggferry.converters.conversion_plan.steps import Plan, Step, plan_steps
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import RefusedError, UsageError
@@ -100,9 +101,9 @@ def _check(request: Request) -> None:
     """Raise UsageError for options that do not go together."""
     sized = [name for name in ("target_size", "target_bpw") if getattr(request, name) is not None]
     if not sized:
-        extra = [flag for flag, value in (("--among", request.among), ("--recipe-out", request.recipe_out)) if value]
+        extra = [name for name in ("among", "recipe_out", "measurements") if getattr(request, name)]
         if extra:
-            raise UsageError(f"{extra[0]} goes with --target-size or --target-bpw")
+            raise UsageError(f"--{extra[0].replace('_', '-')} goes with --target-size or --target-bpw")
         return
     flag = "--" + sized[0].replace("_", "-")
     options = request.options
@@ -121,7 +122,9 @@ def _check(request: Request) -> None:
 
 def _without_size(request: Request, text: str) -> Request:
     options = replace(request.options, recipe_text=text)
-    return replace(request, options=options, target_size=None, target_bpw=None, among=None, recipe_out=None)
+    return replace(
+        request, options=options, target_size=None, target_bpw=None, among=None, recipe_out=None, measurements=None
+    )
 
 
 def _measured(request: Request, checkpoint: Checkpoint, stage: Stage) -> Measured:
@@ -139,6 +142,7 @@ def _measured(request: Request, checkpoint: Checkpoint, stage: Stage) -> Measure
             workers(request.jobs),
             request.options.alignment,
             progress,
+            Measurements(request.measurements),
         )
     smallest = {name: min(each) for name, each in candidates.items()}
     plan = plan_of(_without_size(own, _recipe(own, source, smallest, types)), source)

@@ -14,6 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.conversion_plan.grades import Route
+from ggferry.converters.conversion_plan.measurements import Measurements
 from ggferry.converters.conversion_plan.steps import Step
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph, Node
@@ -45,6 +46,7 @@ def measure_types(
     threads: int,
     alignment: int,
     progress: Progress,
+    kept: Measurements,
 ) -> dict[str, list[Candidate]]:
     """Return the candidates of each tensor, with their bytes in the file and their errors.
 
@@ -56,6 +58,7 @@ def measure_types(
         threads: Worker threads.
         alignment: Bytes to whose multiples each tensor's data is aligned.
         progress: Called with the bytes of rows just measured (`measured_bytes`).
+        kept: What has been measured before is taken from it, the rest put into it.
 
     Raises:
         BadValueError: A value that one of the types cannot hold.
@@ -64,7 +67,7 @@ def measure_types(
     weights = sensitivities(graph, list(steps))
 
     def work(name: str) -> None:
-        errors = _errors(graph, steps[name], imatrix, rounding, progress)
+        errors = _errors(graph, steps[name], imatrix, rounding, progress, kept)
         found[name] = [
             Candidate(-(-step.nbytes // alignment) * alignment, error * weights[name], step.type.name)
             for step, error in zip(steps[name], errors, strict=True)
@@ -113,21 +116,42 @@ def sampled(node: Node) -> Iterator[tuple[int, int]]:
 
 
 def _errors(
-    graph: ModelGraph, steps: Sequence[Step], imatrix: Imatrix | None, rounding: str, progress: Progress
+    graph: ModelGraph,
+    steps: Sequence[Step],
+    imatrix: Imatrix | None,
+    rounding: str,
+    progress: Progress,
+    kept: Measurements,
 ) -> list[float]:
     """Return the error of a tensor in the type of each step, in proportion to its values."""
     node = steps[0].node
     weights: Any = imatrix.weights(node.name, node.shape) if imatrix is not None else None
-    energy, lost = 0.0, [0.0] * len(steps)
+    of = node.name if kept.path is None else _digest(graph, node, weights, rounding)
+    missing = [step for step in steps if step.route is Route.TRANSCODE and kept.known(of, step.type.name) is None]
+    energy, lost = 0.0, [0.0] * len(missing)
     for start, stop in sampled(node):
-        values: Any = np.ascontiguousarray(rows.laid_out_values(graph.checkpoint, node, start, stop))
-        scale = _scale(weights, node, start, stop)
-        energy += _sum(values, scale)
-        for number, step in enumerate(steps):
-            if step.route is Route.TRANSCODE:
+        if missing:
+            values: Any = np.ascontiguousarray(rows.laid_out_values(graph.checkpoint, node, start, stop))
+            scale = _scale(weights, node, start, stop)
+            energy += _sum(values, scale)
+            for number, step in enumerate(missing):
                 lost[number] += _sum(_decoded(graph, step, values, weights, start, rounding) - values, scale)
-        progress(values.nbytes)
-    return [each / energy if energy else 0.0 for each in lost]
+        progress((stop - start) * node.shape[-1] * 4)
+    kept.keep(of, {step.type.name: each / energy if energy else 0.0 for step, each in zip(missing, lost, strict=True)})
+    return [kept.known(of, step.type.name) or 0.0 if step.route is Route.TRANSCODE else 0.0 for step in steps]
+
+
+def _digest(graph: ModelGraph, node: Node, weights: Any, rounding: str) -> str:
+    """Return the digest of what the errors of a tensor depend on: the rows that are measured, and what weighs them."""
+    from blake3 import blake3
+
+    state = blake3(f"{rounding} {node.shape}".encode())
+    for start, stop in sampled(node):
+        values: Any = rows.laid_out_values(graph.checkpoint, node, start, stop)
+        state.update(np.ascontiguousarray(values).view(np.uint8).data)
+    if weights is not None:
+        state.update(np.ascontiguousarray(weights).view(np.uint8).data)
+    return str(state.hexdigest())
 
 
 def _decoded(graph: ModelGraph, step: Step, values: Any, weights: Any, start: int, rounding: str) -> Floats:

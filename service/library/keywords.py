@@ -85,6 +85,7 @@ class TypeOptions(ImatrixOptions, total=False):
         target_size: The most bytes of the file: types are chosen by measuring them. A text, too: '4GiB' is 4·2³⁰.
         target_bpw: The same as bits a weight, over all tensors.
         among: The types that are chosen among, separated by commas.
+        measurements: A file that keeps what is measured for a size; what it holds is not measured again.
         recipe_out: A file to which the recipe that was chosen is written, by `plan` too.
         tensor_types: Regular expression on tensor names → type, or 'REGEX=TYPE' items; the first that matches decides.
     """
@@ -96,6 +97,7 @@ class TypeOptions(ImatrixOptions, total=False):
     target_bpw: float | None
     among: str | None
     recipe_out: str | None
+    measurements: str | None
     pure: bool
     output_tensor_type: str | None
     token_embedding_type: str | None

@@ -42,6 +42,7 @@ LEFT_OUT = {
     "target_bpw": _MEASURED,
     "among": _MEASURED,
     "recipe_out": _MEASURED,
+    "measurements": _MEASURED,
     "tensor_type_file": "a file's items are lines of the tensor types, which it can be loaded into",
     "lora": "adapters are folders in an order, each with a scale; `ggferry convert` merges them",
     "publish": _PUBLISHED,

@@ -6,11 +6,13 @@ import itertools
 import re
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ggferry
+from ggferry.converters.conversion_plan import measure_types
 from ggferry.formats.errors import GgferryError
 from ggferry.quant.codec import codec
 
@@ -190,3 +192,41 @@ def test_what_does_not_go_together_is_refused(
 def test_what_is_quantized_already_is_refused(fixtures: Path, tmp_path: Path) -> None:
     with pytest.raises(GgferryError, match="already"):
         ggferry.quantize(fixtures / "quantize/k256.Q4_K_M.gguf", tmp_path / "x.gguf", target_size=450_000)
+
+
+def test_measurements_are_kept_and_give_the_same_bytes(
+    source: Path, fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, first, again = tmp_path / "kept.jsonl", tmp_path / "a.gguf", tmp_path / "b.gguf"
+    ggferry.quantize(source, tmp_path / "plain.gguf", target_size=450_000, verify="none")
+    done: list[str] = []
+    decoded = measure_types._decoded
+    monkeypatch.setattr(
+        measure_types, "_decoded", lambda graph, step, *more: done.append(step.name) or decoded(graph, step, *more)
+    )
+    sized: dict[str, Any] = {"target_size": 450_000, "measurements": str(kept), "verify": "none"}
+    ggferry.quantize(source, first, **sized)
+    assert first.read_bytes() == (tmp_path / "plain.gguf").read_bytes() and done
+    lines = kept.read_text().splitlines()
+    kept.write_text("\n".join([*lines[:-1], lines[-1][:40]]))  # a kill in the middle of the last line
+    done.clear()
+    ggferry.quantize(source, again, **sized)
+    assert again.read_bytes() == first.read_bytes()
+    assert len(set(done)) == 1 and sorted(kept.read_text().splitlines()) == sorted(lines)
+    done.clear()
+    ggferry.quantize(source, tmp_path / "c.gguf", **{**sized, "target_size": 430_000, "among": "q3_k,q4_k,q6_k"})
+    assert not done
+    weighed = {**sized, "imatrix": fixtures / "quantize/k256.imatrix.gguf", "among": "q3_k,q4_k"}
+    ggferry.quantize(source, tmp_path / "d.gguf", **weighed)
+    assert done and len(kept.read_text().splitlines()) > len(lines)
+
+
+@pytest.mark.parametrize(
+    "text", [b"GGUF\x03", b'{"of": "a", "type": "Q4_K", "error": NaN}\n', b"[]\n", b'{"of": "' * 99]
+)
+def test_a_file_of_another_kind_is_refused_and_left_as_it_is(source: Path, text: bytes, tmp_path: Path) -> None:
+    kept, out = tmp_path / "kept", tmp_path / "a.gguf"
+    kept.write_bytes(text)
+    with pytest.raises(GgferryError, match="line 1 of a file of measurements"):
+        ggferry.quantize(source, out, target_size=450_000, measurements=str(kept))
+    assert kept.read_bytes() == text and not out.exists()
