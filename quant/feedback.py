@@ -46,10 +46,12 @@ def second_moments(inputs: Floats, threads: int = 1) -> Floats:
         columns[:, start : start + len(part)] = part.T
 
     def panel(start: int) -> None:
-        products(columns, columns[start : start + COLUMNS], found, start)
+        stop = min(len(columns), start + COLUMNS)
+        products(columns[:stop], columns[start:stop], found[:stop], start)
+        found[start:stop, :start] = found[:start, start:stop].T  # sums of the same products in the same order
 
     each(range(0, len(inputs), TRANSPOSED), transpose, threads)
-    each(range(0, len(columns), COLUMNS), panel, threads)
+    each(reversed(range(0, len(columns), COLUMNS)), panel, threads)  # the largest first
     return found
 
 

@@ -157,10 +157,13 @@ class _Rounding(Weights):
                 first = item * _height(step)
                 with in_a_thread():
                     values = np.ascontiguousarray(codec(step.type.name).values(blocks, job.node.shape[-1]))
+                    to = places[job.start - first : job.stop - first]
+                    if out.device == read.device and np.array_equal(to, np.arange(to[0], to[0] + len(to))):
+                        self._multiply_rows(values, read, out, int(to[0]))
+                        return
                     made = torch.empty((len(read), len(values)), dtype=read.dtype)
                     self._multiply_rows(values, read, made, 0)
-                    to = torch.from_numpy(places[job.start - first : job.stop - first])
-                    out[:, to.to(out.device)] = made.to(out.device)
+                    out[:, torch.from_numpy(to).to(out.device)] = made.to(out.device)
 
         return tuple(partial(part, job) for job in _jobs(step, item))
 
