@@ -11,8 +11,8 @@ from typing import Any
 
 from ggferry.converters.hf_export.sentencepiece_file import sentencepiece_model
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
-from ggferry.converters.tokenizers.files.moses_bpe import CLASS, MOSES
 from ggferry.converters.tokenizers.files.rwkv_world import KEY, WORLD
+from ggferry.converters.tokenizers.legacy.moses_bpe import CLASS, MOSES
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, split_merge
 from ggferry.formats.errors import GgferryError, UnsupportedError
 from ggferry.formats.gguf.values import Value

@@ -16,10 +16,10 @@ from dataclasses import replace
 from ggferry.converters.tokenizers.building_blocks.byte_level import unspell
 from ggferry.converters.tokenizers.encoders.wordpiece import vocabulary_line
 from ggferry.converters.tokenizers.files.find import files_of, load
-from ggferry.converters.tokenizers.files.moses_bpe import moses_bpe
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars
 from ggferry.converters.tokenizers.files.tokenizer_json import word_piece
 from ggferry.converters.tokenizers.legacy.byte_level import from_raw_bpe, is_whole
+from ggferry.converters.tokenizers.legacy.moses_bpe import moses_bpe
 from ggferry.converters.tokenizers.legacy.whisper_names import special_names
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, byte_of, unique
 from ggferry.formats.checkpoint import RawVocab
