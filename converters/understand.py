@@ -100,6 +100,8 @@ def understand(
     if checkpoint.container == "gguf" and _table_of_file(checkpoint) is None:
         named = architecture_name(checkpoint)
         what = f"projector {projector_types(checkpoint)!r}" if named == CLIP else f"architecture {named!r}"
+        if named == CLIP and any(name.startswith("t.") for name in checkpoint.tensors):
+            what = "text encoder of CLIP, a file of clip.cpp, which is the only program that reads it"
         return undescribed(checkpoint, f"no table describes the {what}")
     architecture, dialect = _architecture_of(whole)
     if fuse_qkv or _has(checkpoint, ".attn_qkv.weight"):

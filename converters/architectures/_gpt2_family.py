@@ -6,10 +6,12 @@ evilfreelancer's `modeling_rugpt3xl.py`.
 """
 
 from ggferry.converters.architectures import _gpt as gpt
-from ggferry.converters.schema.architecture import Drop, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Default, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Concat, Split
 from ggferry.converters.schema.partial_layouts import Scaled
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 JOINED, USED = Concat(), Split(2, "n_ctx + 2")
 EMBEDDING = Scaled((("embedding_scale",),))
@@ -21,7 +23,7 @@ def embedding_scale(values: Values) -> float:
 
 
 SCALED = (
-    HParam("scaled_embedding", None, gpt.BOOL, {"hf": "scale_embedding"}, required=False),
+    HParam("scaled_embedding", None, gpt.BOOL, {"hf": "scale_embedding"}, required=False, absent=True),
     HParam("embedding_scale", None, gpt.F32, derive=embedding_scale, required=False),
 )
 # What GPT-2's graph does not do.
@@ -69,6 +71,45 @@ RUGPT_NAMES = (
     ("model.layers.", "layers."),
     ("model.norm.", "model.decoder.final_layer_norm."),
     ("model.embed_", "model.decoder.embed_"),
+)
+
+
+
+def _biogpt(name: str, ftypes: str, quantization: int) -> HeaderLayout:
+    """Return a layout of biogpt.cpp's (docs/formats/small-ggml-programs.md).
+
+    Its quantizers never wrote the version of the blocks, 0 until October 2023 and 2 since. Q5_0 and Q5_1 have one size
+    in both, so that a person must say it.
+    """
+    return HeaderLayout(
+        name=name,
+        containers=(("ggml", None),),
+        header=Struct(
+            "biogpt.cpp header",
+            f"""
+            n_vocab  i32  1..MAX_GGML_VOCAB
+            n_layer  i32  1..MAX_LAYERS
+            n_head   i32  1..MAX_HEADS
+            n_ctx    i32  1..MAX_WIDTH   positions; their matrix has two rows more, which no text uses
+            n_ff     i32  1..MAX_WIDTH
+            n_embd   i32  1..MAX_WIDTH
+            ftype    i32  {ftypes}       GGML_FTYPE alone; the tensors' own types decide
+            """,
+        ),
+        names=("biogpt.layers.*.self_attn.q_proj.weight",),
+        vocab=VocabLayout("again", texts="moses", merges=True),
+        quantization=quantization,
+    )
+
+
+BIOGPT_HEADERS = (
+    _biogpt("biogpt.cpp", "0..7", 0),
+    _biogpt("biogpt.cpp-2023-05", "8..9", 0),
+    _biogpt("biogpt.cpp-2023-10", "8..9", 2),
+)
+BIOGPT_GELU = Default(
+    "gelu", "what BioGPT was trained with; the file does not say it, and biogpt.cpp computes its tanh approximation",
+    dialect="biogpt.cpp",
 )
 NORMS = {"eps": 1e-5}
 """Of transformers' code, whatever a configuration says."""

@@ -13,11 +13,11 @@ from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
 from ggferry.converters.schema.layouts import SAME, Transpose
 from ggferry.converters.schema.roles import also, block, roles, varied
 
-N_FF = replace(gpt.N_FF, fields={"hf": f"{gpt.N_FF.fields['hf']}|ffn_dim"})
+N_FF = replace(gpt.N_FF, fields={"hf": f"{gpt.N_FF.fields['hf']}|ffn_dim", "ggml": "n_ff"})
 # OPT's; llama.cpp computes the tanh form of GELU whatever the model was trained with.
 ACTIVATION = replace(
     gpt.GELU_TANH, words={**gpt.GELU_TANH.words, "relu": "relu"},
-    check="activation == 'gelu' or activation == 'gelu_tanh' or activation == 'relu'",
+    check="activation == 'gelu' or activation == 'gelu_tanh' or activation == 'relu'", defaults=(family.BIOGPT_GELU,),
 )
 HPARAMS = (
     *(N_FF if size is gpt.N_FF else size for size in gpt.SIZES), gpt.N_HEAD_KV, gpt.SCALED, gpt.ATTN_SCALE,
@@ -125,6 +125,16 @@ SPEC = Architecture(
             fields="ggml",
             shaped=("model/h0/attn/c_attn/w", "n_embd", "3*n_embd"),
         ),
+        Dialect(
+            "biogpt.cpp",
+            names="biogpt",
+            fields="ggml",
+            layouts=tuple(header.name for header in family.BIOGPT_HEADERS),
+            conventions={"position_offset": 2},
+            fixed={**family.NORMS, "tied": False, "scaled_embedding": True},
+            renames=family.BIOGPT_NAMES,
+            caveats=(gpt.ERF,),
+        ),
         Dialect("ggml", renames=gpt.GGML_RENAMES),
         LLMC,
         OPT,
@@ -141,6 +151,6 @@ SPEC = Architecture(
         ),
     ),
     recipe=gpt.RECIPE,
-    headers=(gpt.GPT2_HEADER,),
+    headers=(gpt.GPT2_HEADER, *family.BIOGPT_HEADERS),
     caveats=(RELU,),
 )

@@ -14,7 +14,7 @@ from ggferry.converters.proof.logits import check_logits
 from ggferry.converters.proof.tensors import Sides, TensorProof, check_tensor
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.accuracy.bounds import narrowing_bound
-from ggferry.quant.codec import codec
+from ggferry.quant.codec import block_type, codec
 from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
 from ggferry.support.progress import Phase, Progress, Stage
@@ -60,13 +60,13 @@ def compare(
 
     Raises VerificationError naming the first thing that differs beyond what its type rounds.
     """
-    hparams = check_hparams(folder, source)
+    hparams, values = check_hparams(folder, source), Rounded(block_type("F32"))
     check_accounting(folder, source)
     check_decoders(folder, source)
     with stage(Phase.VERIFYING, source.checkpoint.nbytes) as progress:
         tensors = tuple(
-            _rounded(folder, source, node, rounded[node.name], progress)
-            if node.name in rounded
+            _rounded(folder, source, node, rounded.get(node.name, values), progress)
+            if node.name in rounded or not node.layout.lossless  # computed there, as BioGPT's scaled embedding is
             else check_tensor([Sides(folder, source)], node.name, jobs, progress)[0]
             for node in source.nodes
         )

@@ -125,7 +125,9 @@ def _inexact(shards: Shards) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for entry in shards.entries:
         if not entry.tensor.lossless:
-            found.setdefault(entry.tensor.layouts[-1], entry)
+            nodes = entry.tensor.nodes
+            own = [type(node.layout).__name__ for node in nodes if not node.layout.lossless]
+            found.setdefault((*own, *entry.tensor.layouts)[-1], entry)
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ggferry.converters.hf_export.sentencepiece_file import sentencepiece_model
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
 from ggferry.converters.tokenizers.files.rwkv_world import KEY, WORLD
+from ggferry.converters.tokenizers.legacy.moses_bpe import CLASS, MOSES
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, split_merge
 from ggferry.formats.errors import GgferryError, UnsupportedError
 from ggferry.formats.gguf.values import Value
@@ -59,6 +60,8 @@ def _vocabulary(tokenizer: Tokenizer, path: str) -> Files:
             return {"tokenizer.json": as_json(_word_piece(tokenizer)), "vocab.txt": _lines(tokenizer)}
         case "rwkv":
             return {WORLD: _world(tokenizer)}
+        case "none" if tokenizer.pre == MOSES:
+            return _characters(tokenizer)
     raise UnsupportedError("no tokenizer file is known for this vocabulary", path=path, found=tokenizer.model)
 
 
@@ -148,6 +151,13 @@ def _framing(tokenizer: Tokenizer) -> JSONObject | None:
     }
 
 
+def _characters(tokenizer: Tokenizer) -> Files:
+    """Return BioGPT's two files."""
+    ids = {text: token for token, text in enumerate(tokenizer.tokens) if not _is_gap(tokenizer, token)}
+    lines = "".join(f"{merge}\n" for merge in tokenizer.merges or ())
+    return {"vocab.json": as_json(ids), "merges.txt": lines.encode("utf-8", "surrogateescape")}
+
+
 # --- WordPiece ------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +227,8 @@ def _settings(tokenizer: Tokenizer) -> JSONObject:
     found: JSONObject = {}
     if tokenizer.model in _CLASSES:
         found["tokenizer_class"] = _CLASSES[tokenizer.model]
+    elif tokenizer.pre == MOSES:
+        found["tokenizer_class"] = CLASS
     for flag in ("add_bos", "add_eos"):
         if flag in tokenizer.flags:
             found[f"{flag}_token"] = tokenizer.flags[flag]

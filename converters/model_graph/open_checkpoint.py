@@ -112,15 +112,21 @@ def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
         flag = "--arch" if arch else "--hf-config"
         files = "GGML-era files" + ("" if arch else " and training checkpoints")
         raise UsageError(f"{flag} is for {files}", path=path, found=match.container)
-    checkpoint = reader.open(path, header_layouts() if arch is None else _layouts_of(arch))
-    return replace(checkpoint, architecture=arch, metadata=load_object(_config(config)) if config else {})
+    named, layouts = (None, header_layouts()) if arch is None else _layouts_of(arch)
+    checkpoint = reader.open(path, layouts)
+    return replace(checkpoint, architecture=named, metadata=load_object(_config(config)) if config else {})
 
 
-def _layouts_of(arch: str) -> tuple[HeaderLayout, ...]:
+def _layouts_of(arch: str) -> tuple[str, tuple[HeaderLayout, ...]]:
+    """Return the architecture and the header layouts that are called so: an architecture's, or one of them."""
     legacy = {name: spec.headers for name, spec in architectures_of_headers().items()}
-    if arch not in legacy:
-        raise UsageError("--arch", found=arch, expected=", ".join(sorted(legacy)))
-    return legacy[arch]
+    if arch in legacy:
+        return arch, legacy[arch]
+    for name, layouts in legacy.items():
+        for layout in layouts:
+            if layout.name == arch:
+                return name, (layout,)
+    raise UsageError("--arch", found=arch, expected=", ".join(sorted(legacy)))
 
 
 def _config(path: str) -> str:

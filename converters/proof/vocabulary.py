@@ -77,7 +77,10 @@ def check_tokenizer(sides: Vocabularies, path: str, depth: Depth = Depth()) -> T
     except UnsupportedError as error:
         if source.to_kv() != output.to_kv():
             raise VerificationError("the vocabularies differ", path=path) from None
-        return {"texts": 0, "equal": 0, "why": f"{error.message}: {output.model}; every key is equal"}
+        equal: TokenizerRecord = {"texts": 0, "equal": 0, "why": f"{error.message}: {output.model}; every key is equal"}
+        if checkpoint.vocab and not (sides.options.source or sides.options.model):
+            equal["held_against_source"] = check_held(output, checkpoint.vocab, path)
+        return equal
     found: TokenizerRecord = {"model": output.model, "vocabulary": len(output.tokens)}
     found |= _by_library(sides, source, output, encode, path, depth) or _by_ourselves(source, encode, path, depth)
     if checkpoint.vocab and "held_against_source" not in found and not (sides.options.source or sides.options.model):

@@ -120,7 +120,7 @@ def _vocabulary(
         index, score = next((i, score) for i, score in enumerate(scores) if not math.isfinite(score))
         at = begin + sum(8 + len(token) for token in tokens[: index + 1]) - 4  # behind its own token
         raise BadValueError(f"score of token {index} is not a number", path=cursor.path, offset=at, found=score)
-    merges = _merges(cursor, header) if version[0] == "ggcc" else None
+    merges = _merges(cursor, header) if version[0] == "ggcc" else _merge_lines(cursor) if rule.merges else None
     return RawVocab(tuple(tokens), tuple(scores) if scored else None, merges), notes
 
 
@@ -173,6 +173,18 @@ def _merges(cursor: Cursor, header: Mapping[str, Any]) -> tuple[tuple[bytes, byt
         raise OutOfRangeError("number of merges", path=cursor.path, offset=at, found=count)
     parts = cursor.strings(2 * count, "i32", "part of a merge", limits.MAX_TOKEN_BYTES)
     return tuple(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _merge_lines(cursor: Cursor) -> tuple[tuple[bytes, bytes], ...]:
+    """Read biogpt.cpp's merges: their number, then a line of merges.txt each, without the count that ends it there."""
+    count, begin = cursor.integer("i32", "number of merges", 0, limits.MAX_GGML_VOCAB), cursor.offset
+    lines = cursor.strings(count, "i32", "merge", 2 * limits.MAX_TOKEN_BYTES + 1)
+    pairs = tuple((left, right) for left, _, right in (line.partition(b" ") for line in lines))
+    for index, (left, right) in enumerate(pairs):
+        if not left or not right or b" " in right:
+            at = begin + sum(4 + len(line) for line in lines[:index])
+            raise BadValueError(f"merge {index} has not two parts", path=cursor.path, offset=at, found=lines[index])
+    return pairs
 
 
 def _is_record(source: Source, offset: int, name: str) -> bool:

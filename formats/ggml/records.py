@@ -59,11 +59,13 @@ class Records(dict[int, Record]):
 
     Attributes:
         walks: The tensors that whole walks have found, by where they began and what they took codes and axes to mean.
+        begin: Where the records begin under the layout at work; 0 before that is known.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.walks: dict[Hashable, Sequence[TensorRef]] = {}
+        self.begin = 0
 
 
 def read_records(source: Source, prelude: Prelude, seen: Records) -> tuple[list[TensorRef], list[str]]:

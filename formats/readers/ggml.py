@@ -87,15 +87,16 @@ def _reading(source: Source, layouts: Sequence[HeaderLayout]) -> Checkpoint:
     version = _version(source)
     candidates = [layout for layout in layouts if version in layout.containers]
     found: list[Checkpoint] = []
-    failures: list[tuple[str, CorruptError]] = []
+    failures: list[tuple[int, str, CorruptError]] = []
     runs: Runs = {}
     known = source.read(0, min(HEAD, source.size))  # for every layout
     records = Records()
     for layout in candidates:
+        records.begin = 0
         try:
             found.append(_read_as(source, version, layout, runs, records, known))
         except CorruptError as error:
-            failures.append((layout.name, error))
+            failures.append((records.begin if error.offset is None else error.offset, layout.name, error))
     if len(found) == 1:
         return found[0]
     if found:
@@ -111,16 +112,20 @@ def _reading(source: Source, layouts: Sequence[HeaderLayout]) -> Checkpoint:
         raise AmbiguousError("several architectures fit these bytes", path=source.path, found=names, hint="--arch NAME")
     if not failures:
         raise UnsupportedError("no architecture is known for this container", path=source.path, found=version[0])
+    if version == ("ggml", None):
+        from ggferry.formats.ggml.other_programs import refuse_other_program  # few files need it
+
+        refuse_other_program(source)
     raise _complaint(failures)
 
 
-def _complaint(failures: Sequence[tuple[str, CorruptError]]) -> CorruptError:
+def _complaint(failures: Sequence[tuple[int, str, CorruptError]]) -> CorruptError:
     """Return the error of the layout that got furthest into the file: most likely it is the file's own.
 
     Another family's layout may get as far by chance, with words that are about no field of the file; so of several the
     error says under which it was read.
     """
-    name, error = max(failures, key=lambda failure: failure[1].offset or 0)
+    _, name, error = max(failures, key=lambda failure: failure[0])
     if len(failures) > 1 and error.hint is None:
         error.hint = f"read as {name}, which came furthest of {len(failures)} layouts; --arch NAME names another"
     return error
@@ -154,6 +159,7 @@ def _read_as(
     source: Source, version: Version, layout: HeaderLayout, runs: Runs, records: Records, known: bytes
 ) -> Checkpoint:
     prelude = read_prelude(source, version, layout, runs, known)
+    records.begin = prelude.records
     refs, notes = read_records(source, prelude, records)
     if refs and not any(fnmatch.fnmatchcase(ref.name, pattern) for pattern in layout.names for ref in refs):
         raise UnexpectedTensorError(

@@ -40,6 +40,11 @@ MADE_LAYOUTS = {
     "falcon-2023-06-10": "converters/legacy/test_families.py",
     "llama3-meta": "formats/readers/test_pytorch.py",
 }
+NAMED = {
+    "biogpt-cpp/q5_1.bin": "biogpt.cpp-2023-10",
+    "biogpt-cpp/q5_1-2023-05.bin": "biogpt.cpp-2023-05",
+}
+"""Files that a person must say the layout of."""
 MADE_ARCHITECTURES = {
     **dict.fromkeys(
         ("arctic", "bailingmoe", "bailingmoe2", "deepseek"), "converters/architectures/test_published_names.py"
@@ -115,8 +120,9 @@ def models() -> tuple[Checkpoint, ...]:
     paths += [*(FIXTURES / "hf/ckpt").iterdir(), *(llama / "pth").iterdir()]
     paths += [*(FIXTURES / "llama2c").glob("v*.bin"), *(FIXTURES / "llmc").glob("*float*.bin")]
     paths += [*(FIXTURES / "bert-cpp").glob("*.bin"), *(FIXTURES / "chatglm-cpp").glob("*.bin")]
+    paths += [*(FIXTURES / "biogpt-cpp").glob("*.bin")]
     paths += [other / "hf/rwkv4-s64/rwkv4-tiny.pth", other / "hf/whisper-v600/tiny.pt"]
-    return tuple(open_checkpoint(str(path)) for path in paths)
+    return tuple(open_checkpoint(str(path), NAMED.get(f"{path.parent.name}/{path.name}")) for path in paths)
 
 
 @cache

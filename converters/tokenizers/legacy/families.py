@@ -19,6 +19,7 @@ from ggferry.converters.tokenizers.files.find import files_of, load
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars
 from ggferry.converters.tokenizers.files.tokenizer_json import word_piece
 from ggferry.converters.tokenizers.legacy.byte_level import from_raw_bpe, is_whole
+from ggferry.converters.tokenizers.legacy.moses_bpe import moses_bpe
 from ggferry.converters.tokenizers.legacy.whisper_names import special_names
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, byte_of, unique
 from ggferry.formats.checkpoint import RawVocab
@@ -62,6 +63,8 @@ def from_family(
         return _from_pieces(raw).padded(rows, path=path)
     if rule.texts == "wordpiece":
         return _from_words(raw, path).padded(rows, path=path)
+    if rule.texts == "moses":
+        return _from_moses(raw).padded(rows, path=path)
     raw = replace(raw, tokens=repaired(raw.tokens) if rule.texts == "twice" else raw.tokens)
     if not is_whole(raw):
         count = sum(LOST.encode() in token for token in raw.tokens)
@@ -221,6 +224,16 @@ def _from_words(raw: RawVocab, path: str | None) -> Tokenizer:
     base = word_piece(words, settings, (), path or "")
     ids = {role: words[text] for role, text in (("pad", "[PAD]"), ("mask", "[MASK]")) if text in words}
     return replace(base, ids={**ids, **base.ids}).noted(note)
+
+
+# --- BioGPT ----------------------------------------------------------------------------------------------------------
+
+
+def _from_moses(raw: RawVocab) -> Tokenizer:
+    """Return the tokens and merges of biogpt.cpp's files, whose words Moses cuts."""
+    texts = [token.decode("utf-8", "surrogateescape") for token in raw.tokens]
+    merges = [b" ".join(pair).decode("utf-8", "surrogateescape") for pair in raw.merges or ()]
+    return moses_bpe(texts, merges, "the file's vocabulary")
 
 
 # --- Whisper ----------------------------------------------------------------------------------------------------
