@@ -104,7 +104,6 @@ FOLDERS: tuple[tuple[Callable[[frozenset[str]], bool], OtherFormat], ...] = (
     (lambda names: any(name.endswith(".onnx") for name in names) or "onnx" in names, OtherFormat("an ONNX model")),
     (lambda names: bool({"saved_model.pb", "tf_model.h5"} & names) or any(".ckpt" in name for name in names)
      or ("checkpoint" in names and any(name.endswith(".index") for name in names)), OtherFormat("a TensorFlow model")),
-    (lambda names: any(name.endswith((".msgpack",)) for name in names), OtherFormat("a Flax model")),
     (lambda names: any(name.endswith((".engine", ".plan")) for name in names), OtherFormat("a TensorRT engine")),
     (lambda names: any(name.endswith(".xml") and name[:-4] + ".bin" in names for name in names),
      OtherFormat("an OpenVINO model")),
