@@ -1,4 +1,4 @@
-"""Names and layouts of Flax against what transformers' torch classes load of the same files, and its logits."""
+"""Names and layouts of Flax and TensorFlow against what transformers' torch classes load of the same files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from ggferry.formats.tensor_read import read_rows
 from helpers.third_party_fixtures import FIXTURES
 from helpers.tiny_models import relative
 
-MODELS = sorted(path.parent for path in FIXTURES.glob("flax/*/tensors.json"))
+MODELS = sorted(path.parent for of in ("flax", "tensorflow") for path in FIXTURES.glob(f"{of}/*/tensors.json"))
+BASES = ("bert.", "roberta.", "distilbert.")
+"""What stands before the names of an encoder, which TensorFlow keeps without a head, too; tables know both."""
 IDS = [5, 17, 42, 99, 3, 120, 77, 200, 9, 250, 64, 31]
 HALVES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 LIMIT = 3e-6
@@ -42,6 +44,8 @@ def test_tensors_are_those_that_the_torch_class_loads(folder: Path) -> None:
     """Values, bit by bit, and what the Flax class itself computes."""
     expected = json.loads((folder / "tensors.json").read_text())
     held = with_known_names(open_checkpoint(os.fspath(folder)))
+    base = next((base for base in BASES if all(name.startswith(base) for name in held.tensors)), "")
+    expected = {name if name.startswith(base) else base + name: value for name, value in expected.items()}
     assert set(held.tensors) == set(expected)
     for name, (shape, kind, digest) in expected.items():
         ref = held.tensors[name]
@@ -53,12 +57,12 @@ def test_tensors_are_those_that_the_torch_class_loads(folder: Path) -> None:
 
 
 def test_pieces_of_matrices_and_shards_are_among_them() -> None:
-    pieces = {folder.name: with_known_names(open_checkpoint(os.fspath(folder))) for folder in MODELS}
-    for name in ("gptneo", "t5"):
+    pieces = {"/".join(folder.parts[-2:]): with_known_names(open_checkpoint(os.fspath(folder))) for folder in MODELS}
+    for name in ("flax/gptneo", "flax/t5"):
         cut = [ref for ref in pieces[name].tensors.values() if len(ref.spans) > 1]
         assert any(ref.spans[0].strides and len(ref.shape) == 2 for ref in cut), name
         assert any(ref.spans[0].strides is None for ref in cut), name
-    assert len(pieces["llama"].files) == 3
+    assert (len(pieces["flax/llama"].files), len(pieces["tensorflow/mistral"].files)) == (3, 4)
 
 
 def as_torch(folder: Path, into: Path) -> Path:
@@ -88,7 +92,20 @@ def keys_of(path: Path) -> dict[str, object]:
     return {key: value for key, value in found.items() if key not in ("general.name", "general.basename")}
 
 
-@pytest.mark.parametrize("name", ["flax/bert", "flax/llama", "flax/t5", "flax/gpt2", "flax/whisper"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "flax/bert",
+        "flax/llama",
+        "flax/t5",
+        "flax/gpt2",
+        "flax/whisper",
+        "tensorflow/bert-mlm",
+        "tensorflow/t5-tied",
+        "tensorflow/mistral",
+        "tensorflow/distilbert",
+    ],
+)
 def test_it_becomes_the_gguf_of_the_torch_checkpoint(tmp_path: Path, name: str) -> None:
     plain = as_torch(FIXTURES / name, tmp_path / "model")
     ggferry.convert(plain, tmp_path / "plain.gguf", no_vocab=True)
@@ -119,6 +136,22 @@ def test_safetensors_in_the_folder_are_taken_first(tmp_path: Path) -> None:
     held = open_checkpoint(os.fspath(folder))
     assert held.container == "safetensors"
     assert any("flax_model.msgpack is in the folder too" in note for note in held.notes)
+
+
+def test_a_variable_of_several_layers_is_taken_once(tmp_path: Path) -> None:
+    """T5's embedding stands under its own layer, the encoder and the decoder: its copies are compared, then dropped."""
+    source = FIXTURES / "tensorflow" / "t5-tied"
+    made = ggferry.convert(source, tmp_path / "x.gguf", no_vocab=True)
+    copies = [line for line in made.receipt["dropped"] if line["reason"] == "the same variable under another layer"]
+    assert {line["name"] for line in copies} == {f"{part}/shared/shared/embeddings:0" for part in ("encoder", "shared")}
+    shutil.copytree(source, tmp_path / "other")
+    held = open_checkpoint(os.fspath(source))
+    at = held.tensors["shared/shared/shared/embeddings:0"].spans[0].offset
+    with (tmp_path / "other" / "tf_model.h5").open("r+b") as file:
+        file.seek(at)
+        file.write(bytes(4))
+    with pytest.raises(e.GgferryError, match="embeddings"):
+        ggferry.convert(tmp_path / "other", tmp_path / "y.gguf", no_vocab=True)
 
 
 def test_two_names_that_become_one_are_refused(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
     python tests/helpers/make_flax_fixtures.py flax          # transformers 4.49, flax 0.10.2, jax 0.4.35, optax 0.2.4
     python tests/helpers/make_flax_fixtures.py tensorflow    # transformers 4.49, TensorFlow 2.18, tf-keras 2.18
 
-Each needs an environment of its own, with torch: transformers 5 has neither. Of each model: the weights as the class
-saves them; config.json; in `tensors.json` shape, type and sha256 of every tensor as the torch class loads them
-(`from_flax=True`, `from_tf=True`); in `logits.npy` what the Flax or TensorFlow class computes.
+Each needs an environment of its own, with torch: transformers 5 has neither. Names of models behind these words write
+those alone. Of each model: the weights as the class saves them; config.json; in `tensors.json` shape, type and sha256
+of every tensor as the torch class loads them (`from_flax=True`, `from_tf=True`); in `logits.npy` what the Flax or
+TensorFlow class computes.
 """
 
 from __future__ import annotations
@@ -89,18 +90,22 @@ OF = {
         "whisper",
     ),
 }
+SMALLER = {"num_decoder_layers": 1, "vocab_size": 256}
+"""Of TensorFlow: of T5, whose files hold the embedding three times."""
 IN_HALVES = {"llama": "bf16", "gpt2": "fp16"}
 """Of Flax: models that are saved in a smaller type."""
-IN_SHARDS = ("llama",)
+IN_SHARDS = {"flax": ("llama",), "tensorflow": ("mistral",)}
+IN_SAFETENSORS = ("distilbert",)
+"""Of TensorFlow: models whose variables are saved in safetensors, by their own names."""
 IN_CHUNKS = {"gptneo": 1000, "t5": 1200}
 """Of Flax: arrays of more bytes are cut, as flax cuts those of more than 1 GiB."""
 
 
-def make(name: str) -> Any:
+def make(name: str, **changes: Any) -> Any:
     """A model of random values, none of them zero, one or alike."""
     cls, config = MODELS[name]
     torch.manual_seed(len(name))
-    model = getattr(transformers, cls)(getattr(transformers, cls).config_class(**config)).eval()
+    model = getattr(transformers, cls)(getattr(transformers, cls).config_class(**{**config, **changes})).eval()
     with torch.no_grad():
         for key, value in model.named_parameters():
             if "embed_positions" not in key or name != "whisper":
@@ -162,16 +167,18 @@ def flax_model(name: str, folder: Path) -> None:
     half = IN_HALVES.get(name)
     params = getattr(model, f"to_{half}")(model.params) if half else model.params
     whole, serialization.MAX_CHUNK_SIZE = serialization.MAX_CHUNK_SIZE, IN_CHUNKS.get(name, 1 << 30)
-    model.save_pretrained(folder, params=params, max_shard_size="20KB" if name in IN_SHARDS else "10GB")
+    model.save_pretrained(folder, params=params, max_shard_size="20KB" if name in IN_SHARDS["flax"] else "10GB")
     serialization.MAX_CHUNK_SIZE = whole
     own = {"params": jax.tree_util.tree_map(lambda value: value.astype("float32"), params)}
     given = inputs(name, "jax")
     with jax.default_matmul_precision("highest"):
         outputs = model(**given, **own)
     with tempfile.TemporaryDirectory() as one:  # the torch class reads no shards: the Flax class joins them
-        if name in IN_SHARDS:
+        if name in IN_SHARDS["flax"]:
             getattr(transformers, f"Flax{cls}").from_pretrained(folder).save_pretrained(one)
-        loaded = getattr(transformers, cls).from_pretrained(one if name in IN_SHARDS else folder, from_flax=True)
+        loaded = getattr(transformers, cls).from_pretrained(
+            one if name in IN_SHARDS["flax"] else folder, from_flax=True
+        )
     kind = {"bf16": "bfloat16", "fp16": "float16"}.get(half or "", "float32")
     write(folder, loaded, computed(outputs), kind)
 
@@ -192,21 +199,26 @@ def tensorflow_model(name: str, folder: Path) -> None:
     """Write one model by its TensorFlow class."""
     cls = MODELS[name][0]
     with tempfile.TemporaryDirectory() as made:
-        make(name).save_pretrained(made, safe_serialization=False)
+        make(name, **(SMALLER if name.startswith("t5") else {})).save_pretrained(made, safe_serialization=False)
         model = getattr(transformers, f"TF{cls}").from_pretrained(made, from_pt=True)
-    model.save_pretrained(folder, safe_serialization=False)
+    shards = "20KB" if name in IN_SHARDS["tensorflow"] else "10GB"
+    model.save_pretrained(folder, safe_serialization=name in IN_SAFETENSORS, max_shard_size=shards)
     outputs = model(**inputs(name, "tf"))
-    loaded = getattr(transformers, cls).from_pretrained(folder, from_tf=True)
+    with tempfile.TemporaryDirectory() as one:  # as of Flax
+        if name in IN_SHARDS["tensorflow"]:
+            getattr(transformers, f"TF{cls}").from_pretrained(folder).save_pretrained(one, safe_serialization=False)
+        place = one if name in IN_SHARDS["tensorflow"] else folder
+        loaded = getattr(transformers, cls).from_pretrained(place, from_tf=name not in IN_SAFETENSORS)
     write(folder, loaded, computed(outputs), "float32")
 
 
 if __name__ == "__main__":
     library = sys.argv[1]
-    for model in OF[library]:
+    for model in sys.argv[2:] or OF[library]:
         place = FIXTURES / library / model
         shutil.rmtree(place, ignore_errors=True)
         print(model, flush=True)
         {"flax": flax_model, "tensorflow": tensorflow_model}[library](model, place)
         (place / "generation_config.json").unlink(missing_ok=True)
-    if library == "flax":
+    if library == "flax" and not sys.argv[2:]:
         training_state(FIXTURES / library / "train-state")

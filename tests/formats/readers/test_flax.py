@@ -160,7 +160,7 @@ def test_a_changed_byte_is_a_model_or_an_error_of_ours(tmp_path: Path) -> None:
     whole = bytearray(packb({"b": {"kernel": array(HALF)}, "c": chunked({"0": 6}, array(HALF[:2]), array(HALF[2:]))}))
     refused = 0
     for at in range(len(whole)):
-        for value in (0, 0x81, 0xC1, 0xDD, 0xDF, 0xFF, whole[at] ^ 1):
+        for value in (0xC1, 0xDF, whole[at] ^ 1):
             before, whole[at] = whole[at], value
             try:
                 opened(tmp_path, bytes(whole)).close()
