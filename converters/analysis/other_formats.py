@@ -108,6 +108,9 @@ FOLDERS: tuple[tuple[Callable[[frozenset[str]], bool], OtherFormat], ...] = (
     (lambda names: any(name.endswith(".onnx") for name in names) or "onnx" in names, OtherFormat("an ONNX model")),
     (lambda names: bool({"saved_model.pb"} & names) or any(".ckpt" in name for name in names)
      or ("checkpoint" in names and any(name.endswith(".index") for name in names)), OtherFormat("a TensorFlow model")),
+    (lambda names: bool({"manifest.ocdbt", "_CHECKPOINT_METADATA", "_METADATA"} & names),
+     OtherFormat("an orbax checkpoint of JAX")),
+    (lambda names: any(name.endswith(".weights.h5") for name in names), OtherFormat("a model of Keras 3 or KerasHub")),
     (lambda names: any(name.endswith((".engine", ".plan")) for name in names), OtherFormat("a TensorRT engine")),
     (lambda names: any(name.endswith(".xml") and name[:-4] + ".bin" in names for name in names),
      OtherFormat("an OpenVINO model")),
