@@ -39,6 +39,8 @@ NEXT_TOKENS = "blk.{n}.nextn.eh_proj.weight"
 """What every block that predicts further tokens has, and no other (gguf-py `NEXTN_EH_PROJ`)."""
 _OF_TRAINERS = ("transformer.wte.weight", "tok_embeddings.weight")
 """Names of tensors by which `converters.trainer_names` is asked: of models by other names, no file of it is loaded."""
+_OF_OTHER_LIBRARIES = ("flax", "hdf5")
+"""Containers whose names are never those of torch."""
 CLIP = "clip"
 """What GGUF calls the architecture of every mmproj file."""
 
@@ -90,7 +92,10 @@ def understand(
             hint="--vocab-only converts the vocabulary",
         )
     training = kind_of(checkpoint.container) is Kind.TRAINING
-    if training and any(name in checkpoint.tensors for name in _OF_TRAINERS):
+    declared = checkpoint.header.get("metadata")  # of safetensors
+    by_tensorflow = isinstance(declared, dict) and declared.get("format") == "tf"
+    named_otherwise = by_tensorflow or checkpoint.container in _OF_OTHER_LIBRARIES
+    if training and (named_otherwise or any(name in checkpoint.tensors for name in _OF_TRAINERS)):
         from ggferry.converters.trainer_names.recognize import with_known_names  # few models need it
 
         checkpoint = with_known_names(checkpoint)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SLAB = 1 << 20  # bytes read at once to gather from; a slab of a strided view is never larger
 SPARSE = 16  # read through gaps while at most one byte in SPARSE is wanted: above that, seek
+_WHOLE = {2: "u2", 4: "u4", 8: "u8"}
+"""Bytes of a number → a type of as many."""
 SEEK = 4096  # gaps within one page cost nothing
 
 
@@ -219,8 +221,12 @@ def _gather(source: Source, offset: int, shape: Sequence[int], strides: Sequence
     if extent <= item or (extent <= SLAB and (extent <= SEEK or extent <= nbytes * SPARSE)):
         slab = np.empty(extent, np.uint8)
         source.read_into(offset, _flat(slab))
-        steps = (*(stride * item for stride in strides), 1)
-        out[...] = np.lib.stride_tricks.as_strided(slab, out.shape, steps, writeable=False)
+        steps = tuple(stride * item for stride in strides)
+        if item in _WHOLE:  # numbers are copied whole, not byte by byte
+            numbers, place = slab.view(_WHOLE[item]), out.view(_WHOLE[item])[..., 0]
+            place[...] = np.lib.stride_tricks.as_strided(numbers, place.shape, steps, writeable=False)
+        else:
+            out[...] = np.lib.stride_tricks.as_strided(slab, out.shape, (*steps, 1), writeable=False)
         return
     # The axis with the largest extent is cut; what remains inside it is denser.
     axis = max(range(len(shape)), key=lambda i: (shape[i] - 1) * strides[i])

@@ -168,7 +168,7 @@ def _foreign(name: str, found: foreign.OtherFormat) -> Diagnosis:
 def _broken(path: str, name: str, head: bytes, size: int, error: GgferryError) -> Diagnosis:
     """Return what is known of a file that a reader claims and cannot open."""
     own = container_by_magic(head)
-    what = own.label if own is not None else _by_suffix(path)
+    what = own.label if own is not None else foreign.in_part(head) or _by_suffix(path)
     findings = [str(error)]
     cut = isinstance(error, TruncatedError) or foreign.unfinished(path)
     if cut:

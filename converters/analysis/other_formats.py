@@ -62,7 +62,6 @@ HEADS: tuple[tuple[Head, OtherFormat], ...] = (
     (_starts(b'{"error"', b'{"message"', b'{"detail"'), OtherFormat("an error message in JSON", _AGAIN, "", True)),
     (_starts(b"invalid username or password", b"access to model", b"entry not found", b"not found", b"repository not"),
      OtherFormat("an error message of a hub", _AGAIN, "", True)),
-    (_starts(b"\x89HDF\r\n\x1a\n"), OtherFormat("an HDF5 file: weights of Keras or TensorFlow (.h5)")),
     (lambda head: head[4:8] == b"TFL3", OtherFormat("a TensorFlow Lite model")),
     (_is_ctranslate2, OtherFormat("a CTranslate2 model")),
     (_is_onnx, OtherFormat("an ONNX model")),
@@ -93,6 +92,11 @@ def of_head(head: bytes, path: str) -> OtherFormat | None:
     return next((found for fits, found in HEADS if fits(head)), None)
 
 
+def in_part(head: bytes) -> str | None:
+    """Return what a file is whose container holds models that are read and others that are not; None for no such."""
+    return "an HDF5 file of TensorFlow or Keras" if head.startswith(b"\x89HDF\r\n\x1a\n") else None
+
+
 def unfinished(path: str) -> bool:
     """Return whether a file has the name of a download at work."""
     return path.lower().endswith(_OPEN)
@@ -102,9 +106,11 @@ FOLDERS: tuple[tuple[Callable[[frozenset[str]], bool], OtherFormat], ...] = (
     (lambda names: {"model.bin", "config.json"} <= names and any("vocabulary" in name for name in names),
      OtherFormat("a CTranslate2 model")),
     (lambda names: any(name.endswith(".onnx") for name in names) or "onnx" in names, OtherFormat("an ONNX model")),
-    (lambda names: bool({"saved_model.pb", "tf_model.h5"} & names) or any(".ckpt" in name for name in names)
+    (lambda names: bool({"saved_model.pb"} & names) or any(".ckpt" in name for name in names)
      or ("checkpoint" in names and any(name.endswith(".index") for name in names)), OtherFormat("a TensorFlow model")),
-    (lambda names: any(name.endswith((".msgpack",)) for name in names), OtherFormat("a Flax model")),
+    (lambda names: bool({"manifest.ocdbt", "_CHECKPOINT_METADATA", "_METADATA"} & names),
+     OtherFormat("an orbax checkpoint of JAX")),
+    (lambda names: any(name.endswith(".weights.h5") for name in names), OtherFormat("a model of Keras 3 or KerasHub")),
     (lambda names: any(name.endswith((".engine", ".plan")) for name in names), OtherFormat("a TensorRT engine")),
     (lambda names: any(name.endswith(".xml") and name[:-4] + ".bin" in names for name in names),
      OtherFormat("an OpenVINO model")),

@@ -107,8 +107,13 @@ def pieces(node: Node, target: BlockType) -> Iterator[tuple[int, int]]:
 
 
 def piece_rows(node: Node, target: BlockType) -> int:
-    """Return the number of rows in a piece."""
-    return max(1, CHUNK // _PIECES // _widest(node, target))
+    """Return the number of rows in a piece.
+
+    Of a matrix whose columns lie in the file as rows it is a whole chunk: each piece reads through all of the matrix.
+    """
+    spans = (span for ref in node.inputs for span in ref.spans)
+    gathered = any(span.strides and span.strides[-1] != 1 and span.shape[-1] > 1 for span in spans)
+    return max(1, CHUNK // (1 if gathered else _PIECES) // _widest(node, target))
 
 
 def _widest(node: Node, target: BlockType) -> int:

@@ -1,1 +1,1 @@
-"""What trainers call tensors, and how they lay them out, carried to the names and the layouts of transformers."""
+"""What trainers and other libraries call tensors, and their layouts, carried to those of transformers."""

@@ -1,12 +1,12 @@
-"""Rows of one tensor as another tensor: taken from it, put together, or in another order; nothing is read."""
+"""Rows of one tensor as another tensor: taken from it, put together, in another order; axes, too. Nothing is read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.errors import ShapeError, UnsupportedError
 
 
@@ -60,3 +60,37 @@ def unpaired_heads(checkpoint: Checkpoint, ref: TensorRef, name: str, heads: int
     span = whole.spans[0]
     strides = (2 * pairs * columns, columns, 2 * columns, 1)
     return replace(whole, spans=(replace(span, shape=(heads, 2, pairs, columns), strides=strides),))
+
+
+def transposed(checkpoint: Checkpoint, ref: TensorRef, name: str, order: Sequence[int]) -> TensorRef:
+    """Return the tensor of this name that has the axes of `ref` in another order: the file is read with strides.
+
+    A matrix whose pieces are runs of its elements becomes boxes of rows and columns. Raises UnsupportedError for other
+    pieces, and for runs of more than two axes.
+    """
+    shape = tuple(ref.shape[axis] for axis in order)
+    steps = tuple(prod(ref.shape[axis + 1 :]) for axis in order)
+    first = ref.spans[0] if ref.spans else None
+    if first is not None and len(ref.spans) == 1 and first.strides is None and first.at is None:
+        return replace(ref, name=name, shape=shape, spans=(replace(first, shape=shape, strides=steps),), axis=0)
+    runs = all(span.strides is None and span.at is not None and len(span.at) == 1 for span in ref.spans)
+    if not runs or tuple(order) != (1, 0):
+        hint = "save it in one piece first"
+        raise UnsupportedError(f"{ref.name} lies in several pieces", path=checkpoint.path, expected="one", hint=hint)
+    boxes = [box for span in ref.spans for box in _columns_of(ref, span)]
+    return replace(ref, name=name, shape=shape, spans=tuple(boxes), axis=0)
+
+
+def _columns_of(ref: TensorRef, span: Span) -> Iterator[Span]:
+    """Yield what a run of a matrix holds, as boxes of the matrix with rows and columns exchanged."""
+    width, item = ref.columns, ref.type.block_bytes
+    assert span.at is not None
+    at, end = span.at[0], span.at[0] + span.shape[0]
+    while at < end:
+        row, column = divmod(at, width)
+        rows = (end - at) // width if not column else 0
+        count = rows * width if rows else min(end, (row + 1) * width) - at
+        shape = (width, rows) if rows else (count, 1)
+        offset = span.offset + (at - span.at[0]) * item
+        yield Span(span.file, offset, shape, (1, width), (column, row))
+        at += count

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from ggferry.converters.trainer_names import litgpt, torchtune
+from ggferry.converters.trainer_names import flax, litgpt, tensorflow, torchtune
 from ggferry.formats.checkpoint import Checkpoint
 
 _TRAINERS = (
-    (litgpt.is_named_so, litgpt.as_transformers),
-    (torchtune.is_named_so, torchtune.as_transformers),
+    (lambda checkpoint: litgpt.is_named_so(checkpoint.tensors), litgpt.as_transformers),
+    (lambda checkpoint: torchtune.is_named_so(checkpoint.tensors), torchtune.as_transformers),
+    (flax.is_named_so, flax.as_transformers),
+    (tensorflow.is_named_so, tensorflow.as_transformers),
 )
 
 
@@ -17,6 +19,6 @@ def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
     Raises as the modules of the trainers.
     """
     for is_named_so, as_transformers in _TRAINERS:
-        if is_named_so(checkpoint.tensors):
+        if is_named_so(checkpoint):
             return as_transformers(checkpoint)
     return checkpoint

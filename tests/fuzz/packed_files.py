@@ -90,6 +90,17 @@ def _tar(form: int) -> Callable[[bytes], bytes]:
     return write
 
 
+def flax() -> Iterator[bytes]:
+    """Yield models of Flax: whole arrays, arrays in pieces, and the first bytes of a training's state."""
+    for name in ("bert/flax_model.msgpack", "gptneo/flax_model.msgpack", "train-state/checkpoint_0"):
+        yield (files.FIXTURES / "flax" / name).read_bytes()[: files.LARGEST]
+
+
+def hdf5() -> Iterator[bytes]:
+    """Yield shards of TensorFlow's, the smallest first."""
+    yield from sorted((path.read_bytes() for path in (files.FIXTURES / "tensorflow").glob("mistral/*.h5")), key=len)[:3]
+
+
 def flat_files() -> Iterator[bytes]:
     """Yield models of llama2.c and llm.c, those of the latter cut to what is mutated."""
     yield from files.small("llama2c/v2.bin")

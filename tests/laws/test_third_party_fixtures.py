@@ -121,6 +121,7 @@ def models() -> tuple[Checkpoint, ...]:
     paths += [*(FIXTURES / "llama2c").glob("v*.bin"), *(FIXTURES / "llmc").glob("*float*.bin")]
     paths += [*(FIXTURES / "bert-cpp").glob("*.bin"), *(FIXTURES / "chatglm-cpp").glob("*.bin")]
     paths += [*(FIXTURES / "biogpt-cpp").glob("*.bin")]
+    paths += (path.parent for of in ("flax", "tensorflow") for path in FIXTURES.glob(f"{of}/*/tensors.json"))
     paths += [other / "hf/rwkv4-s64/rwkv4-tiny.pth", other / "hf/whisper-v600/tiny.pt"]
     return tuple(open_checkpoint(str(path), NAMED.get(f"{path.parent.name}/{path.name}")) for path in paths)
 

@@ -1,0 +1,1 @@
+"""HDF5 as h5py writes it: where datasets lie."""
