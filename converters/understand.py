@@ -37,7 +37,14 @@ from ggferry.formats.reader import Kind, kind_of
 
 NEXT_TOKENS = "blk.{n}.nextn.eh_proj.weight"
 """What every block that predicts further tokens has, and no other (gguf-py `NEXTN_EH_PROJ`)."""
-_OF_TRAINERS = ("transformer.wte.weight", "tok_embeddings.weight")
+_MEGATRON = "decoder.final_layernorm.weight"
+_OF_TRAINERS = (
+    "transformer.wte.weight",
+    "tok_embeddings.weight",
+    _MEGATRON,
+    f"module.{_MEGATRON}",
+    f"model.{_MEGATRON}",
+)
 """Names of tensors by which `converters.trainer_names` is asked: of models by other names, no file of it is loaded."""
 CLIP = "clip"
 """What GGUF calls the architecture of every mmproj file."""
@@ -90,7 +97,7 @@ def understand(
             hint="--vocab-only converts the vocabulary",
         )
     training = kind_of(checkpoint.container) is Kind.TRAINING
-    if training and any(name in checkpoint.tensors for name in _OF_TRAINERS):
+    if training and ("trainer" in checkpoint.header or any(name in checkpoint.tensors for name in _OF_TRAINERS)):
         from ggferry.converters.trainer_names.recognize import with_known_names  # few models need it
 
         checkpoint = with_known_names(checkpoint)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ggferry.converters.trainer_names import litgpt, torchtune
+from ggferry.converters.trainer_names import litgpt, megatron, torchtune
 from ggferry.formats.checkpoint import Checkpoint
 
 _TRAINERS = (
     (litgpt.is_named_so, litgpt.as_transformers),
     (torchtune.is_named_so, torchtune.as_transformers),
+    (megatron.is_named_so, megatron.as_transformers),
 )
 
 
