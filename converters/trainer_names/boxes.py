@@ -46,7 +46,8 @@ def rows(ref: TensorRef, name: str, runs: Sequence[tuple[int, int]], path: str) 
     last = max(stop for _, stop in runs)
     if not ref.shape or last > ref.shape[0] or any(not 0 <= start <= stop for start, stop in runs):
         raise ShapeError(f"rows of {ref.name}", path=path, found=list(ref.shape), expected=f"{last} for {name}")
-    whole, spans, before = boxes(ref, path), [], 0
+    whole, before = boxes(ref, path), 0
+    spans: list[Span] = []
     for start, stop in runs:
         spans += _cut(ref, whole, start, stop, before)
         before += stop - start
@@ -90,7 +91,8 @@ def joined(refs: Sequence[TensorRef], name: str, axis: int, path: str) -> Tensor
 
     Raises ShapeError where their other axes or their types differ, and as `boxes`.
     """
-    first, spans, before = refs[0], [], 0
+    first, before = refs[0], 0
+    spans: list[Span] = []
     for ref in refs:
         others = [(one.shape[:axis], one.shape[axis + 1 :], one.type.name, one.big_endian) for one in (first, ref)]
         if axis >= len(ref.shape) or others[0] != others[1]:

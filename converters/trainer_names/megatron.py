@@ -178,10 +178,11 @@ def _renamed(
         if match is None:
             if name not in family.outside:
                 raise UnexpectedTensorError("tensor is unknown in models of this class", path=path, found=name)
-            vocab = config.get("vocab_size")
-            cut = name in _VOCABULARY and isinstance(vocab, int)
-            new = family.outside[name]
-            yield rows(ref, new, [(0, vocab)], path) if cut and vocab != ref.rows else replace(ref, name=new)
+            vocab, new = config.get("vocab_size"), family.outside[name]
+            if name in _VOCABULARY and isinstance(vocab, int) and vocab != ref.rows:
+                yield rows(ref, new, [(0, vocab)], path)
+            else:
+                yield replace(ref, name=new)
             continue
         block, inner = f"{family.block}.{match[1]}", match[2]
         expert = _EXPERT.fullmatch(inner)
