@@ -162,6 +162,28 @@ def quanto(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Ten
     return made, levels.astype(np.float32) * wide
 
 
+def quanto_groups(bits: int, size: int, *, whole: bool = False) -> Quantize:
+    """`weight._data._data` (groups / levels in a byte × size), `weight._scale`, `weight._shift` (groups × 1)."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        laid, top = weight.reshape(-1, size), (1 << bits) - 1
+        scale = torch.from_numpy(rng.uniform(0.01, 0.02, (len(laid), 1))).half()
+        shift = torch.from_numpy(rng.integers(0, top + 1, (len(laid), 1)).astype(np.uint8))
+        shift = shift if whole else scale * shift
+        wide, moved = scale.float().numpy(), shift.float().numpy()
+        levels = np.clip(np.round(laid / wide + (moved if whole else moved / wide)), 0, top)
+        per = 8 // bits
+        high = -(-len(laid) // per)
+        packed = np.zeros((high, size), np.uint8)
+        for number, row in enumerate(levels.astype(np.uint8)):
+            packed[number % high] |= row << number // high * bits
+        made = {f"{name}._data._data": torch.from_numpy(packed), f"{name}._scale": scale, f"{name}._shift": shift}
+        levels = levels.astype(np.float32)
+        return made, (wide * (levels - moved) if whole else wide * levels - moved).reshape(weight.shape)
+
+    return quantize
+
+
 # --- EXL2 --------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +277,9 @@ CASES: dict[str, tuple[Quantize, dict[str, Any] | None, str]] = {
     "aqlm 2x8": (aqlm(2, 8), _aqlm_config(2, 8, 8, 1), ""),
     "aqlm 3x5, groups of rows": (aqlm(3, 5, 4, 2), _aqlm_config(3, 5, 4, 2), ""),
     "quanto": (quanto, None, "Q8_0"),
+    "quanto 4": (quanto_groups(4, 32), None, "Q4_1"),
+    "quanto 4, whole shifts": (quanto_groups(4, 32, whole=True), {"quant_method": "quanto"}, "Q5_0"),
+    "quanto 2": (quanto_groups(2, 16), None, ""),
     "torchao 4": (torchao(4, 32), TORCHAO, "Q4_0"),
     "torchao 4 with zeros": (torchao(4, 32, zeros=True), TORCHAO, "Q5_0"),
     "torchao 8": (torchao(8, 32), TORCHAO, "Q8_0"),

@@ -45,12 +45,25 @@ BLOCKS = {
     "aqlm-4x8": "",
     "aqlm-2x5": "",
     "quanto-qint8": "Q8_0",
+    "quanto-qint4": "Q4_1",
+    "quanto-qint4-32": "Q4_1",
+    "quanto-qint4-rows": "Q4_1",
+    "quanto-qint4-whole": "Q5_0",
+    "quanto-qint2": "Q4_1",
     "quanto-qfloat8_e4m3fn": "",
     "quanto-qfloat8_e5m2": "",
     "torchao-int4-fbgemm": "Q4_1",
     "torchao-int4-fbgemm-symmetric": "Q4_0",
 }
 """Fixture → the blocks that hold its values; '' where none does."""
+WIDTHS = {
+    "quanto-qint4": 256,
+    "quanto-qint4-32": 160,
+    "quanto-qint4-rows": 64,
+    "quanto-qint4-whole": 256,
+    "quanto-qint2": 192,
+}
+"""Fixture → the model's width, where the tensors do not say it."""
 
 
 def test_all_fixtures_are_named() -> None:
@@ -63,7 +76,9 @@ def test_values_are_those_of_the_library(case: str, tmp_path: Path) -> None:
     with safe_open(FIXTURES / "schemes" / f"{case}.safetensors", "pt") as file:
         tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
     settings = json.loads(metadata["config"])
-    config = {"model_type": "llama"} | ({} if settings is None else {"quantization_config": settings})
+    config = {"model_type": "llama", "hidden_size": WIDTHS.get(case)} | (
+        {} if settings is None else {"quantization_config": settings}
+    )
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(tensors, tmp_path / "model.safetensors", metadata)
     values, kind, held = dequantized_values(tmp_path, LAYER)[LAYER]

@@ -295,7 +295,7 @@ def quanto(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Ar
     levels = levels >> bits * (group // stored) & ((1 << bits) - 1)
     scale = _floats(read, f"{name}._scale", _cover(group)).reshape(-1)[group - group.min()]
     shift = _floats(read, f"{name}._shift", _cover(group)).reshape(-1)[group - group.min()]
-    if read.kind(f"{name}._shift") == "I8":
+    if read.kind(f"{name}._shift") in ("I8", "U8"):
         return scale * (levels.astype(np.float32) - shift)
     return scale * levels.astype(np.float32) - shift
 
