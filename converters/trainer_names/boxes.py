@@ -1,4 +1,4 @@
-"""Tensors as boxes that say where they stand: rows taken, an axis taken away, several joined, or turned over.
+"""Tensors as boxes that say where they stand: rows taken, an axis taken away, several joined, or transposed over.
 
 Nothing is read. `trainer_names.pieces` does the same where a tensor is one run of bytes.
 """
@@ -106,7 +106,7 @@ def joined(refs: Sequence[TensorRef], name: str, axis: int, path: str) -> Tensor
     return made(first, name, shape, spans, path)
 
 
-def turned(ref: TensorRef, name: str, path: str) -> TensorRef:
+def transposed(ref: TensorRef, name: str, path: str) -> TensorRef:
     """Return a matrix with its axes exchanged. Raises ShapeError for another tensor, and as `boxes`."""
     if len(ref.shape) != 2:
         raise ShapeError(f"{ref.name} is no matrix", path=path, found=list(ref.shape))

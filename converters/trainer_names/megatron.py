@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.trainer_names.boxes import rows, turned
+from ggferry.converters.trainer_names.boxes import rows, transposed
 from ggferry.converters.trainer_names.megatron_config import check_layout, configuration
 from ggferry.converters.trainer_names.megatron_parts import inner_name, put_together
 from ggferry.converters.trainer_names.model_class import classes_of, renamed
@@ -38,7 +38,7 @@ class Family:
         attention: The names of queries, keys and values; one name where they are one matrix.
         gated: Whether there is a gate beside the up projection.
         experts: What stands before the number of an expert, and the names of its gate, up and down projection.
-        turned: Whether matrices of blocks are stored with their axes exchanged (GPT-2's Conv1D).
+        transposed: Whether matrices of blocks are stored with their axes exchanged (GPT-2's Conv1D).
         zero_centered: Whether weights of norms are stored less one, on both sides.
     """
 
@@ -48,7 +48,7 @@ class Family:
     attention: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     gated: bool = True
     experts: tuple[str, ...] = ()
-    turned: bool = False
+    transposed: bool = False
     zero_centered: bool = False
 
 
@@ -115,7 +115,7 @@ _GPT2 = Family(
     },
     attention=("attn.c_attn",),
     gated=False,
-    turned=True,
+    transposed=True,
 )
 _FAMILIES = {
     **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), _LLAMA),
@@ -193,8 +193,8 @@ def _renamed(
             yield replace(ref, name=f"{block}.{before}.{expert[1]}.{own[_HALVES.index(expert[2])]}.weight")
         elif inner in family.names:
             new = f"{block}.{family.names[inner]}"
-            matrix = family.turned and len(ref.shape) == 2
-            yield turned(ref, new, path) if matrix else replace(ref, name=new)
+            matrix = family.transposed and len(ref.shape) == 2
+            yield transposed(ref, new, path) if matrix else replace(ref, name=new)
         else:
             raise UnexpectedTensorError("tensor is unknown in models of this class", path=path, found=name)
 
@@ -216,7 +216,7 @@ def _attention(ref: TensorRef, config: Mapping[str, Any], family: Family, block:
     if len(family.attention) == 1:
         name = f"{block}.{family.attention[0]}.{kind}"
         whole = rows(ref, name, [run for part in runs for run in part], path)
-        yield turned(whole, name, path) if family.turned and kind == "weight" else whole
+        yield transposed(whole, name, path) if family.transposed and kind == "weight" else whole
         return
     for part, own in zip(family.attention, runs, strict=True):
         yield rows(ref, f"{block}.{part}.{kind}", own, path)

@@ -207,9 +207,9 @@ def _ranks(checkpoint: Checkpoint, parts: Sequence[str]) -> dict[str, tuple[int,
         expected = f"{sizes[0]} × {sizes[1]} × {sizes[2]} (tensor, pipeline, expert ranks)"
         raise MissingError("a part of the model", path=checkpoint.path, found=f"{len(parts)} parts", expected=expected)
     for key, size in zip(("tensor", "pipeline", "expert"), sizes, strict=True):
-        stated = args.get(f"{key}_model_parallel_size")
-        if stated not in (None, size):
-            raise MissingError(f"parts of {key} ranks", path=checkpoint.path, found=size, expected=stated)
+        declared = args.get(f"{key}_model_parallel_size")
+        if declared not in (None, size):
+            raise MissingError(f"parts of {key} ranks", path=checkpoint.path, found=size, expected=declared)
     return ranks
 
 

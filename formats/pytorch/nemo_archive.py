@@ -52,7 +52,7 @@ def open_archived(path: str) -> tuple[list[Source], list[tuple[str, int, int, So
 
 def _members(source: Source) -> Iterator[tuple[str, int, int]]:
     """Yield the files of a tar archive: name, first byte and length."""
-    at, left, stated = 0, 8 * MAX_SHARDS, dict[str, str]()
+    at, left, declared = 0, 8 * MAX_SHARDS, dict[str, str]()
     while at + _BLOCK <= source.size:
         head = source.read(at, _BLOCK)
         if not head.strip(b"\0"):
@@ -60,7 +60,7 @@ def _members(source: Source) -> Iterator[tuple[str, int, int]]:
         left -= 1
         if head[257:262] != b"ustar" or left < 0:
             raise CorruptError("header of a tar archive", path=source.path, offset=at, found=head[257:262].hex(" "))
-        kind, size = head[156:157], int(stated["size"]) if "size" in stated else _number(head[124:136], source, at)
+        kind, size = head[156:157], int(declared["size"]) if "size" in declared else _number(head[124:136], source, at)
         start = at + _BLOCK
         if start + size > source.size:
             raise TruncatedError("the file ends inside a member", path=source.path, offset=start, found=size)
@@ -73,13 +73,13 @@ def _members(source: Source) -> Iterator[tuple[str, int, int]]:
             }
             if not own.get("size", "0").isdecimal() or len(own.get("size", "")) > 18:
                 raise CorruptError("size of a member", path=source.path, offset=start, found=own["size"][:20])
-            stated = own if kind == b"x" else stated
+            declared = own if kind == b"x" else declared
         else:
             if kind in (b"0", b"\0"):
                 before = head[345:500].rstrip(b"\0") if head[257:263] == b"ustar\0" else b""
                 name = b"/".join(part for part in (before, head[:100].rstrip(b"\0")) if part)
-                yield stated.get("path", name.decode("utf-8", "replace")), start, size
-            stated = {}
+                yield declared.get("path", name.decode("utf-8", "replace")), start, size
+            declared = {}
         at = start + -(-size // _BLOCK) * _BLOCK
     raise TruncatedError("a tar archive without its end", path=source.path, offset=at)
 

@@ -123,6 +123,7 @@ TABLES = ("converters/architectures", "converters/projectors")
 GROWING = (
     *TABLES,
     "service/operations",
+    "formats/readers",
     "converters/forward/towers",
     "quant/codecs",
     "quant/kernels",
