@@ -45,7 +45,7 @@ def parts_of(opened: Opened, file: int) -> dict[str, Part]:
     made = {}
     for name, held in value.items():
         if not isinstance(name, str) or not isinstance(held, (View, Record)):
-            raise CorruptError("an entry that is not a tensor", path=path, found=str(name)[:64])
+            raise CorruptError("not a tensor", path=path, found=str(name)[:64])
         made[name] = _Reading(path, name).part(opened, held, file)
     return made
 

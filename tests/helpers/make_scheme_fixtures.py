@@ -179,6 +179,12 @@ def torchao() -> None:
             meaning = _dequantize_affine_float8(made.qdata, made.scale)
         tensors, metadata = flatten_tensor_state_dict({f"{LAYER}.weight": made})
         store(name, "torchao 0.18.0, flatten_tensor_state_dict", tensors, meaning, settings, **metadata)
+        if name in (
+            "torchao-int8-groups",
+            "torchao-8da4w",
+            "torchao-float8-weight-only",
+        ):  # pytorch_model.bin
+            torch.save({f"{LAYER}.weight": made}, OUT / f"{name}.pt")
 
 
 def torchao_int4(source: str) -> None:
