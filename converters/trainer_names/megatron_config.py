@@ -45,6 +45,7 @@ _COMMON: dict[str, tuple[Any, ...]] = {
 """Argument → the values with which a model is one of the classes that are known here; None is always one."""
 _LAYOUT: dict[str, tuple[Any, ...]] = {"rotary_interleaved": (False,)}
 """The same, of arguments that no configuration of transformers says anything about."""
+_MOST = 1e12  # of any number of them; the greatest known base of rotary embeddings is 1e7
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What `RotaryEmbedding._apply_scaling` of megatron-core takes beside the factor."""
 
@@ -117,19 +118,20 @@ def _decoder(args: Mapping[str, Any], name: str, path: str) -> dict[str, Any]:
         "num_key_value_heads": grouped or heads,
         "head_dim": args.get("kv_channels") or width // heads,
         "max_position_embeddings": _number(args, "max_position_embeddings", path),
-        "rope_theta": float(args.get("rotary_base") or 10000),
+        "rope_theta": _real(args, "rotary_base", 10000.0, path),
         "tie_word_embeddings": not args.get("untie_embeddings_and_output_weights"),
         "intermediate_size": _number(args, "ffn_hidden_size", path),
-        "norm_eps" if name == "NemotronForCausalLM" else "rms_norm_eps": args.get("norm_epsilon") or 1e-5,
+        "norm_eps" if name == "NemotronForCausalLM" else "rms_norm_eps": _real(args, "norm_epsilon", 1e-5, path),
         "hidden_act": "relu2" if name == "NemotronForCausalLM" else "silu",
     }
-    part = args.get("rotary_percent") or 1.0
+    part = _real(args, "rotary_percent", 1.0, path)
     if name == "NemotronForCausalLM":
         made["partial_rotary_factor"] = part
     elif part != 1.0:
         raise UnsupportedError("heads that turn in part", path=path, found=part, expected=1.0, hint=_HINT)
     if args.get("use_rope_scaling"):
-        made["rope_scaling"] = {"rope_type": "llama3", "factor": float(args.get("rope_scaling_factor") or 8), **_LLAMA3}
+        factor = _real(args, "rope_scaling_factor", 8.0, path)
+        made["rope_scaling"] = {"rope_type": "llama3", "factor": factor, **_LLAMA3}
     experts = args.get("num_experts")
     if experts:
         made["num_experts_per_tok"] = _number(args, "moe_router_topk", path)
@@ -161,7 +163,7 @@ def _gpt2(args: Mapping[str, Any], path: str) -> dict[str, Any]:
         "n_head": _number(args, "num_attention_heads", path),
         "n_inner": _number(args, "ffn_hidden_size", path),
         "n_positions": _number(args, "max_position_embeddings", path),
-        "layer_norm_epsilon": args.get("norm_epsilon") or 1e-5,
+        "layer_norm_epsilon": _real(args, "norm_epsilon", 1e-5, path),
         "activation_function": "gelu_new" if tanh else "gelu",
     }
 
@@ -171,3 +173,12 @@ def _number(args: Mapping[str, Any], key: str, path: str) -> int:
     if type(found) is not int or found < 1:
         raise MissingError(f"--{key.replace('_', '-')} of the training", path=path, found=found, hint=_HINT)
     return found
+
+
+def _real(args: Mapping[str, Any], key: str, default: float, path: str) -> float:
+    found = args.get(key, default)
+    if found is None:
+        return default
+    if type(found) not in (int, float) or not 0 < found < _MOST:
+        raise MissingError(f"--{key.replace('_', '-')} of the training", path=path, found=found, hint=_HINT)
+    return float(found)

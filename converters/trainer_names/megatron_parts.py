@@ -19,9 +19,11 @@ from ggferry.formats.errors import (
     DuplicateError,
     InconsistentError,
     MissingError,
+    OutOfRangeError,
     UnexpectedTensorError,
     UnsupportedError,
 )
+from ggferry.formats.limits import MAX_TENSORS
 from ggferry.support.records import dataclass
 
 _BLOCK = re.compile(r"(?:encoder|decoder)\.layers\.(?:(\d{1,4})\.)?(.+)", re.ASCII)
@@ -86,7 +88,7 @@ def _of_one(checkpoint: Checkpoint, gated: bool) -> Whole:
         if match is None:
             _add(whole, short, ref, path)
             continue
-        numbers = [int(match[1])] if match[1] else list(range(ref.shape[0] if ref.shape else 0))
+        numbers = [int(match[1])] if match[1] else list(_indices(ref, path))
         for number in numbers:
             one = ref if match[1] else entry(ref, short, number, path)
             for inner, each in _in_block(one, match[2], gated, 0, 0, path):
@@ -108,9 +110,17 @@ def _in_block(
     own = match["local"] or match["grouped"]
     number = int(match["whole"]) if match["whole"] else rank * local + int(own) if own else None
     name = f"{match['part']}.{match['kind']}{match['half'] or ''}"
-    for expert in [number] if number is not None else range(ref.shape[0] if ref.shape else 0):
+    for expert in [number] if number is not None else _indices(ref, path):
         one = ref if number is not None else entry(ref, inner, expert, path)
         yield from _halves(one, f"mlp.experts.{expert}.{name}", gated, path)
+
+
+def _indices(ref: TensorRef, path: str) -> range:
+    """Return the indices of a tensor's first axis, whose entries are layers or experts. Raises OutOfRangeError."""
+    count = ref.shape[0] if ref.shape else 0
+    if not 0 < count <= MAX_TENSORS:
+        raise OutOfRangeError(f"first axis of {ref.name}", path=path, found=count, expected=f"1 to {MAX_TENSORS}")
+    return range(count)
 
 
 def _halves(ref: TensorRef, inner: str, gated: bool, path: str) -> Iterator[tuple[str, TensorRef]]:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from ggferry.formats.errors import CorruptError, MissingError, TruncatedError, UnsupportedError
+from ggferry.formats.errors import ChecksumError, CorruptError, MissingError, TruncatedError, UnsupportedError
 from ggferry.formats.files.sources import Source, Window, open_source
 from ggferry.formats.limits import MAX_NAME, MAX_SHARDS
 
@@ -60,6 +60,8 @@ def _members(source: Source) -> Iterator[tuple[str, int, int]]:
         left -= 1
         if head[257:262] != b"ustar" or left < 0:
             raise CorruptError("header of a tar archive", path=source.path, offset=at, found=head[257:262].hex(" "))
+        if _number(head[148:156], source, at) != sum(head) - sum(head[148:156]) + 8 * ord(" "):
+            raise ChecksumError("header of a tar archive", path=source.path, offset=at, found=head[148:156].hex(" "))
         kind, size = head[156:157], int(declared["size"]) if "size" in declared else _number(head[124:136], source, at)
         start = at + _BLOCK
         if start + size > source.size:

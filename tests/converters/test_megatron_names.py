@@ -142,6 +142,16 @@ def test_a_cut_archive_is_one_of_our_errors(tmp_path: Path) -> None:
             open_checkpoint(os.fspath(tmp_path / "cut.nemo"))
 
 
+def test_a_flipped_byte_of_a_header_of_the_archive_is_seen(tmp_path: Path) -> None:
+    whole = bytearray(archived(tmp_path / "x.nemo", parts_of_llama()).read_bytes())
+    for place in (2, 130, 160):  # the name, the size, what kind of member it is
+        wrong = whole.copy()
+        wrong[place] ^= 1
+        (tmp_path / "wrong.nemo").write_bytes(wrong)
+        with pytest.raises(e.CorruptError):
+            open_checkpoint(os.fspath(tmp_path / "wrong.nemo"))
+
+
 # --- what is no such model ---------------------------------------------------------------------
 
 
@@ -164,6 +174,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any], Namespace], Any], type[e.GgferryE
     "pairs": (lambda s, a: setattr(a, "rotary_interleaved", True), e.UnsupportedError, "rotary-interleaved"),
     "no class": (lambda s, a: setattr(a, "add_bias_linear", True), e.UnsupportedError, "no class"),
     "in part": (lambda s, a: setattr(a, "rotary_percent", 0.5), e.UnsupportedError, "turn in part"),
+    "no number": (lambda s, a: setattr(a, "rotary_base", "x"), e.MissingError, "rotary-base"),
     "no sizes": (lambda s, a: setattr(a, "hidden_size", None), e.MissingError, "hidden-size"),
     "heads": (lambda s, a: setattr(a, "num_attention_heads", 6), e.ShapeError, "rows of"),
     "odd heads": (lambda s, a: setattr(a, "num_query_groups", 3), e.MissingError, "heads of the model"),
