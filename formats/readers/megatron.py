@@ -72,7 +72,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     Raises NotFoundError, UnsupportedError, UnsafePickleError, and every CorruptError.
     """
     if not os.path.isdir(path) and path.lower().endswith(NEMO):
-        from ggferry.formats.pytorch.nemo_archive import open_archived
+        from ggferry.formats.checkpoint_folder.nemo_archive import open_archived
 
         files, parts, folder = open_archived(path)
     else:
