@@ -37,7 +37,14 @@ from ggferry.formats.reader import Kind, kind_of
 
 NEXT_TOKENS = "blk.{n}.nextn.eh_proj.weight"
 """What every block that predicts further tokens has, and no other (gguf-py `NEXTN_EH_PROJ`)."""
-_OF_TRAINERS = ("transformer.wte.weight", "tok_embeddings.weight")
+_MEGATRON = "decoder.final_layernorm.weight"
+_OF_TRAINERS = (
+    "transformer.wte.weight",
+    "tok_embeddings.weight",
+    _MEGATRON,
+    f"module.{_MEGATRON}",
+    f"model.{_MEGATRON}",
+)
 """Names of tensors by which `converters.trainer_names` is asked: of models by other names, no file of it is loaded."""
 _OF_OTHER_LIBRARIES = ("flax", "hdf5")
 """Containers whose names are never those of torch."""
@@ -94,7 +101,7 @@ def understand(
     training = kind_of(checkpoint.container) is Kind.TRAINING
     declared = checkpoint.header.get("metadata")  # of safetensors
     by_tensorflow = isinstance(declared, dict) and declared.get("format") == "tf"
-    named_otherwise = by_tensorflow or checkpoint.container in _OF_OTHER_LIBRARIES
+    named_otherwise = by_tensorflow or "trainer" in checkpoint.header or checkpoint.container in _OF_OTHER_LIBRARIES
     if training and (named_otherwise or any(name in checkpoint.tensors for name in _OF_TRAINERS)):
         from ggferry.converters.trainer_names.recognize import with_known_names  # few models need it
 

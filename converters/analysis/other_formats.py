@@ -126,7 +126,7 @@ def of_folder(names: frozenset[str]) -> OtherFormat | None:
 
 
 SCHEMES = {
-    "exl3": "ExLlamaV3's quantization (EXL3)", "aqlm": "AQLM",
+    "exl3": "ExLlamaV3's quantization (EXL3)",
     "quip": "QuIP#", "eetq": "EETQ", "higgs": "HIGGS", "vptq": "VPTQ", "spqr": "SpQR",
 }
 """`quant_method` of a configuration → its name, of schemes that are not read here."""

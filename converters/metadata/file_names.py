@@ -230,6 +230,7 @@ _VERSION_WORD = re.compile(r"v\d{1,3}(?:\.\d{1,4}){0,3}|\d{1,3}(?:\.\d{1,4}){1,3
 _GENERIC = re.compile(
     r"(?:(?:pytorch |adapter |tf |flax |lit )?models?(?: fsdp)?|metadata|(?:global )?steps?\d{0,12}|"
     r"(?:(?:bf16 |fp16 )?zero pp rank \d+ )?mp rank \d+ (?:model|optim) states|adapter|"
+    r"mp rank|iter|release|model optim rng|"
     r"consolidated|weights?|checkpoints?|ckpt|original|params|"
     r"config|tokenizer|vocab|merged|final|latest|output|out|snapshots?|blobs?|resolve|main|raw|hub|files?|downloads?|"
     r"uploads?|content|data|te?mp|workspace|root|home|users|mnt|media|opt|srv|usr|var|share|desktop|documents|[a-z]:?|"

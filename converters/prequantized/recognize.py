@@ -1,6 +1,6 @@
 """Recognize checkpoints whose weights are quantized already by their configuration, and present them as plain matrices.
 
-`schemes/` holds the schemes that are supported; every other (AQLM, EXL3, …) is refused by name before any weight is
+`schemes/` holds the schemes that are supported; every other (EXL3, VPTQ, …) is refused by name before any weight is
 read. Source of the configurations: transformers' `utils/quantization_config.py`.
 """
 

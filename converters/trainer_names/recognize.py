@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ggferry.converters.trainer_names import flax, litgpt, tensorflow, torchtune
+from ggferry.converters.trainer_names import flax, litgpt, megatron, tensorflow, torchtune
 from ggferry.formats.checkpoint import Checkpoint
 
 _TRAINERS = (
     (lambda checkpoint: litgpt.is_named_so(checkpoint.tensors), litgpt.as_transformers),
     (lambda checkpoint: torchtune.is_named_so(checkpoint.tensors), torchtune.as_transformers),
+    (lambda checkpoint: megatron.is_named_so(checkpoint.tensors), megatron.as_transformers),
     (flax.is_named_so, flax.as_transformers),
     (tensorflow.is_named_so, tensorflow.as_transformers),
 )

@@ -1,7 +1,8 @@
 """Read `.metadata` of torch.distributed.checkpoint: which tensors there are, and which piece of each is where.
 
 It is a pickle of the classes in `_RECORDS`, which are read as records of fields: nothing is imported or made. Source:
-`torch/distributed/checkpoint/{metadata,filesystem,default_planner}.py` of PyTorch 2.0 to 2.13.
+`torch/distributed/checkpoint/{metadata,filesystem,default_planner}.py` of PyTorch 2.0 to 2.13; megatron-core 0.16.1
+`dist_checkpointing/strategies/torch.py` for what it adds.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ _MODULE = "torch.distributed.checkpoint.metadata"
 _OLDER = "torch.distributed._shard.sharded_tensor.metadata"  # of PyTorch 2.0 to 2.2
 _STORED = "torch.distributed.checkpoint.filesystem._StorageInfo"
 _PATHS = tuple(f"{module}.{kind}Path" for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows"))
+_PLANNED = ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")
 _RECORDS = frozenset(
     [
         *(f"{_MODULE}.{name}" for name in ("Metadata", "MetadataIndex", "StorageMeta", "ChunkStorageMetadata")),
         *(f"{_MODULE}.{name}" for name in ("TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties")),
         *(f"{_MODULE}._MEM_FORMAT_ENCODING", f"{_OLDER}.TensorProperties", f"{_OLDER}.MEM_FORMAT_ENCODING"),
+        *(f"torch.distributed.checkpoint.planner.{name}" for name in _PLANNED),  # which Megatron-core keeps
+        *(f"megatron.core.dist_checkpointing.strategies.torch.MCore{name}" for name in ("Metadata", "SavePlan")),
         *(_STORED, *_PATHS),
     ]
 )
@@ -104,7 +108,7 @@ class _Reading:
         raise kind(message, path=self.path, **details)
 
     def items(self, value: Any) -> tuple[list[Item], str]:
-        fields = self._fields(value, "Metadata")
+        fields = self._fields(value, "Metadata", "MCoreMetadata")
         listed, stored = fields.get("state_dict_metadata"), fields.get("storage_data")
         if not isinstance(listed, dict) or not isinstance(stored, dict):
             self.fail(

@@ -6,7 +6,7 @@ Source: `torch/_weights_only_unpickler.py`, `torch/_utils.py`, `torch/storage.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn, Protocol
@@ -90,6 +90,9 @@ class Record:
 class Machine(Protocol):
     """The interpreter at one instruction."""
 
+    records: Container[str]
+    """Names of further classes whose objects may occur."""
+
     @property
     def place(self) -> int:
         """Byte in the file of the instruction that is being carried out."""
@@ -157,13 +160,15 @@ PLAIN = (
     *("torch.Tensor", "torch.strided", "torch.per_tensor_affine", "torch.per_tensor_symmetric"),
     *("torch.per_channel_affine", "torch.per_channel_symmetric", "torch.per_channel_affine_float_qparams"),
 )
+WRAPPER = "torch._utils._rebuild_wrapper_subclass"
+"""What rebuilds tensors without bytes of their own, as those that are spread over devices."""
 REFUSED_TENSORS = {
     "torch._utils._rebuild_qtensor": "a quantized tensor",
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
     "torch._utils._rebuild_sparse_csr_tensor": "a sparse tensor",
     "torch._utils._rebuild_nested_tensor": "a nested tensor",
     "torch._utils._rebuild_meta_tensor_no_storage": "a tensor without data (meta device)",
-    "torch._utils._rebuild_wrapper_subclass": "a tensor subclass without bytes of its own",
+    WRAPPER: "a tensor subclass without bytes of its own",
     "torch._utils._rebuild_device_tensor_from_numpy": "a tensor of another device, kept as a numpy array",
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of another device, kept as a copy",
 }
@@ -243,9 +248,16 @@ def rebuild_parameter(machine: Machine, *args: Any) -> View:
 
 
 def rebuild_from_type(machine: Machine, *args: Any) -> Any:
-    """Rebuild `_rebuild_from_type_v2(func, type, args, state)`: a tensor with attributes, which are ignored."""
+    """Rebuild `_rebuild_from_type_v2(func, type, args, state)`: a tensor with attributes, which are ignored.
+
+    A subclass of tensors without bytes of its own is a record, where such records are read.
+    """
     if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[2], tuple):
         machine.fail(CorruptError, "arguments of a tensor with attributes", found=len(args), expected=4)
+    if args[0].name == WRAPPER and isinstance(args[1], Global) and args[1].name in machine.records:
+        made = Record(args[1].name, args[2])
+        made.state = args[3]
+        return made
     if not isinstance(args[1], Global) or args[1].name not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
         machine.fail(UnsupportedTypeError, "a tensor of a class of its own", found=getattr(args[1], "name", None))
     if args[0].name not in _TENSORS:

@@ -18,12 +18,14 @@ from ggferry.formats.errors import (
     MissingError,
     OutOfRangeError,
     UnsupportedError,
+    UnsupportedTypeError,
     UnsupportedVersionError,
 )
 from ggferry.formats.files.sources import Source, Window
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.limits import MAX_PICKLE
 from ggferry.formats.pytorch.pickle_machine import Storage, View, read_pickle
+from ggferry.formats.pytorch.pickle_names import WRAPPER
 from ggferry.formats.pytorch.state_dict import find_state
 from ggferry.formats.pytorch.zip_archive import Archive, Entry, read_archive
 from ggferry.support.records import dataclass
@@ -91,16 +93,31 @@ def open_archive(source: Source, classes: Container[str] = ()) -> Opened:
 
 def read_contents(source: Source, file: int = 0) -> Contents:
     """Return the tensors of one file in the order of its dictionary."""
-    opened = open_archive(source)
+    opened, value, lines = _opened(source)
     archive, header = opened.archive, opened.header
-    state = find_state(opened.value, source.path)
+    state = find_state(value, source.path)
     tensors = {name: opened.ref(name, view, file) for name, view in state.tensors.items()}
     beside = f"not part of the model under {state.wrapper!r}"
     dropped = tuple(Dropped(opened.ref(name, view, file), beside) for name, view in state.others.items())
     notes = (*state.notes, *_remarks(archive, header["root"], opened.records, header), *_shared(tensors))
     version = int(header["version"])
     header = {**state.sizes, **header, **({"values": state.values} if state.values else {})}
+    header |= {"metadata": lines} if lines else {}
     return Contents(tensors, dropped, opened.checksums(file), header, version, notes)
+
+
+def _opened(source: Source) -> tuple[Opened, Any, dict[str, str]]:
+    """Return an archive, the value of its pickle without tensors of torchao's classes, and a line for each of these."""
+    try:
+        opened = open_archive(source)
+    except UnsupportedTypeError as error:
+        if error.found != WRAPPER:
+            raise
+        from ggferry.formats.pytorch.tensor_subclasses import CLASSES, expand  # few files have any
+
+        opened = open_archive(source, CLASSES)
+        return opened, *expand(opened.value)
+    return opened, opened.value, {}
 
 
 def read_blob(source: Source, start: int, size: int, file: int, name: str) -> tuple[TensorRef, tuple[Checksum, ...]]:

@@ -30,20 +30,6 @@ from ggferry.support.records import dataclass
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class TrainerClasses:
-    """The names of classes that DeepSpeed's files mention beside tensors: its own, of arguments, of numpy's numbers."""
-
-    _others = frozenset(
-        [
-            *("argparse.Namespace", "numpy.dtype", "numpy.ndarray"),
-            *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
-        ]
-    )
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (name.startswith("deepspeed.") or name in self._others)
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """One file, opened.

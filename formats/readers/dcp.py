@@ -7,14 +7,16 @@ latter. docs/formats/training-checkpoints.md describes the container.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.checkpoint import Checkpoint, Checksum, Dropped, Span, TensorRef
-from ggferry.formats.checkpoint_folder.folder import Weights, claim, locate
+from ggferry.formats.checkpoint_folder.folder import Weights, claim, find_forms, locate, names_in
 from ggferry.formats.checkpoint_folder.sidecars import beside_or_above, configuration
-from ggferry.formats.errors import InconsistentError, NotFoundError, OutOfRangeError
+from ggferry.formats.checkpoint_folder.trainer_folders import iteration_folder
+from ggferry.formats.errors import GgferryError, InconsistentError, NotFoundError, OutOfRangeError
 from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.limits import MAX_SHARDS, MAX_TENSORS
 from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName
@@ -24,12 +26,18 @@ if TYPE_CHECKING:
 
 CONTAINER = "dcp"
 METADATA, SUFFIX = ".metadata", ".distcp"
+COMMON = "common.pt"
+"""What Megatron-core writes beside: what all processes have in common."""
+_OPTIMIZER = re.compile(r"(?:chained_\d{1,4}\.)?optimizer\.", re.ASCII)
+"""How Megatron-core begins the names of an optimizer's states, which it keeps among those of the model."""
+WEIGHTS_OF_NEMO = "weights"
 
 
 def probe(head: bytes, path: str, size: int) -> Match | None:
     """Claim folders with a `.metadata`, that file by the class it names, and the archives beside it."""
     if size == 0 and os.path.isdir(path):
-        return None if claim(path, CONTAINER) is None or not _is_described(path) else Match(CONTAINER)
+        found = _is_described(path) and claim(path, CONTAINER) is not None
+        return Match(CONTAINER) if found or _has_below(path) else None
     if head[:1] == b"\x80" and b"torch.distributed.checkpoint.metadata" in head[:128]:
         return Match(CONTAINER)
     piece = head.startswith(b"PK\3\4") and path.lower().endswith(SUFFIX)
@@ -40,14 +48,31 @@ def _is_described(folder: str) -> bool:
     return os.path.isfile(os.path.join(folder, METADATA))
 
 
+def _has_below(folder: str) -> bool:
+    """Return whether a folder has no weights of its own, and a checkpoint in the folder that a trainer keeps it in."""
+    try:
+        inner = _below(folder)
+        return inner != folder and _is_described(inner) and not find_forms(folder)
+    except (GgferryError, OSError):
+        return False
+
+
+def _below(folder: str) -> str:
+    """Return the folder of the files: NeMo 2 has it beside `context`, Megatron-LM's tracker names it."""
+    if _is_described(folder) or not os.path.isdir(folder):
+        return folder
+    names = names_in(folder)
+    return os.path.join(folder, WEIGHTS_OF_NEMO) if {WEIGHTS_OF_NEMO, "context"} <= names else iteration_folder(folder)
+
+
 def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
-    """Open the checkpoint at `path`: its folder, `.metadata`, or one of the files beside that.
+    """Open the checkpoint at `path`: its folder, the one above (Megatron-LM, NeMo), `.metadata`, or a file beside it.
 
     Raises NotFoundError, UnsupportedError, UnsafePickleError, and every CorruptError.
     """
     from ggferry.formats.pytorch.dcp_metadata import read_items
 
-    weights = _located(path)
+    weights = _located(_below(path))
     files = [open_source(weights.files[0], weights.folder)]
     try:
         items, version = read_items(files[0])
@@ -132,11 +157,16 @@ class _Pieces:
 def _checkpoint(weights: Weights, files: Sequence[Source], pieces: _Pieces, version: str) -> Checkpoint:
     from ggferry.formats.pytorch.nested_state import TRAINING, find_model, leaf, plain_names
 
-    entries = [(item.path, leaf(item.name, item.type, item.shape)) for item in pieces.items.values()]
+    common = os.path.join(weights.folder, COMMON)
+    trained = _trained(common, weights.folder) if os.path.isfile(common) else {}
+    aside = {item.name for item in pieces.items.values() if trained and _OPTIMIZER.match(item.name)}
+    kept = [item for item in pieces.items.values() if item.name not in aside]
+    entries = [(item.path, leaf(item.name, item.type, item.shape)) for item in kept]
     state = find_model(entries, files[0].path)
     short = plain_names(state.tensors, files[0].path)
     tensors = {short[name]: pieces.tensor(view.storage.key, short[name]) for name, view in state.tensors.items()}
     dropped = [pieces.unread(view.storage.key, name) for name, view in state.others.items()]
+    dropped += [pieces.unread(name, name) for name in sorted(aside) if pieces.items[name].type is not None]
     others = [item.name for item in pieces.items.values() if item.type is None]
     notes = [f"the model was found under {state.wrapper!r}"] if state.wrapper else []
     if others:
@@ -149,7 +179,7 @@ def _checkpoint(weights: Weights, files: Sequence[Source], pieces: _Pieces, vers
         None,
         tuple(files),
         tensors,
-        {"version": version},
+        {"version": version, **trained},
         config,
         era="torch.distributed.checkpoint, since PyTorch 2.0 (March 2023)",
         big_endian=any(ref.big_endian for ref in tensors.values()),
@@ -158,6 +188,19 @@ def _checkpoint(weights: Weights, files: Sequence[Source], pieces: _Pieces, vers
         sidecars=beside,
         checksums=tuple(pieces.checksums),
     )
+
+
+def _trained(path: str, folder: str) -> dict[str, Any]:
+    """Return what Megatron-core's `common.pt` says of the training: its arguments."""
+    from ggferry.formats.pytorch.torch_file import open_archive
+    from ggferry.formats.pytorch.trainer_fields import MEGATRON, plain_fields
+
+    source = open_source(path, folder)
+    try:
+        value = open_archive(source, MEGATRON).value
+        return {"trainer": "megatron", "args": plain_fields(value.get("args")) if isinstance(value, dict) else {}}
+    finally:
+        source.close()
 
 
 CONTAINERS = (Container(CONTAINER, "PyTorch DCP", Kind.TRAINING, storage_word=False),)

@@ -66,7 +66,8 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     """
     from ggferry.formats.pytorch.nested_state import plain_names
     from ggferry.formats.pytorch.torch_file import open_archive
-    from ggferry.formats.pytorch.zero_partitions import Part, TrainerClasses, assemble, stage
+    from ggferry.formats.pytorch.trainer_fields import TrainerClasses
+    from ggferry.formats.pytorch.zero_partitions import Part, assemble, stage
 
     folder = _folder(path)
     models, optimizers = _names(folder)
@@ -74,7 +75,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     root = path if os.path.isdir(path) else folder  # the folder that `latest` names may be a link
     files = [open_source(name, root) for name in weights.files]
     try:
-        parts = [Part(n, open_archive(source, TrainerClasses())) for n, source in enumerate(files)]
+        parts = [Part(n, open_archive(source, TrainerClasses("deepspeed."))) for n, source in enumerate(files)]
         of_model, of_optimizer = parts[: len(models)], parts[len(models) :]
         which = _check_count(of_model, of_optimizer, stage(of_optimizer[0])) if of_optimizer else 0
         found = assemble(of_model, of_optimizer)

@@ -84,7 +84,9 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     else:
         tensors, notes = join_files(parts, index)
     big_endian = any(held.header["byteorder"] == "big" for held in contents)
+    lines = {key: line for held in contents for key, line in held.header.get("metadata", {}).items()}
     header = dict(contents[0].header) if index is None else {**contents[0].header, "index": dict(index.metadata)}
+    header |= {"metadata": lines} if lines else {}
     return Checkpoint(
         weights.container,
         contents[0].version,

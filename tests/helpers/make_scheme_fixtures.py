@@ -3,7 +3,7 @@
 Run by hand, where the library is installed (`pip install --no-deps hqq`, …); the tests need none of them.
 
     python tests/helpers/make_scheme_fixtures.py gptq GIT_DIR_OF_GPTQ_FOR_LLAMA
-    python tests/helpers/make_scheme_fixtures.py hqq | torchao | quanto
+    python tests/helpers/make_scheme_fixtures.py hqq | torchao | quanto | aqlm
     python tests/helpers/make_scheme_fixtures.py int4 FBGEMM/fbgemm_gpu/experimental/gen_ai/gen_ai/quantize.py
 
 A file holds the tensors under the names that the library gives them, of the layer `model.layers.0.mlp.up_proj`; its
@@ -179,6 +179,12 @@ def torchao() -> None:
             meaning = _dequantize_affine_float8(made.qdata, made.scale)
         tensors, metadata = flatten_tensor_state_dict({f"{LAYER}.weight": made})
         store(name, "torchao 0.18.0, flatten_tensor_state_dict", tensors, meaning, settings, **metadata)
+        if name in (
+            "torchao-int8-groups",
+            "torchao-8da4w",
+            "torchao-float8-weight-only",
+        ):  # pytorch_model.bin
+            torch.save({f"{LAYER}.weight": made}, OUT / f"{name}.pt")
 
 
 def torchao_int4(source: str) -> None:
@@ -211,7 +217,17 @@ def torchao_int4(source: str) -> None:
 
 def quanto() -> None:
     """Quantize by optimum-quanto, and dequantize by it with the scales in float32: their own type would round."""
-    from optimum.quanto import freeze, qfloat8_e4m3fn, qfloat8_e5m2, qint8, quantize
+    from optimum.quanto import (
+        MaxOptimizer,
+        WeightQBitsTensor,
+        freeze,
+        qfloat8_e4m3fn,
+        qfloat8_e5m2,
+        qint2,
+        qint4,
+        qint8,
+        quantize,
+    )
 
     for name, kind in (("qint8", qint8), ("qfloat8_e4m3fn", qfloat8_e4m3fn), ("qfloat8_e5m2", qfloat8_e5m2)):
         model = nn.Sequential(nn.Linear(128, 96, bias=False)).bfloat16()
@@ -222,9 +238,51 @@ def quanto() -> None:
         made = model[0].weight
         made._scale = made._scale.float()
         store(f"quanto-{name}", "optimum-quanto 0.2.7, QLinear.state_dict", state, made.dequantize(), None)
+    for name, kind, rows, columns, whole in (
+        ("qint4", qint4, 96, 256, False),  # groups of 128
+        ("qint4-32", qint4, 97, 160, False),  # of 32: 128 to 64 do not divide it; an odd number of rows to pack
+        ("qint4-rows", qint4, 96, 64, False),  # none
+        ("qint4-whole", qint4, 96, 256, True),
+        ("qint2", qint2, 98, 192, False),  # of 96
+    ):
+        model = nn.Sequential(nn.Linear(columns, rows, bias=False)).half()
+        model[0].weight.data = weight(rows, columns).half()
+        quantize(model, weights=kind, optimizer=MaxOptimizer())
+        if whole:
+            own = model[0]
+            scale, shift = own.optimizer(own.weight, kind, 0, own.weight_group_size, zeropoint=True)
+            own.weight = nn.Parameter(
+                WeightQBitsTensor.quantize(own.weight, kind, 0, own.weight_group_size, scale, shift), False
+            )
+        freeze(model)
+        state = {f"{LAYER}.{key.removeprefix('0.')}": value for key, value in model.state_dict().items()}
+        made = model[0].weight
+        made._scale = made._scale.float()
+        made._shift = made._shift if whole else made._shift.float()
+        store(f"quanto-{name}", "optimum-quanto 0.2.7, QLinear.state_dict", state, made.dequantize(), None)
 
 
-MAKERS = {"gptq": gptq, "hqq": hqq, "torchao": torchao, "int4": torchao_int4, "quanto": quanto}
+# --- AQLM --------------------------------------------------------------------------------------------------
+
+
+def aqlm() -> None:
+    """Random codes and codebooks in aqlm's own layer, packed and dequantized by it, in float32."""
+    import aqlm
+    from aqlm.utils import _dequantize_weight, pack_int_data, unpack_int_data
+
+    for count, bits, wide, tall in ((1, 12, 8, 1), (2, 8, 8, 1), (4, 8, 16, 1), (2, 5, 4, 2)):
+        torch.manual_seed(count * bits)
+        layer = aqlm.QuantizedLinear(128, 96, wide, tall, count, bits, bias=False, dtype=torch.float16)
+        layer.codebooks.data = torch.randn(layer.codebooks.shape).half() * 0.05
+        layer.scales.data = (torch.rand(layer.scales.shape) + 0.5).half()
+        layer.codes.data = pack_int_data(torch.randint(0, 2**bits, layer.codes.shape), bits)
+        state = {f"{LAYER}.{key}": value for key, value in layer.state_dict().items()}
+        meaning = _dequantize_weight(unpack_int_data(layer.codes, bits), layer.codebooks.float(), layer.scales.float())
+        config = {"in_group_size": wide, "out_group_size": tall, "num_codebooks": count, "nbits_per_codebook": bits}
+        store(f"aqlm-{count}x{bits}", "aqlm 1.1.7, QuantizedLinear", state, meaning, {"quant_method": "aqlm", **config})
+
+
+MAKERS = {"aqlm": aqlm, "gptq": gptq, "hqq": hqq, "torchao": torchao, "int4": torchao_int4, "quanto": quanto}
 
 if __name__ == "__main__":
     MAKERS[sys.argv[1]](*sys.argv[2:])

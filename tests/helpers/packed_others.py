@@ -162,6 +162,28 @@ def quanto(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Ten
     return made, levels.astype(np.float32) * wide
 
 
+def quanto_groups(bits: int, size: int, *, whole: bool = False) -> Quantize:
+    """`weight._data._data` (groups / levels in a byte × size), `weight._scale`, `weight._shift` (groups × 1)."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        laid, top = weight.reshape(-1, size), (1 << bits) - 1
+        scale = torch.from_numpy(rng.uniform(0.01, 0.02, (len(laid), 1))).half()
+        shift = torch.from_numpy(rng.integers(0, top + 1, (len(laid), 1)).astype(np.uint8))
+        shift = shift if whole else scale * shift
+        wide, moved = scale.float().numpy(), shift.float().numpy()
+        levels = np.clip(np.round(laid / wide + (moved if whole else moved / wide)), 0, top)
+        per = 8 // bits
+        high = -(-len(laid) // per)
+        packed = np.zeros((high, size), np.uint8)
+        for number, row in enumerate(levels.astype(np.uint8)):
+            packed[number % high] |= row << number // high * bits
+        made = {f"{name}._data._data": torch.from_numpy(packed), f"{name}._scale": scale, f"{name}._shift": shift}
+        levels = levels.astype(np.float32)
+        return made, (wide * (levels - moved) if whole else wide * levels - moved).reshape(weight.shape)
+
+    return quantize
+
+
 # --- EXL2 --------------------------------------------------------------------------------------------------
 
 
@@ -207,6 +229,37 @@ def exl2(groups: tuple[tuple[int, int], ...], *, shuffled: bool = True) -> Quant
     return quantize
 
 
+# --- AQLM --------------------------------------------------------------------------------------------------
+
+
+def aqlm(count: int, bits: int, wide: int = 8, tall: int = 1) -> Quantize:
+    """codes `(out groups, in groups, codebooks)`, codebooks of random vectors, scales of a group of rows."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        down, across, base = len(weight) // tall, weight.shape[1] // wide, name.removesuffix("weight")
+        books = rng.normal(0, 0.5, (count, 1 << bits, tall, wide)).astype(np.float16)
+        codes = rng.integers(0, 1 << bits, (down, across, count))
+        scales = rng.uniform(0.05, 0.1, (down, 1, 1, 1)).astype(np.float16)
+        meaning = np.zeros_like(weight)
+        for i, j in np.ndindex(down, across):
+            group = sum(books[k, codes[i, j, k]].astype(np.float32) for k in range(count))
+            meaning[i * tall :, j * wide :][:tall, :wide] = group * np.float32(scales[i, 0, 0, 0])
+        signed = np.where(codes >= 1 << bits - 1, codes - (1 << bits), codes)
+        made = {
+            f"{base}codes": torch.from_numpy(signed.astype(np.int8 if bits <= 8 else np.int16)),
+            f"{base}codebooks": torch.from_numpy(books),
+            f"{base}scales": torch.from_numpy(scales),
+        }
+        return made, meaning
+
+    return quantize
+
+
+def _aqlm_config(count: int, bits: int, wide: int, tall: int) -> dict[str, Any]:
+    sizes = {"in_group_size": wide, "out_group_size": tall, "num_codebooks": count, "nbits_per_codebook": bits}
+    return {"quant_method": "aqlm", **sizes, "linear_weights_not_to_quantize": []}
+
+
 CASES: dict[str, tuple[Quantize, dict[str, Any] | None, str]] = {
     "gptq of March 2023": (products(4, scales=torch.float16), None, "Q4_1"),
     "hqq 4": (hqq(4, 32), HQQ, "Q4_1"),
@@ -220,7 +273,13 @@ CASES: dict[str, tuple[Quantize, dict[str, Any] | None, str]] = {
     "exl2": (exl2(((6, 32), (4, 32), (3, 32))), {"quant_method": "exl2"}, ""),
     "exl2 2, 5, 8": (exl2(((8, 32), (5, 32), (2, 32))), None, ""),
     "exl2 in order": (exl2(((5, 32), (3, 32)), shuffled=False), None, "Q5_0"),
+    "aqlm 1x11": (aqlm(1, 11), _aqlm_config(1, 11, 8, 1), ""),
+    "aqlm 2x8": (aqlm(2, 8), _aqlm_config(2, 8, 8, 1), ""),
+    "aqlm 3x5, groups of rows": (aqlm(3, 5, 4, 2), _aqlm_config(3, 5, 4, 2), ""),
     "quanto": (quanto, None, "Q8_0"),
+    "quanto 4": (quanto_groups(4, 32), None, "Q4_1"),
+    "quanto 4, whole shifts": (quanto_groups(4, 32, whole=True), {"quant_method": "quanto"}, "Q5_0"),
+    "quanto 2": (quanto_groups(2, 16), None, ""),
     "torchao 4": (torchao(4, 32), TORCHAO, "Q4_0"),
     "torchao 4 with zeros": (torchao(4, 32, zeros=True), TORCHAO, "Q5_0"),
     "torchao 8": (torchao(8, 32), TORCHAO, "Q8_0"),

@@ -59,8 +59,8 @@ STARTS = {
     "inspect hf/out/llama/llama.q8_0.gguf": 124,
     "inspect --json hf/out/llama/llama.q8_0.gguf": 124,
     "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 142,
-    "inspect hf/ckpt/llama": 149,
-    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 156,
+    "inspect hf/ckpt/llama": 153,
+    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 160,
 }
 """Command → the most modules of ours that it may import."""
 

@@ -33,6 +33,8 @@ MADE_CONTAINERS = {
     ("gguf", 2): "formats/readers/test_gguf.py",
     ("dcp", None): "formats/readers/test_dcp.py",
     ("deepspeed", None): "formats/readers/test_deepspeed.py",
+    ("fsdp", None): "formats/readers/test_fsdp.py",
+    ("megatron", None): "converters/test_megatron_names.py",
     ("configuration", None): "converters/test_mistral_format.py",
 }
 MADE_LAYOUTS = {

@@ -28,7 +28,19 @@ from helpers.values import decoded
 
 ROUNDED = {"hqq 4", "hqq 4, as float", "hqq 3", "torchao int4"}
 """Cases whose minimum, zero point × scale, is no float16."""
-CONVERTED = ("hqq 4", "hqq 4, whole zeros", "hqq 3, axis 0", "torchao 4 with zeros", "torchao int4", "quanto", "exl2")
+CONVERTED = (
+    "hqq 4",
+    "hqq 4, whole zeros",
+    "hqq 3, axis 0",
+    "torchao 4 with zeros",
+    "torchao int4",
+    "quanto",
+    "quanto 4",
+    "quanto 2",
+    "exl2",
+    "aqlm 2x8",
+    "aqlm 3x5, groups of rows",
+)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -123,7 +135,20 @@ BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
     ("quanto", without("._scale"), MissingError),
     ("quanto", changed("._scale", lambda t: t[1:]), ShapeError),
     ("quanto", changed("._data", lambda t: t.int()), UnsupportedError),
-    ("quanto", lambda tensors: tensors.update({"a.weight._data._data": torch.zeros(2)}), UnsupportedError),
+    ("quanto 4", without("._shift"), MissingError),
+    ("quanto 4", changed("._shift", lambda t: t[1:]), ShapeError),
+    ("quanto 4", changed("._data._data", lambda t: t.int()), UnsupportedError),
+    ("quanto 4", changed("._data._data", lambda t: t[2:]), ShapeError),
+    ("quanto 4", changed("._data._data", lambda t: t[:, 5:]), ShapeError),
+    ("quanto 4", changed("o_proj.weight._data._data", lambda t: t[:, 1:]), ShapeError),
+    ("aqlm 2x8", without(".codebooks"), MissingError),
+    ("aqlm 2x8", changed(".codes", lambda t: t[1:]), ShapeError),
+    ("aqlm 2x8", changed(".codes", lambda t: t.short()), InconsistentError),
+    ("aqlm 2x8", changed(".codes", lambda t: t[..., :1]), ShapeError),
+    ("aqlm 2x8", changed(".codebooks", lambda t: t[:, 1:]), InconsistentError),
+    ("aqlm 2x8", changed(".codebooks", lambda t: t[..., 1:]), InconsistentError),
+    ("aqlm 2x8", changed(".codebooks", lambda t: t.int()), UnsupportedError),
+    ("aqlm 2x8", changed(".scales", lambda t: t[1:]), ShapeError),
     ("torchao int4", without("_weight_zero_point"), MissingError),
     ("torchao int4", changed("_weight_scale", lambda t: t[:, 1:]), ShapeError),
     ("torchao int4", changed("_weight_qdata", lambda t: t[:, 1:]), ShapeError),
@@ -138,3 +163,12 @@ def test_what_contradicts_itself_is_refused(number: int, tmp_path: Path) -> None
     change(tensors)
     with pytest.raises(error):
         dequantized(open_checkpoint(str(write(tmp_path / "in", tensors, config))))
+
+
+def test_layers_of_quanto_whose_width_is_not_known_are_refused(tmp_path: Path) -> None:
+    tensors, _ = model(CASES["quanto 4"][0])
+    moved = {key.replace("o_proj", "other"): value for key, value in tensors.items()}
+    with pytest.raises(UnsupportedError, match="how long a row is"):
+        dequantized(open_checkpoint(str(write(tmp_path / "in", moved, None))))
+    with pytest.raises(ShapeError, match="elements"):
+        dequantized(open_checkpoint(str(write(tmp_path / "wide", tensors, None, hidden_size=65))))

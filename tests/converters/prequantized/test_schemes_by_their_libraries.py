@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from ggferry.formats.errors import GgferryError, UnsupportedError
 from helpers.third_party_fixtures import FIXTURES
 from helpers.values import dequantized_values
 
@@ -40,13 +44,30 @@ BLOCKS = {
     "torchao-int6-rows": "Q8_0",
     "exl2-all-bits": "",
     "exl2-3.5": "",
+    "aqlm-1x12": "",
+    "aqlm-2x8": "",
+    "aqlm-4x8": "",
+    "aqlm-2x5": "",
     "quanto-qint8": "Q8_0",
+    "quanto-qint4": "Q4_1",
+    "quanto-qint4-32": "Q4_1",
+    "quanto-qint4-rows": "Q4_1",
+    "quanto-qint4-whole": "Q5_0",
+    "quanto-qint2": "Q4_1",
     "quanto-qfloat8_e4m3fn": "",
     "quanto-qfloat8_e5m2": "",
     "torchao-int4-fbgemm": "Q4_1",
     "torchao-int4-fbgemm-symmetric": "Q4_0",
 }
 """Fixture → the blocks that hold its values; '' where none does."""
+WIDTHS = {
+    "quanto-qint4": 256,
+    "quanto-qint4-32": 160,
+    "quanto-qint4-rows": 64,
+    "quanto-qint4-whole": 256,
+    "quanto-qint2": 192,
+}
+"""Fixture → the model's width, where the tensors do not say it."""
 
 
 def test_all_fixtures_are_named() -> None:
@@ -59,7 +80,9 @@ def test_values_are_those_of_the_library(case: str, tmp_path: Path) -> None:
     with safe_open(FIXTURES / "schemes" / f"{case}.safetensors", "pt") as file:
         tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
     settings = json.loads(metadata["config"])
-    config = {"model_type": "llama"} | ({} if settings is None else {"quantization_config": settings})
+    config = {"model_type": "llama", "hidden_size": WIDTHS.get(case)} | (
+        {} if settings is None else {"quantization_config": settings}
+    )
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(tensors, tmp_path / "model.safetensors", metadata)
     values, kind, held = dequantized_values(tmp_path, LAYER)[LAYER]
@@ -84,3 +107,41 @@ def test_a_pt_file_of_hqq_has_its_settings_as_values(old: bool, tmp_path: Path) 
         meaning = file.metadata()["meaning"]
     values, kind, _ = dequantized_values(tmp_path, LAYER)[LAYER]
     assert kind == "Q4_1" and hashlib.sha256(values.tobytes()).hexdigest() == meaning
+
+
+TORCHAO = ("torchao-int8-groups", "torchao-8da4w", "torchao-float8-weight-only")
+
+
+@pytest.mark.parametrize("case", TORCHAO)
+def test_a_bin_file_of_torchao_means_the_same(case: str, tmp_path: Path) -> None:
+    """Pickles of its classes, read as data, in two files too; other classes end the reading."""
+    with safe_open(FIXTURES / "schemes" / f"{case}.safetensors", "pt") as file:
+        metadata = file.metadata()
+    config = {"model_type": "llama", "quantization_config": json.loads(metadata["config"])}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.save({"model.norm.weight": torch.ones(4)}, tmp_path / "pytorch_model-00001-of-00002.bin")
+    shutil.copy(FIXTURES / "schemes" / f"{case}.pt", tmp_path / "pytorch_model-00002-of-00002.bin")
+    values, kind, _ = dequantized_values(tmp_path, LAYER)[LAYER]
+    assert hashlib.sha256(values.tobytes()).hexdigest() == metadata["meaning"]
+    assert kind == BLOCKS[case]
+
+
+def test_torchaos_classes_that_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
+    data = (FIXTURES / "schemes" / "torchao-int8-groups.pt").read_bytes()
+    assert b"Int8Tensor" in data
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "torchao"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    state = read_zip(data)
+    pickled = next(name for name in state if name.endswith("data.pkl"))
+    for other, error in ((b"Int9Tensor", UnsupportedError), (b"I\x00\x009Tensor", GgferryError)):
+        with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
+            for name, held in state.items():
+                archive.writestr(name, held.replace(b"Int8Tensor", other) if name == pickled else held)
+        with pytest.raises(error):
+            dequantized_values(tmp_path, LAYER)
+
+
+def read_zip(data: bytes) -> dict[str, bytes]:
+    """The entries of an archive."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}

@@ -282,8 +282,22 @@ def torchao(read: Named, settings: Settings, name: str, r: Array, c: Array) -> A
 
 
 def quanto(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
-    shape = read.shape(f"{name}._data")
-    return _block(read, f"{name}._data", r, c).astype(np.float32) * _spread(read, f"{name}._scale", shape, 0, 0, r, c)
+    """data × scale; of groups, which are the rows that were packed: scale × (q − whole shift), or scale × q − shift."""
+    if f"{name}._data._data" not in read:
+        shape, own = read.shape(f"{name}._data"), _block(read, f"{name}._data", r, c).astype(np.float32)
+        return own * _spread(read, f"{name}._scale", shape, 0, 0, r, c)
+    stored, size = read.shape(f"{name}._data._data")
+    many = read.shape(f"{name}._scale")[0]
+    bits = 4 if stored == (many + 1) // 2 else 2
+    group = r[:, None] * (settings["shapes"][name][1] // size) + c[None, :] // size
+    place, inside = group % stored, np.broadcast_to(c % size, group.shape)
+    levels = np.asarray(read(f"{name}._data._data", _cover(place)))[place - place.min(), inside]
+    levels = levels >> bits * (group // stored) & ((1 << bits) - 1)
+    scale = _floats(read, f"{name}._scale", _cover(group)).reshape(-1)[group - group.min()]
+    shift = _floats(read, f"{name}._shift", _cover(group)).reshape(-1)[group - group.min()]
+    if read.kind(f"{name}._shift") in ("I8", "U8"):
+        return scale * (levels.astype(np.float32) - shift)
+    return scale * levels.astype(np.float32) - shift
 
 
 def exl2(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
@@ -306,6 +320,20 @@ def exl2(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Arra
         level = _bits(own, np.array([(place - firsts[group]) * bits]), int(bits))[:, 0] - (1 << int(bits) - 1)
         found[:, column] = level.astype(np.float32) * scales[group]
     return found
+
+
+def aqlm(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    """Sum of a vector from each codebook, × the scale of the group of rows; a group has `tall` × `wide` elements."""
+    base = name.removesuffix("weight")
+    count, vectors, tall, wide = read.shape(f"{base}codebooks")
+    down, across = r // tall, c // wide
+    codes = np.asarray(read(f"{base}codes", _cover(down), _cover(across), slice(None))).astype(np.int64) % vectors
+    own = codes[np.ix_(down - down.min(), across - across.min())]
+    books = _floats(read, f"{base}codebooks")
+    found = np.zeros((len(r), len(c)), np.float32)
+    for number in range(count):
+        found += books[number, own[:, :, number], (r % tall)[:, None], (c % wide)[None, :]]
+    return found * _floats(read, f"{base}scales", _cover(down)).reshape(-1)[down - down.min()][:, None]
 
 
 # --- the others ---------------------------------------------------------------------------------------------------
@@ -370,6 +398,7 @@ SCHEMES = {
     "torchao": torchao,
     "quanto": quanto,
     "exl2": exl2,
+    "aqlm": aqlm,
     "mxfp4": mxfp4,
     "bitnet": bitnet,
     "bitsandbytes": bitsandbytes,
