@@ -25,7 +25,7 @@ from helpers.peers import is_record
 from helpers.third_party_fixtures import FIXTURES, ROOT
 from helpers.tiny_models import TINY
 
-MOST = 80_000_000
+MOST = 90_000_000
 """Bytes of all committed witnesses: a clone stays a matter of seconds."""
 
 MADE_CONTAINERS = {
