@@ -25,26 +25,13 @@ from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.ollama.manifest import model_layer, read_manifest
 from ggferry.formats.ollama.store import MANIFESTS, located
+from ggferry.formats.packed.kinds import TAR, ZIP, kind_of_packing, unpacked_name
 from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, describe, files_beside, kind_of, model_suffixes
 from ggferry.service.storage.broker import revive
 from ggferry.service.storage.stores import LINK, Found
 
-_TAR, _ONE = "a compressed tar archive", "a compressed file"
-ARCHIVES = (
-    (".tar", "a tar archive"),
-    (".zip", "a zip archive"),
-    (".tgz", _TAR),
-    (".tar.gz", _TAR),
-    (".tar.bz2", _TAR),
-    (".tar.xz", _TAR),
-    (".tar.zst", _TAR),
-    (".7z", "a 7-Zip archive"),
-    (".rar", "a RAR archive"),
-    (".gz", _ONE),
-    (".bz2", _ONE),
-    (".xz", _ONE),
-    (".zst", _ONE),
-)
+PACKED = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
+ARCHIVES = ((".7z", "a 7-Zip archive"), (".rar", "a RAR archive"))
 NO_MODELS = ((".receipt.json", "a receipt of ggferry"), (".partial", "an unfinished file of another program"))
 _PART = re.compile(r"(?P<base>.+)\.(?P<number>[1-9]\d?)", re.DOTALL)
 
@@ -68,6 +55,7 @@ class Group:
         tokenizer_model: For a legacy file, the tokenizer.model in its folder.
         config: For a legacy file, the config.json in its folder.
         base: For an adapter, the folder of the model it names.
+        packed: Whether it is a compressed file or an archive, in which there may be no model at all.
     """
 
     kind: str
@@ -79,6 +67,7 @@ class Group:
     tokenizer_model: str | None = None
     config: str | None = None
     base: str | None = None
+    packed: bool = False
 
 
 @dataclass
@@ -303,8 +292,21 @@ class _Folder:
             if is_legacy(head):
                 return self._legacy(FILE, (path,))
             return Group(FILE, path, (path,), self._beside(path, head))
+        if kind := kind_of_packing(head, path):
+            return self._packed(path, kind)
+        if lower.endswith(PACKED):
+            return Group(ARCHIVE, path, (path,), reason="named like an archive or a compressed file, and is none")
         words = "an empty file" if not head else describe(head, path)
         return Group(OTHER, path, (path,), reason=f"not a model: {words}")
+
+    def _packed(self, path: str, kind: str) -> Group:
+        """Return the group of a compressed file or an archive: a model, where it can be one by its name."""
+        inner = unpacked_name(path).lower()
+        whole = kind in (TAR, ZIP) or inner.endswith((".tar", ".zip"))
+        if not whole and not inner.endswith(model_suffixes()):
+            return Group(ARCHIVE, path, (path,), reason="a compressed file: unpack it first")
+        names = () if whole or inner.endswith(".gguf") else sidecar_names()
+        return Group(FILE, path, (path,), tuple(self._in(name) for name in names if name in self.names), packed=True)
 
     def _beside(self, path: str, head: bytes) -> tuple[str, ...]:
         try:

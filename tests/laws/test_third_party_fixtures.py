@@ -33,6 +33,7 @@ MADE_CONTAINERS = {
     ("gguf", 2): "formats/readers/test_gguf.py",
     ("dcp", None): "formats/readers/test_dcp.py",
     ("deepspeed", None): "formats/readers/test_deepspeed.py",
+    ("packed", None): "formats/readers/test_archives.py",
     ("configuration", None): "converters/test_mistral_format.py",
 }
 MADE_LAYOUTS = {

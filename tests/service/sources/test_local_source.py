@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from safetensors.numpy import save_file
 
 import ggferry
@@ -106,6 +108,21 @@ def test_a_folder_is_fetched_as_headers_too(site: Web) -> None:
 
 
 # --- whole models ---
+
+
+def test_a_packed_model_of_a_web_server(site: Web, tmp_path: Path) -> None:
+    """It is fetched once, unpacked once, and the small files beside it are found by their names."""
+    for each in (ROOT / "fixtures/hf/ckpt/llama").iterdir():
+        data = each.read_bytes()
+        packed = each.suffix == ".safetensors"
+        (site.root / (f"{each.name}.gz" if packed else each.name)).write_bytes(gzip.compress(data) if packed else data)
+    found = ggferry.inspect(f"{site.url}/model.safetensors.gz")
+    assert found.architecture == "llama" and len(found.tensors) == 21
+    done = ggferry.convert(f"{site.url}/model.safetensors.gz", tmp_path / "o.gguf", verify="fast")
+    (record,) = done.receipt["source"]["files"]
+    assert record["name"] == "model.safetensors.gz"
+    assert record["blake3"] == blake3((site.root / "model.safetensors.gz").read_bytes()).hexdigest()
+    assert not kept(tmp_path)
 
 
 def copied(root: Path, name: str = CHECKPOINT.name) -> None:
