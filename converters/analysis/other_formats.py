@@ -103,8 +103,6 @@ FOLDERS: tuple[tuple[Callable[[frozenset[str]], bool], OtherFormat], ...] = (
     (lambda names: any(name.endswith((".engine", ".plan")) for name in names), OtherFormat("a TensorRT engine")),
     (lambda names: any(name.endswith(".xml") and name[:-4] + ".bin" in names for name in names),
      OtherFormat("an OpenVINO model")),
-    (lambda names: any(name.startswith("weights.") and name.endswith(".npz") for name in names),
-     OtherFormat("an old MLX model (.npz)")),
 )
 """Names in a folder → what it is."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ggferry.converters.trainer_names import litgpt, torchtune
+from ggferry.converters.trainer_names import litgpt, mlx_examples, torchtune
 from ggferry.formats.checkpoint import Checkpoint
 
 _TRAINERS = (
@@ -16,6 +16,8 @@ def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
 
     Raises as the modules of the trainers.
     """
+    if mlx_examples.is_named_so(checkpoint):
+        return mlx_examples.as_transformers(checkpoint)
     for is_named_so, as_transformers in _TRAINERS:
         if is_named_so(checkpoint.tensors):
             return as_transformers(checkpoint)

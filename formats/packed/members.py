@@ -47,6 +47,11 @@ class Member:
     crc32: int | None = None
 
     @property
+    def is_unread(self) -> bool:
+        """Whether it cannot be expanded: encrypted, or by a method that is not read."""
+        return self.method not in (_STORED, *_METHODS.values())
+
+    @property
     def is_stored(self) -> bool:
         """Whether its bytes lie in the archive as they are."""
         return self.method == _STORED
@@ -171,7 +176,7 @@ def open_member(source: Source, member: Member, kind: str, path: str) -> Window:
         hint = f"unpack it: {COMMANDS[kind]}"
         raise UnsupportedError(f"{member.name} of the {kind}", path=path, found=member.method, hint=hint)
     with around().stage(Phase.UNPACKING, member.size) as progress:
-        pieces = _checked(source, member, path, progress)
+        pieces = checked(source, member, path, progress)
         return unpack(source, pieces, member.packed, COMMANDS[ZIP])
 
 
@@ -197,7 +202,7 @@ def whole_bytes(source: Source, member: Member, kind: str, path: str) -> bytes:
     if member.method not in _METHODS.values():
         hint = f"unpack it: {COMMANDS[kind]}"
         raise UnsupportedError(f"{member.name} of the {kind}", path=path, found=member.method, hint=hint)
-    return b"".join(_checked(source, member, path, lambda count: None))
+    return b"".join(checked(source, member, path))
 
 
 def _expansion(source: Source, member: Member, path: str) -> Iterator[bytes]:
@@ -205,8 +210,8 @@ def _expansion(source: Source, member: Member, path: str) -> Iterator[bytes]:
     return inflated(source, start, min(start + member.packed, source.size), member.method, path)
 
 
-def _checked(source: Source, member: Member, path: str, progress: Progress) -> Iterator[bytes]:
-    """Yield what a file expands to; raise CorruptError where it is not what the archive states."""
+def checked(source: Source, member: Member, path: str, progress: Progress = lambda count: None) -> Iterator[bytes]:
+    """Yield what a compressed file expands to; raise CorruptError where it is not what the archive states."""
     size, crc = 0, 0
     for piece in _expansion(source, member, path):
         size, crc = size + len(piece), zlib.crc32(piece, crc)

@@ -124,6 +124,7 @@ GROWING = (
     *TABLES,
     "service/operations",
     "converters/forward/towers",
+    "formats/readers",
     "quant/codecs",
     "quant/kernels",
     "converters/prequantized/schemes",
