@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from ggferry.formats.checkpoint_folder import folder as folders
 from ggferry.formats.checkpoint_folder.shard_index import read_index
-from ggferry.formats.checkpoint_folder.sidecars import sidecar_names, sidecars, vocabulary_names
+from ggferry.formats.checkpoint_folder.sidecars import beside_or_above, sidecar_names, sidecars, vocabulary_names
 from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError, RefusedError
 from ggferry.formats.files.local_files import read_start
 from ggferry.formats.files.opened_files import unrecorded
@@ -26,7 +26,16 @@ from ggferry.formats.json_files.text import load_object
 from ggferry.formats.ollama.manifest import model_layer, read_manifest
 from ggferry.formats.ollama.store import MANIFESTS, located
 from ggferry.formats.packed.kinds import TAR, ZIP, kind_of_packing, unpacked_name
-from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, describe, files_beside, kind_of, model_suffixes
+from ggferry.formats.reader import (
+    HEAD_BYTES,
+    Kind,
+    container_by_magic,
+    describe,
+    files_beside,
+    kind_of,
+    model_suffixes,
+    weights_names,
+)
 from ggferry.service.storage.broker import revive
 from ggferry.service.storage.stores import LINK, Found
 
@@ -208,7 +217,8 @@ class _Folder:
         if index is not None:
             files = read_index(index).files
         adapter = os.path.basename(index or files[0]).startswith("adapter_model")
-        beside = tuple(sorted({*sidecars(weights).values(), *([index] if index else [])}))
+        small = beside_or_above(weights)[0] if _is_of_trainer(weights) else sidecars(weights)
+        beside = tuple(sorted({*small.values(), *([index] if index else [])}))
         alone = len(files) == 1 and not index
         source = self.path if preferred and not adapter else (index or files[0])
         if alone and not adapter and "config" not in sidecars(weights) and not _is_metas(weights):
@@ -320,6 +330,11 @@ def is_legacy(head: bytes) -> bool:
     """Return whether a file with these first bytes is of the GGML era."""
     container = container_by_magic(head)
     return container is not None and container.kind is Kind.LEGACY
+
+
+def _is_of_trainer(weights: folders.Weights) -> bool:
+    """Return whether a trainer wrote the weights into a folder of their own, perhaps without the small files."""
+    return any(one.container == weights.container and one.further for one in weights_names())
 
 
 def _is_metas(weights: folders.Weights) -> bool:

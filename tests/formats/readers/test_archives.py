@@ -403,6 +403,7 @@ def test_edits_and_the_model_taken_out(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_migration_of_packed_models(tmp_path: Path) -> None:
     """What is packed is GGUF v3 already and is converted all the same; archives without a model are named."""
     folder = tmp_path / "in"

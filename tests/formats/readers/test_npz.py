@@ -142,6 +142,9 @@ def test_what_is_wrong_with_an_array(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_the_files(tmp_path: Path) -> None:
+    (tmp_path / "empty.npz").write_bytes(b"")
+    with pytest.raises(GgferryError):
+        open_checkpoint(str(tmp_path / "empty.npz"))
     folder = saved(tmp_path / "m")
     whole = (folder / "weights.00.npz").read_bytes()
     for size in [*range(8, 120, 16), len(whole) // 2, len(whole) - 9]:
@@ -178,7 +181,7 @@ def test_models_that_are_not_carried(tmp_path: Path) -> None:
         ({"moe": {"num_experts": 8}}, UnsupportedError, "found a mixture of experts"),
         ({"n_heads": None}, MissingError, "n_heads in config.json"),
         ({"n_heads": 7}, GgferryError, "rows of layers"),
-        ({"dim": "x"}, GgferryError, ""),
+        ({"dim": "x"}, GgferryError, "x"),
     )
     for number, (keys, kind, words) in enumerate(cases):
         checkpoint = open_checkpoint(str(changed(tmp_path / str(number), "meta-q4", **keys)))
