@@ -59,8 +59,8 @@ STARTS = {
     "inspect hf/out/llama/llama.q8_0.gguf": 125,
     "inspect --json hf/out/llama/llama.q8_0.gguf": 125,
     "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 144,
-    "inspect hf/ckpt/llama": 151,
-    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 158,
+    "inspect hf/ckpt/llama": 152,
+    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 159,
 }
 """Command → the most modules of ours that it may import."""
 

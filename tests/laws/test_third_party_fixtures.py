@@ -121,6 +121,7 @@ def models() -> tuple[Checkpoint, ...]:
         FIXTURES / "mlx-npz/meta-q4",
     ]
     paths += [other / "hf/rwkv4-s64/rwkv4-tiny.pth", other / "hf/whisper-v600/tiny.pt", FIXTURES / "mlx-npz/tiny-q4"]
+    paths += [FIXTURES / "uqff/q8_0-0.uqff"]
     return tuple(open_checkpoint(str(path)) for path in paths)
 
 
