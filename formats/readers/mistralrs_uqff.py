@@ -42,7 +42,7 @@ _AGAIN = "convert the original checkpoint, or write it again with an isq type of
 def probe(head: bytes, path: str, size: int) -> Match | None:
     """Claim files of this name that begin as safetensors files do, and folders with what is not quantized."""
     if size == 0 and os.path.isdir(path):
-        return None if claim(path, CONTAINER) is None else Match(CONTAINER)
+        return Match(CONTAINER) if claim(path, "", CONTAINER) == CONTAINER else None
     return Match(CONTAINER) if path.lower().endswith(ENDING) and head[8:9] == b"{" else None
 
 

@@ -67,7 +67,7 @@ class _Array:
 def probe(head: bytes, path: str, size: int) -> Match | None:
     """Claim zip archives whose first file is an array, and folders of them."""
     if size == 0 and os.path.isdir(path):
-        return None if claim(path, CONTAINER) is None else Match(CONTAINER)
+        return Match(CONTAINER) if claim(path, "", CONTAINER) == CONTAINER else None
     first = head[30 : 30 + int.from_bytes(head[26:28], "little")]
     return Match(CONTAINER) if head.startswith(b"PK\3\4") and first.endswith(ENDING.encode()) else None
 
