@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.checkpoint_folder.folder import Weights, claim, names_in
@@ -24,10 +25,9 @@ from ggferry.formats.errors import (
     UnsupportedTypeError,
     UnsupportedVersionError,
 )
-from ggferry.formats.files.sources import Source, open_source
+from ggferry.formats.files.sources import Source
 from ggferry.formats.limits import MAX_DIM, MAX_DIMS
-from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName
-from ggferry.formats.readers.safetensors import read_table
+from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName, readers
 from ggferry.quant.codec import types_by_id
 from ggferry.quant.types import BlockError
 
@@ -53,16 +53,18 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     UnsupportedError for what is no block of ggml, and every CorruptError.
     """
     weights = _located(path)
-    files = [open_source(name, weights.folder) for name in weights.files]
+    plain = next(one for one in readers() if one.name == "safetensors")
+    files: list[Source] = []
     try:
         parts = []
-        for number, source in enumerate(files):
-            table = read_table(source, number)
-            tensors = dict(table.tensors)
+        for number, name in enumerate(weights.files):
+            found = plain.open(name, ())
+            files += found.files
+            tensors = {key: _of_file(ref, number) for key, ref in found.tensors.items()}
             if number:  # behind the residual
-                _check_version(source, table.metadata)
-                tensors = _unpacked(source, tensors)
-            parts.append((source.path, tensors))
+                _check_version(files[number], found.header["metadata"])
+                tensors = _unpacked(files[number], tensors)
+            parts.append((name, tensors))
         joined, notes = join_files(parts, None)
         beside = sidecars(weights)
         config, caveats = configuration(weights, beside)
@@ -80,6 +82,11 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         notes=(*weights.notes, *notes, *caveats),
         sidecars=beside,
     )
+
+
+def _of_file(ref: TensorRef, number: int) -> TensorRef:
+    """Return a tensor of a file that was opened alone as one of the file of this number."""
+    return replace(ref, spans=tuple(replace(span, file=number) for span in ref.spans))
 
 
 def _located(path: str) -> Weights:
