@@ -112,6 +112,7 @@ class Kind(Enum):
     TRAINING = "by the configuration beside it, or by the names of its tensors"
     META = "by params.json, of which LLaMA alone has one"
     ADAPTER = "not at all: it is no model and changes one"
+    PACKED = "by what is inside"
 
 
 @dataclass(frozen=True, slots=True)

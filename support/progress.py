@@ -11,6 +11,7 @@ class Phase(StrEnum):
     """What a long job is doing. The words are shown to people, written into events and read by programs."""
 
     DOWNLOADING = "downloading"
+    UNPACKING = "unpacking"
     READING = "reading"
     CHECKING = "checking"
     MEASURING = "measuring types"

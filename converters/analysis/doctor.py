@@ -29,9 +29,9 @@ from ggferry.formats.errors import (
     UnsupportedError,
 )
 from ggferry.formats.files.publication_record import is_interrupted
-from ggferry.formats.files.sources import known_by, open_source
-from ggferry.formats.gguf.in_archives import Entry
+from ggferry.formats.files.sources import Window, known_by, open_source
 from ggferry.formats.json_files.text import load_object
+from ggferry.formats.packed.kinds import COMMANDS, kind_of_packing, unpacked_name, words_for
 from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, kind_of, label_of
 from ggferry.quant.codec import codec, types_of_forks
 from ggferry.support.records import dataclass
@@ -145,6 +145,9 @@ def _file(path: str, name: str, head: bytes, size: int) -> Diagnosis:
     try:
         checkpoint = open_checkpoint(path)
     except UnknownFormatError as error:
+        if kind := kind_of_packing(head, path):
+            unpack = Remedy("unpack it and examine what is inside", COMMANDS[kind].replace("FILE", shlex.quote(name)))
+            return Diagnosis(name, words_for(kind), None, error.exit_code, (str(error),), (unpack,))
         return Diagnosis(name, f"nothing that is known here: {error.found}", None, error.exit_code)
     except GgferryError as error:
         return _broken(path, name, head, size, error)
@@ -167,8 +170,9 @@ def _foreign(name: str, found: foreign.OtherFormat) -> Diagnosis:
 
 def _broken(path: str, name: str, head: bytes, size: int, error: GgferryError) -> Diagnosis:
     """Return what is known of a file that a reader claims and cannot open."""
-    own = container_by_magic(head)
-    what = own.label if own is not None else foreign.in_part(head) or _by_suffix(path)
+    own, packing = container_by_magic(head), kind_of_packing(head, path)
+    known = own.label if own is not None else foreign.in_part(head) or _by_suffix(path)
+    what = words_for(packing) if packing else known
     findings = [str(error)]
     cut = isinstance(error, TruncatedError) or foreign.unfinished(path)
     if cut:
@@ -230,7 +234,7 @@ def _checkpoint(checkpoint: Checkpoint, path: str, name: str) -> Diagnosis:
 
 def _is_misnamed(checkpoint: Checkpoint, path: str) -> bool:
     """Return whether a file is GGUF from its first byte on and its name does not say so."""
-    plain = kind_of(checkpoint.container) is Kind.GGUF and not isinstance(checkpoint.files[0], Entry)
+    plain = kind_of(checkpoint.container) is Kind.GGUF and not isinstance(checkpoint.files[0], Window)
     return plain and not os.path.isdir(path) and not path.lower().endswith(".gguf")
 
 
@@ -257,7 +261,7 @@ def _remedies(checkpoint: Checkpoint, name: str) -> Iterator[Remedy]:
     quoted = shlex.quote(name)
     if kind_of(checkpoint.container) is Kind.GGUF:
         if checkpoint.version == 3:
-            if isinstance(checkpoint.files[0], Entry):
+            if isinstance(checkpoint.files[0], Window):
                 yield Remedy("take the model out of it", f"ggferry quantize {quoted} {shlex.quote(_beside(name))} copy")
             elif _is_misnamed(checkpoint, name):
                 yield Remedy("give it its suffix", f"mv {quoted} {shlex.quote(f'{name}.gguf')}")
@@ -291,8 +295,8 @@ def _brought_back(checkpoint: Checkpoint, quoted: str, name: str) -> Iterator[Re
 
 
 def _beside(name: str) -> str:
-    stem, suffix = os.path.splitext(name.rpartition("/")[2])
-    return f"{stem}-v3{suffix or '.gguf'}"
+    stem, suffix = os.path.splitext(unpacked_name(name))
+    return f"{stem}-v3{'.gguf' if suffix.lower() in ('', '.zip', '.tar') else suffix}"
 
 
 # --- big-endian files ----------------------------------------------------------------------------------------------

@@ -67,12 +67,7 @@ HEADS: tuple[tuple[Head, OtherFormat], ...] = (
     (_is_onnx, OtherFormat("an ONNX model")),
     (_starts(b"\x93NUMPY"), OtherFormat("a NumPy array", "save the tensors as safetensors")),
     (_starts(b"7z\xbc\xaf'\x1c"), OtherFormat("a 7-Zip archive", _UNPACK, "7z x FILE")),
-    (_starts(b"\x1f\x8b"), OtherFormat("gzip-compressed data", _UNPACK, "gunzip -k FILE")),
-    (_starts(b"BZh"), OtherFormat("bzip2-compressed data", _UNPACK, "bunzip2 -k FILE")),
-    (_starts(b"\xfd7zXZ\0"), OtherFormat("xz-compressed data", _UNPACK, "unxz -k FILE")),
-    (_starts(b"\x28\xb5\x2f\xfd"), OtherFormat("zstd-compressed data", _UNPACK, "unzstd -k FILE")),
     (_starts(b"Rar!"), OtherFormat("a RAR archive", _UNPACK, "unrar x FILE")),
-    (lambda head: head[257:262] == b"ustar", OtherFormat("a tar archive", _UNPACK, "tar xf FILE")),
     (_starts(b"\x7fELF"), OtherFormat("a program (ELF)", "this is not a model")),
     (_starts(b"%PDF"), OtherFormat("a PDF document", "this is not a model")),
     (lambda head: head[:4] == b"ggsn",
@@ -114,8 +109,6 @@ FOLDERS: tuple[tuple[Callable[[frozenset[str]], bool], OtherFormat], ...] = (
     (lambda names: any(name.endswith((".engine", ".plan")) for name in names), OtherFormat("a TensorRT engine")),
     (lambda names: any(name.endswith(".xml") and name[:-4] + ".bin" in names for name in names),
      OtherFormat("an OpenVINO model")),
-    (lambda names: any(name.startswith("weights.") and name.endswith(".npz") for name in names),
-     OtherFormat("an old MLX model (.npz)")),
 )
 """Names in a folder → what it is."""
 

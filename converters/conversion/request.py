@@ -346,6 +346,12 @@ def _types(parse: Callable[[], Iterable[tuple[str, str]]], name: str) -> tuple[t
         raise UsageError(f"{name}: {error}") from None
 
 
+def folder_of(request: Request) -> str:
+    """Return the folder to which the outputs of a request go."""
+    out = request.out_paths[0] if request.out_paths else request.out or request.source
+    return out if os.path.isdir(out) else os.path.dirname(os.path.abspath(out))
+
+
 def open_source_of(request: Request) -> Checkpoint:
     """Open the source of a request as it is asked for. Raises as `open_checkpoint`.
 

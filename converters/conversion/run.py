@@ -10,7 +10,7 @@ from typing import Any, cast
 from ggferry.converters.conversion.kinds.gguf_plan import with_explicit_experts
 from ggferry.converters.conversion.kinds.kind import PlannedOutput, Target
 from ggferry.converters.conversion.plan import ConversionPlan, by_kind, check_request, plan_conversion
-from ggferry.converters.conversion.request import MMPROJ, Naming, Request, open_source_of, request_of
+from ggferry.converters.conversion.request import MMPROJ, Naming, Request, folder_of, open_source_of, request_of
 from ggferry.converters.conversion.target_size import with_target_size
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.beside import TEXT
@@ -28,8 +28,10 @@ from ggferry.formats.errors import CorruptError, UsageError, VerificationError
 from ggferry.formats.files.digesting import begin, digesting, record
 from ggferry.formats.files.digests import Record, without_blocks
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
-from ggferry.formats.files.sources import known_by
+from ggferry.formats.files.sources import known_by, wholes_of
 from ggferry.formats.free_space import check_free_space
+from ggferry.formats.packed.holding import holding
+from ggferry.formats.packed.unpacking import unpacking
 from ggferry.support.allocator import TRIMMED_FROM, trim_heap
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
@@ -103,6 +105,8 @@ def convert(request: Request, stage: Stage = silent, approve: Approve = lambda r
     """
     check_request(request)
     with recorded() as opened, computing_on(request.device), ExitStack() as stack:
+        stack.enter_context(holding())
+        stack.enter_context(unpacking(stage, folder_of(request)))
         source = open_source_of(request)
         stack.callback(source.close)
         opened.add_beside(source.sidecars.values())
@@ -233,12 +237,16 @@ def receipts_of(outputs: Sequence[PlannedOutput], proofs: Sequence[tuple[Proof, 
 
 
 def source_records(output: PlannedOutput, known: dict[int, Record]) -> list[Record]:
-    """Return the source's files as a receipt names them; `known` keeps those that several outputs are made of."""
+    """Return the source's files as a receipt names them; `known` keeps those that several outputs are made of.
+
+    An archive is named once, however many files of it were read.
+    """
     files = [file for file in output.plan.graph.checkpoint.files if not isinstance(file, Dequantized)]
-    for file in files:
+    wholes = wholes_of(files)
+    for file in wholes:
         if id(file) not in known:
             known[id(file)] = record(file, workers(output.request.jobs))
-    return [known[id(file)] for file in files]
+    return [known[id(file)] for file in wholes]
 
 
 def _result(output: PlannedOutput, proof: Proof, receipt: OutputReceipt) -> Result:

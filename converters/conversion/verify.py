@@ -63,6 +63,8 @@ from ggferry.formats.files.sources import Source
 from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.kinds import JSONObject
+from ggferry.formats.packed.holding import holding
+from ggferry.formats.packed.unpacking import unpacking
 from ggferry.formats.reader import Kind, kind_of
 from ggferry.quant.types import FEEDBACK
 from ggferry.support.progress import Phase, Stage, silent
@@ -112,6 +114,11 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
     if request.level not in ("fast", "full"):
         raise UsageError("--level", found=request.level, expected="fast, full")
     chosen(request.witness, request.level)
+    with holding(), unpacking(stage):
+        return _reverified(request, output, stage, allow_keys)
+
+
+def _reverified(request: Request, output: str, stage: Stage, allow_keys: Sequence[str]) -> Report:
     after = open_checkpoint(output)
     try:
         receipt, notes = _receipt(after)

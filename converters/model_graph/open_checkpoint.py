@@ -16,7 +16,7 @@ from ggferry.formats.checkpoint_folder.modules import with_dense
 from ggferry.formats.errors import UsageError
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.memory_cap import limited
-from ggferry.formats.reader import HeaderLayout, Kind, find_reader, kind_of
+from ggferry.formats.reader import HeaderLayout, Kind, Reader, find_reader, kind_of
 from ggferry.support.registry import mentioning, scan, single
 
 _TABLES = "ggferry.converters.architectures"
@@ -101,6 +101,8 @@ def open_checkpoint(path: str, arch: str | None = None, config: str | None = Non
 
 def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
     reader, match = find_reader(path)
+    if kind_of(match.container) is Kind.PACKED:
+        return _open_packed(reader, path, arch, config)
     if arch is None and config is None:
         asks = kind_of(match.container) in (Kind.LEGACY, Kind.META)  # of Meta's, how parts are joined
         return with_dense(reader.open(path, header_layouts() if asks else ()))
@@ -109,12 +111,33 @@ def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
 
         return with_dense(configured(reader.open(path, ()), config))
     if kind_of(match.container) is not Kind.LEGACY:
-        flag = "--arch" if arch else "--hf-config"
-        files = "GGML-era files" + ("" if arch else " and training checkpoints")
-        raise UsageError(f"{flag} is for {files}", path=path, found=match.container)
+        raise _not_for(arch, path, match.container)
     named, layouts = (None, header_layouts()) if arch is None else _layouts_of(arch)
     checkpoint = reader.open(path, layouts)
     return replace(checkpoint, architecture=named, metadata=load_object(_config(config)) if config else {})
+
+
+def _open_packed(reader: Reader, path: str, arch: str | None, config: str | None) -> Checkpoint:
+    """Open what is inside a packed file; only then it is known which options are for it."""
+    named, layouts = (None, header_layouts()) if arch is None else _layouts_of(arch)
+    checkpoint = reader.open(path, layouts)
+    kind = kind_of(checkpoint.container)
+    if kind is Kind.LEGACY:
+        return replace(checkpoint, architecture=named, metadata=load_object(_config(config)) if config else {})
+    if arch is None and (config is None or kind is Kind.TRAINING):
+        if config is not None:
+            from ggferry.formats.checkpoint_folder.sidecars import configured
+
+            checkpoint = configured(checkpoint, config)
+        return with_dense(checkpoint)
+    checkpoint.close()
+    raise _not_for(arch, path, checkpoint.container)
+
+
+def _not_for(arch: str | None, path: str, container: str) -> UsageError:
+    flag = "--arch" if arch else "--hf-config"
+    files = "GGML-era files" + ("" if arch else " and training checkpoints")
+    return UsageError(f"{flag} is for {files}", path=path, found=container)
 
 
 def _layouts_of(arch: str) -> tuple[str, tuple[HeaderLayout, ...]]:

@@ -13,7 +13,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import read_bytes
-from ggferry.formats.files.sources import Source, whole_of
+from ggferry.formats.files.sources import Source, wholes_of
 from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.tensor_digests import digest_of_set
 from ggferry.formats.gguf.values import Value
@@ -82,7 +82,7 @@ def changed_files(
     records: Sequence[Any], files: Sequence[Source], progress: Progress | None = None
 ) -> Iterator[tuple[Source, str, Any]]:
     """Yield each file that is not the one of its record in a receipt, with its BLAKE3 digest and the one stated."""
-    for record, file in zip(records, files, strict=False):
+    for record, file in zip(records, wholes_of(files), strict=False):
         declared = record.get("blake3") if isinstance(record, Mapping) else None
-        if (found := digest(whole_of(file), progress=progress)) != declared:
+        if (found := digest(file, progress=progress)) != declared:
             yield file, found, declared

@@ -33,10 +33,11 @@ from ggferry.formats.files.partial_files import sweep
 from ggferry.formats.files.patched_start import Patch, hold, journal_of, patch, recover
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.gguf.header_layout import Placed, lay_out_packed, packed_key
-from ggferry.formats.gguf.in_archives import kind_of_archive
 from ggferry.formats.gguf.tensor_digests import fresh_digest
 from ggferry.formats.gguf.values import Value, ValueType, string
+from ggferry.formats.packed.kinds import kind_of_packing, words_for
 from ggferry.formats.reader import HEAD_BYTES
+from ggferry.formats.readers.gguf import LLAMAFILES
 from ggferry.support.progress import Phase, Progress, Stage, silent
 from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
@@ -226,8 +227,10 @@ def check_replaceable(path: str) -> None:
         )
     if os.path.isfile(path) and os.stat(path).st_nlink > 1:
         raise RefusedError("file has hard links; refusing in-place edit", path=path, hint="--outfile FILE")
-    if os.path.isfile(path) and (kind := kind_of_archive(read_start(path, HEAD_BYTES))):
-        raise RefusedError(f"model is inside a {kind}; refusing in-place edit", path=path, hint="--outfile FILE")
+    start = read_start(path, HEAD_BYTES) if os.path.isfile(path) else b""
+    packing = kind_of_packing(start, path)
+    if kind := "a llamafile" if start.startswith(LLAMAFILES) else packing and words_for(packing):
+        raise RefusedError(f"model is inside {kind}; refusing in-place edit", path=path, hint="--outfile FILE")
 
 
 def _targets(parts: Sequence[Part], out: str) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ggferry.converters.trainer_names import flax, litgpt, megatron, tensorflow, torchtune
+from ggferry.converters.trainer_names import flax, litgpt, megatron, mlx_examples, tensorflow, torchtune
 from ggferry.formats.checkpoint import Checkpoint
 
 _TRAINERS = (
+    (mlx_examples.is_named_so, mlx_examples.as_transformers),
     (lambda checkpoint: litgpt.is_named_so(checkpoint.tensors), litgpt.as_transformers),
     (lambda checkpoint: torchtune.is_named_so(checkpoint.tensors), torchtune.as_transformers),
     (lambda checkpoint: megatron.is_named_so(checkpoint.tensors), megatron.as_transformers),

@@ -202,7 +202,8 @@ def _by_name(folder: str, names: frozenset[str], of: WeightsName) -> Weights | N
 
 
 def _sharded(folder: str, names: frozenset[str], stem: str, suffix: str) -> Weights | None:
-    container = next(each.container for each in weights_names() if each.suffix == suffix and not each.numbered)
+    plain = (each for each in weights_names() if not each.numbered and not each.further)
+    container = next(each.container for each in plain if each.suffix == suffix)
     index = f"{stem}.{suffix}{INDEX}"
     if index in names:
         return Weights(container, folder, (), os.path.join(folder, index))

@@ -129,14 +129,17 @@ class DigestingSource:
 def digesting(files: Iterable[Source], *, blocks: bool = False) -> tuple[Source, ...]:
     """Return the files, those on disk as `DigestingSource`; `blocks`: their blocks are digested, too.
 
-    Of what is read within an archive, the archive is digested.
+    Of what is read within an archive, the archive is digested, once.
     """
+    known: dict[int, Source] = {}
 
     def digested(file: Source) -> Source:
         if isinstance(file, Window):
             whole = digested(file.whole)
-            return file if whole is file.whole else type(file)(whole, file.offset, file.size)
-        return DigestingSource(file, blocks=blocks) if isinstance(file, LocalFile) else file
+            return file if whole is file.whole else file.over(whole)
+        if isinstance(file, LocalFile):
+            return known.setdefault(id(file), DigestingSource(file, blocks=blocks))
+        return file
 
     return tuple(map(digested, files))
 

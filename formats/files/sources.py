@@ -9,7 +9,7 @@ Opening such a file in any other way shows it ending early, never wrong bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ggferry.formats.errors import TruncatedError, of_os
@@ -165,9 +165,18 @@ class Window:
             words = f"{size} bytes wanted, what the archive has of it ends at {self.size:#x}"
             raise TruncatedError(words, path=self.path, offset=self.offset + offset)
 
+    def over(self, whole: Source) -> Window:
+        """Return the same bytes of the same file, read as `whole`."""
+        return type(self)(whole, self.offset, self.size)
+
     def close(self) -> None:
         """Close the file."""
         self.whole.close()
+
+
+def wholes_of(files: Iterable[Source]) -> list[Source]:
+    """Return the files that hold these, each once: an archive, of several that are read in it."""
+    return [*{id(whole): whole for whole in map(whole_of, files)}.values()]
 
 
 def whole_of(file: Source) -> Source:

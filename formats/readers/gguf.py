@@ -31,7 +31,6 @@ from ggferry.formats.errors import (
 from ggferry.formats.fields import Cursor, Struct
 from ggferry.formats.files.local_files import read_start
 from ggferry.formats.files.sources import Source, open_source
-from ggferry.formats.gguf.in_archives import kind_of_archive, open_inside
 from ggferry.formats.gguf.metadata import MetadataReader
 from ggferry.formats.gguf.shards import open_shards, shard_number, shortened
 from ggferry.formats.gguf.tensor_lines import LARGEST_LINE, TensorLine, TensorLines, tensor_of
@@ -60,6 +59,8 @@ from ggferry.quant.codec import types_by_id
 from ggferry.quant.types import BlockError
 
 MAGIC = b"GGUF"
+LLAMAFILES = (b"MZqFpD", b"jartsr")
+"""How programs of Cosmopolitan begin that have a zip archive behind them (`gguf.llamafile`)."""
 COUNTS = {
     version: Struct(
         f"GGUF v{version} header",
@@ -93,7 +94,7 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
         return Match("gguf", _version_of(head[4:8])[0])
     if head and (head[:4].upper() == MAGIC or MAGIC.startswith(head[:4])):
         return Match("gguf")
-    return Match("gguf") if kind_of_archive(head) or _is_stored(head, path) else None
+    return Match("gguf") if head.startswith(LLAMAFILES) or _is_stored(head, path) else None
 
 
 def _is_stored(head: bytes, path: str) -> bool:
@@ -115,8 +116,10 @@ def open_gguf(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
             from ggferry.formats.ollama.model import open_model
 
             return open_model(path, parse)
-        if kind := kind_of_archive(head):
-            return open_inside(path, kind, parse)
+        if head.startswith(LLAMAFILES):
+            from ggferry.formats.gguf.llamafile import open_inside
+
+            return open_inside(path, parse)
     number = shard_number(path)
     found = parse(open_source(path), number)
     count = found.metadata.get("split.count")

@@ -19,6 +19,7 @@ from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of
 from ggferry.formats.files.partial_files import sweep
 from ggferry.formats.gguf.shards import names_of_shards
+from ggferry.formats.packed.scratch import Scratch
 from ggferry.service.records.ledger import (
     DONE,
     FAILED,
@@ -37,7 +38,6 @@ from ggferry.service.records.receipts import kept
 from ggferry.service.storage.mirror import Mirror
 from ggferry.service.storage.publish import Writer, prepare, publish_all
 from ggferry.service.storage.ranged_file import DATA_BLOCK
-from ggferry.service.storage.scratch import Scratch
 from ggferry.service.storage.stores import Found, check_unchanged, is_remote, local_path
 from ggferry.service.storage.urls import Access, configure_access
 from ggferry.service.workers.messages import Event, Question, Reply

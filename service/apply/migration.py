@@ -16,6 +16,7 @@ from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedEr
 from ggferry.formats.files.local_files import confined
 from ggferry.formats.files.partial_files import sweep as sweep_partials
 from ggferry.formats.free_space import free_bytes
+from ggferry.formats.packed.scratch import PREFIX, sweep
 from ggferry.service.apply.delete_sources import Deletion, choose, delete, require_proofs
 from ggferry.service.apply.job import Outcome, Settings
 from ggferry.service.apply.local_engine import LEASE, Emit, Run, run_local
@@ -35,7 +36,6 @@ from ggferry.service.records.ledger import (
 from ggferry.service.records.plan_file import BAD, CONVERT, Entry, Head, digest_of, outside, read_plan
 from ggferry.service.storage import retry, stores
 from ggferry.service.storage.publish import check_destination
-from ggferry.service.storage.scratch import PREFIX, sweep
 from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.service.storage.urls import RETRY_TIMEOUT, Access, configure_access, granted, read_secrets
 from ggferry.service.workers.analyze import request_of

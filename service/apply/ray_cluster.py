@@ -12,7 +12,7 @@ from typing import Any
 
 import ggferry
 from ggferry.formats.errors import RefusedError, UnreachableError, UsageError
-from ggferry.service.storage.scratch import Scratch
+from ggferry.formats.packed.scratch import Scratch
 
 LOCAL = "local"  # Ray's word for a cluster of this machine that is started now
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}

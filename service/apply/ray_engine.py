@@ -18,12 +18,12 @@ from typing import Any
 
 import ggferry
 from ggferry.formats.errors import Fault, UnreachableError
+from ggferry.formats.packed.scratch import sweep
 from ggferry.service.apply.job import RETRY_AFTER, Outcome, Settings, run_job
 from ggferry.service.apply.local_engine import Heartbeat, LedgerDesk, Run
 from ggferry.service.apply.ray_cluster import Nodes, connected, first_line, gone, other_version
 from ggferry.service.records.ledger import FAILED, QUARANTINED, Duplicate, Job, LeaseLost, Ledger, LedgerAway
 from ggferry.service.records.ledger_url import with_environment
-from ggferry.service.storage.scratch import sweep
 from ggferry.service.storage.urls import Access
 from ggferry.service.workers.messages import Event
 from ggferry.service.workers.supervisor import Limits, Supervisor

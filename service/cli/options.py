@@ -68,6 +68,7 @@ def takes(record: type, table: str | None = None) -> Callable[[Function], Functi
             given = {option.name: _plain(option, values[option.name]) for option in declared}
             if given.get("follow_redirects"):
                 follow_redirects()
+            _show_unpacking(visible=not given.get("as_json"))
             if "progress" in reported:
                 given["progress"] = stage_of(visible=not given.get("as_json"))
             more = {option.name: values[option.name] for option in shared}
@@ -229,9 +230,16 @@ def access_of(source: str, given: Mapping[str, Any], *, tensors: bool = True) ->
 
     if given.get("follow_redirects"):
         follow_redirects()
+    _show_unpacking(visible=not given.get("as_json"))
     cache = given.get("cache")
     with local_source(source, tensors=tensors, cache=CACHE if cache is None else size_of(cache, "--cache")) as path:
         yield path
+
+
+def _show_unpacking(*, visible: bool) -> None:
+    from ggferry.formats.packed.holding import show_unpacking
+
+    show_unpacking(stage_of(visible=visible))
 
 
 def follow_redirects() -> None:

@@ -27,8 +27,8 @@ from ggferry.formats.ollama import manifest as form
 from ggferry.formats.ollama.model import PREFIX
 from ggferry.formats.ollama.names import SCHEME, parse_name
 from ggferry.formats.ollama.store import BLOBS, MANIFESTS, default_store
+from ggferry.formats.packed.scratch import Scratch, sweep
 from ggferry.quant.recipes.file_types import file_type_name
-from ggferry.service.storage.scratch import Scratch, sweep
 from ggferry.support.interrupts import interrupts_wait
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from ggferry.formats.checkpoint_folder import folder as folders
 from ggferry.formats.checkpoint_folder.shard_index import read_index
-from ggferry.formats.checkpoint_folder.sidecars import sidecar_names, sidecars, vocabulary_names
+from ggferry.formats.checkpoint_folder.sidecars import beside_or_above, sidecar_names, sidecars, vocabulary_names
 from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError, RefusedError
 from ggferry.formats.files.local_files import read_start
 from ggferry.formats.files.opened_files import unrecorded
@@ -25,26 +25,22 @@ from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.ollama.manifest import model_layer, read_manifest
 from ggferry.formats.ollama.store import MANIFESTS, located
-from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, describe, files_beside, kind_of, model_suffixes
+from ggferry.formats.packed.kinds import TAR, ZIP, kind_of_packing, unpacked_name
+from ggferry.formats.reader import (
+    HEAD_BYTES,
+    Kind,
+    container_by_magic,
+    describe,
+    files_beside,
+    kind_of,
+    model_suffixes,
+    weights_names,
+)
 from ggferry.service.storage.broker import revive
 from ggferry.service.storage.stores import LINK, Found
 
-_TAR, _ONE = "a compressed tar archive", "a compressed file"
-ARCHIVES = (
-    (".tar", "a tar archive"),
-    (".zip", "a zip archive"),
-    (".tgz", _TAR),
-    (".tar.gz", _TAR),
-    (".tar.bz2", _TAR),
-    (".tar.xz", _TAR),
-    (".tar.zst", _TAR),
-    (".7z", "a 7-Zip archive"),
-    (".rar", "a RAR archive"),
-    (".gz", _ONE),
-    (".bz2", _ONE),
-    (".xz", _ONE),
-    (".zst", _ONE),
-)
+PACKED = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
+ARCHIVES = ((".7z", "a 7-Zip archive"), (".rar", "a RAR archive"))
 NO_MODELS = ((".receipt.json", "a receipt of ggferry"), (".partial", "an unfinished file of another program"))
 _PART = re.compile(r"(?P<base>.+)\.(?P<number>[1-9]\d?)", re.DOTALL)
 
@@ -68,6 +64,7 @@ class Group:
         tokenizer_model: For a legacy file, the tokenizer.model in its folder.
         config: For a legacy file, the config.json in its folder.
         base: For an adapter, the folder of the model it names.
+        packed: Whether it is a compressed file or an archive, in which there may be no model at all.
     """
 
     kind: str
@@ -79,6 +76,7 @@ class Group:
     tokenizer_model: str | None = None
     config: str | None = None
     base: str | None = None
+    packed: bool = False
 
 
 @dataclass
@@ -219,7 +217,8 @@ class _Folder:
         if index is not None:
             files = read_index(index).files
         adapter = os.path.basename(index or files[0]).startswith("adapter_model")
-        beside = tuple(sorted({*sidecars(weights).values(), *([index] if index else [])}))
+        small = beside_or_above(weights)[0] if _is_of_trainer(weights) else sidecars(weights)
+        beside = tuple(sorted({*small.values(), *([index] if index else [])}))
         alone = len(files) == 1 and not index
         source = self.path if preferred and not adapter else (index or files[0])
         if alone and not adapter and "config" not in sidecars(weights) and not _is_metas(weights):
@@ -303,8 +302,21 @@ class _Folder:
             if is_legacy(head):
                 return self._legacy(FILE, (path,))
             return Group(FILE, path, (path,), self._beside(path, head))
+        if kind := kind_of_packing(head, path):
+            return self._packed(path, kind)
+        if lower.endswith(PACKED):
+            return Group(ARCHIVE, path, (path,), reason="named like an archive or a compressed file, and is none")
         words = "an empty file" if not head else describe(head, path)
         return Group(OTHER, path, (path,), reason=f"not a model: {words}")
+
+    def _packed(self, path: str, kind: str) -> Group:
+        """Return the group of a compressed file or an archive: a model, where it can be one by its name."""
+        inner = unpacked_name(path).lower()
+        whole = kind in (TAR, ZIP) or inner.endswith((".tar", ".zip"))
+        if not whole and not inner.endswith(model_suffixes()):
+            return Group(ARCHIVE, path, (path,), reason="a compressed file: unpack it first")
+        names = () if whole or inner.endswith(".gguf") else sidecar_names()
+        return Group(FILE, path, (path,), tuple(self._in(name) for name in names if name in self.names), packed=True)
 
     def _beside(self, path: str, head: bytes) -> tuple[str, ...]:
         try:
@@ -318,6 +330,11 @@ def is_legacy(head: bytes) -> bool:
     """Return whether a file with these first bytes is of the GGML era."""
     container = container_by_magic(head)
     return container is not None and container.kind is Kind.LEGACY
+
+
+def _is_of_trainer(weights: folders.Weights) -> bool:
+    """Return whether a trainer wrote the weights into a folder of their own, perhaps without the small files."""
+    return any(one.container == weights.container and one.further for one in weights_names())
 
 
 def _is_metas(weights: folders.Weights) -> bool:

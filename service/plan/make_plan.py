@@ -17,6 +17,7 @@ from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, UsageError, fault_of
 from ggferry.formats.files.local_files import confined
 from ggferry.formats.files.sources import LocalFile, Source
+from ggferry.formats.packed.scratch import Scratch
 from ggferry.formats.reader import model_suffixes
 from ggferry.service.plan import duplicates
 from ggferry.service.plan import group_files as archive
@@ -40,7 +41,6 @@ from ggferry.service.storage.broker import revive
 from ggferry.service.storage.mirror import Mirror
 from ggferry.service.storage.places import unreadable
 from ggferry.service.storage.ranged_file import RangedFile
-from ggferry.service.storage.scratch import Scratch
 from ggferry.service.storage.stores import Found, is_remote, local_path, local_roots
 from ggferry.service.storage.urls import Access, configure_access
 from ggferry.service.workers.supervisor import (
@@ -55,6 +55,7 @@ from ggferry.service.workers.supervisor import (
 from ggferry.support.platform import here
 
 HEADER_TIMEOUT = 300.0  # seconds to read the headers of one model
+UNPACKED = 4 << 20  # bytes of a packed file a second, that no healthy disk and processor fall below
 HEADERS_A_WORKER = 1000  # models; a start costs as much as fifty of them
 _KILLED = "killed"
 DELAYS = (1.0, 3.0)  # seconds before a model's headers are asked for again
@@ -256,7 +257,7 @@ def _facts(group: Group, request: PlanRequest, supervisor: Worker, mount: Mappin
         "trees": request.within,
     }
     try:
-        facts = _run(command, supervisor)
+        facts = _run(command, supervisor, HEADER_TIMEOUT + _unpacking(group, mount))
         own = {**_own(group), **facts.pop("options")}
         return {**facts, "options": {**request.recipe, **{k: v for k, v in own.items() if v is not None}}}
     except WorkerFailed as failure:
@@ -268,7 +269,14 @@ def _facts(group: Group, request: PlanRequest, supervisor: Worker, mount: Mappin
         return {"error": error | ({"fault": Fault.TRANSIENT.value} if death.signal == here.KILL else {})}
 
 
-def _run(command: Mapping[str, Any], supervisor: Worker) -> dict[str, Any]:
+def _unpacking(group: Group, mount: Mapping[str, Any]) -> float:
+    """Return the seconds that unpacking may take before headers can be read."""
+    remote = mount.get("files", {})
+    sizes = (remote[path][1] if path in remote else os.path.getsize(path) for path in group.files)
+    return sum(sizes) / UNPACKED if group.packed else 0.0
+
+
+def _run(command: Mapping[str, Any], supervisor: Worker, timeout: float) -> dict[str, Any]:
     """Return what a worker reports.
 
     When memory runs out, a fresh worker is asked, so that what was kept of other models does not decide; after passing
@@ -277,7 +285,7 @@ def _run(command: Mapping[str, Any], supervisor: Worker) -> dict[str, Any]:
     delays = {OUT_OF_MEMORY: [0.0], Fault.TRANSIENT.value: [*DELAYS], _KILLED: [*DELAYS]}
     while True:
         try:
-            return dict(supervisor.run(command, timeout=HEADER_TIMEOUT).result)
+            return dict(supervisor.run(command, timeout=timeout).result)
         except WorkerFailed as failure:
             why = str(failure.error.get("class"))
             left = delays.get(why if why == OUT_OF_MEMORY else fault_of(failure.error).value)
@@ -317,6 +325,8 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
         if fault_of(error) is Fault.TRANSIENT:
             error["hint"] = "plan again"
         own = [source, *(each.path for each in files)]
+        if group.packed and error["class"] == errors.UnknownFormatError.__name__:
+            return Entry(source, ARCHIVE, f"{_reason(error, own)}: unpack it first", **common)
         return Entry(source, _verdict(error), _reason(error, own), error=error, **common)
     facts = dict(facts)
     made, more = facts.pop("outputs"), int(facts.pop("bytes_beside", 0))

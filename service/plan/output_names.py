@@ -10,6 +10,7 @@ from ggferry.converters.conversion.options import AUTO
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.formats.gguf.shards import shard_of
+from ggferry.formats.packed.kinds import unpacked_name
 from ggferry.formats.reader import model_suffixes
 from ggferry.service.plan.group_files import ADAPTER, FOLDER, SHARDS, Group
 from ggferry.service.records.plan_file import Head
@@ -77,7 +78,9 @@ def _stem(name: str, group: Group) -> str:
     if group.kind == SHARDS:
         shard = shard_of(name)
         return shard.stem if shard is not None else name
-    stem, suffix = os.path.splitext(name)
+    stem, suffix = os.path.splitext(unpacked_name(name))
+    if group.packed:
+        return stem
     if suffix.lower() == ".gguf":
         return f"{stem}-v3"  # a rewritten GGUF stands beside the old one
     return stem if suffix.lower() in model_suffixes() else name

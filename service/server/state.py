@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, replace
 
 from ggferry.formats.errors import GgferryError
+from ggferry.formats.packed.scratch import sweep
 from ggferry.service.apply import job
 from ggferry.service.apply.job import Outcome
 from ggferry.service.apply.migration import ledger_mark
@@ -35,7 +36,6 @@ from ggferry.service.server.work.planning import Planner, secrets_file
 from ggferry.service.server.work.progress import ProgressBoard
 from ggferry.service.server.work.runner import Runner
 from ggferry.service.server.work.uploads import Uploads
-from ggferry.service.storage.scratch import sweep
 from ggferry.service.storage.urls import configure_access, read_secrets
 from ggferry.service.workers.messages import Event
 from ggferry.support.platform import here

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.formats.errors import GgferryError, TransientError
 from ggferry.formats.files.local_files import Named
+from ggferry.formats.packed.holding import holding
 from ggferry.support.progress import Stage
 
 if TYPE_CHECKING:
@@ -77,14 +78,19 @@ def local_source(source: str, *, tensors: bool = True, cache: int = CACHE) -> It
         GgferryError: NotFoundError, AccessError, UnreachableError, ChangedError or UnsupportedError: what the store
             says, or does not support.
     """
+    with holding():
+        yield from _local_source(source, tensors, cache)
+
+
+def _local_source(source: str, tensors: bool, cache: int) -> Iterator[LocalSource]:
     if "://" not in source and "manifests" not in source:  # said first, so that a path costs no import
         yield LocalSource(source)
         return
     if (stored := _of_ollama(source)) is not None:
         yield stored
         return
+    from ggferry.formats.packed.scratch import Scratch, sweep
     from ggferry.service.sources.remote import Remote
-    from ggferry.service.storage.scratch import Scratch, sweep
     from ggferry.service.storage.stores import is_remote, local_path
 
     if not is_remote(source):

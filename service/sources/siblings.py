@@ -22,6 +22,8 @@ FILES = 20_000
 """Files of one model's folder at most: more are an archive, which `plan` reads."""
 AT_ONCE = 16  # files asked for at a time
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.\w+)", re.ASCII)
+_OF_SEVERAL = re.compile(r"\.metadata|.+\.distcp|.*_(model|optim)_states\.pt", re.ASCII)
+"""Files of torch.distributed.checkpoint and of DeepSpeed: which others there are only a list of the folder says."""
 _PART = re.compile(r"(?P<stem>.+)\.(?P<number>\d\d)(?P<tail>\.\w+)", re.ASCII)
 
 
@@ -41,8 +43,38 @@ def files_of(url: str) -> tuple[str, tuple[Found, ...]]:
         raise NotFoundError("no such file or directory", path=url)
     own = [each for each in found if each.path.rstrip("/") == url.rstrip("/")]
     if not own:
-        return url, tuple(each for each in found if _near(each.path, url))
+        near = [each for each in found if _near(each.path, url)]
+        return url, (*near, *_above(url.rstrip("/"), near))
+    if _OF_SEVERAL.fullmatch(posixpath.basename(url.partition("?")[0])):
+        others = [own[0], *_in_its_folder(url)]
+        return url, (*others, *_above(posixpath.dirname(url.partition("?")[0]), others))
     return url, (own[0], *_existing(_named(url)))
+
+
+def _above(folder: str, found: Sequence[Found]) -> list[Found]:
+    """Return the small files in the folder above that of a trainer's checkpoint, where it has no configuration."""
+    names = {posixpath.basename(each.path) for each in found if posixpath.dirname(each.path) == folder}
+    if "config.json" in names or not any(map(_OF_SEVERAL.fullmatch, names)):
+        return []
+    return _existing([[join(posixpath.dirname(folder), name) for name in sidecar_names()]])
+
+
+def _in_its_folder(url: str) -> Iterator[Found]:
+    """Yield the other files of a checkpoint whose files name no others. Raises RefusedError where none is listed."""
+    folder, others = posixpath.dirname(url.partition("?")[0]), 0
+    try:
+        for each in listing(f"{folder}/"):
+            if each.path != url and posixpath.dirname(each.path) == folder:
+                others += 1
+                yield each
+    except GgferryError as error:
+        found: str | None = str(error)
+    else:
+        found = None
+    if not others:
+        hint = "fetch the folder, and name the local copy"
+        message = "one file of a checkpoint in several, in a folder that the server does not list"
+        raise RefusedError(message, path=url, found=found, hint=hint)
 
 
 def _near(path: str, folder: str) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from ggferry.formats import errors
 from ggferry.formats.errors import GgferryError, TruncatedError
 from ggferry.formats.files.sources import Source
-from ggferry.service.storage.scratch import Scratch
+from ggferry.formats.packed.scratch import Scratch
 from ggferry.service.storage.urls import mask
 from ggferry.support.platform import here
 

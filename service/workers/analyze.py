@@ -23,6 +23,7 @@ from ggferry.converters.model_graph.graph import losses
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, UsageError
+from ggferry.formats.packed.as_folder import Shown
 from ggferry.service.workers.messages import Analysis, PlannedFile
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ def _is_done(checkpoint: Checkpoint, plan: Plan) -> bool:
         and checkpoint.version == 3
         and options.outtype.lower() == "keep"
         and checkpoint.big_endian == options.big_endian
+        and not isinstance(checkpoint.files[0], Shown)
     )
 
 

@@ -20,6 +20,7 @@ from ggferry.formats.errors import ChangedError, TransientError, VerificationErr
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import confined
 from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
+from ggferry.formats.packed.holding import holding
 from ggferry.service.records.plan_file import digest_of, version_class
 from ggferry.service.storage.broker import BrokeredFile
 from ggferry.service.workers.analyze import analyze, request_of
@@ -47,7 +48,7 @@ def run(command: Mapping[str, Any], parent: Parent) -> Any:
     work = {"analyze": _analyze, "convert": _convert, "recheck": _recheck, "reopen": _reopen, "look": _look}[
         command["op"]
     ]
-    with confined(command.get("trees") or ()), mounted(command.get("mount") or {}):
+    with confined(command.get("trees") or ()), mounted(command.get("mount") or {}), holding():
         return work(command, parent)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ggferry
-from ggferry.service.storage.scratch import Scratch
+from ggferry.formats.packed.scratch import Scratch
 from ggferry.service.workers.messages import Event, Question, Reply
 from ggferry.support.platform import here
 

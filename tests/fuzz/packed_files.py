@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import shutil
 import tarfile
 import zipfile
@@ -61,16 +64,19 @@ def seeds_of_partitions() -> Iterator[tuple[int, bytes]]:
 
 
 def archives() -> Iterator[bytes]:
-    """Yield a zip archive, a tar archive of either form and a llamafile, each with a small GGUF file."""
+    """Yield zip and tar archives, compressed files and a llamafile, each with a small GGUF file."""
     model = files.gguf(3)
+    yield from (pack(model) for pack in (gzip.compress, bz2.compress, lzma.compress))
+    yield gzip.compress(_tar(tarfile.GNU_FORMAT)(model))
+    yield _zip(b"", zipfile.ZIP_DEFLATED)(model)
     for write in (_zip(b""), _zip(b"MZqFpD='\n"), _tar(tarfile.GNU_FORMAT), _tar(tarfile.PAX_FORMAT)):
         yield write(model)
 
 
-def _zip(before: bytes) -> Callable[[bytes], bytes]:
+def _zip(before: bytes, how: int = zipfile.ZIP_STORED) -> Callable[[bytes], bytes]:
     def write(model: bytes) -> bytes:
         file = io.BytesIO(before)
-        with zipfile.ZipFile(file, "a", zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(file, "a", how) as archive:
             archive.writestr("m.gguf", model)
             archive.writestr(".args", "-m\nm.gguf\n")
         return file.getvalue()

@@ -125,6 +125,7 @@ GROWING = (
     "service/operations",
     "formats/readers",
     "converters/forward/towers",
+    "formats/readers",
     "quant/codecs",
     "quant/kernels",
     "converters/prequantized/schemes",

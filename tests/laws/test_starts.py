@@ -56,11 +56,11 @@ STARTS = {
     "--version": 28,
     "convert --help": 28,
     "inspect --help": 30,
-    "inspect hf/out/llama/llama.q8_0.gguf": 124,
-    "inspect --json hf/out/llama/llama.q8_0.gguf": 124,
-    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 142,
-    "inspect hf/ckpt/llama": 153,
-    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 160,
+    "inspect hf/out/llama/llama.q8_0.gguf": 125,
+    "inspect --json hf/out/llama/llama.q8_0.gguf": 125,
+    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 144,
+    "inspect hf/ckpt/llama": 160,
+    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 167,
 }
 """Command → the most modules of ours that it may import."""
 

@@ -23,6 +23,7 @@ from ggferry.converters.reranking.recognize import is_called_like_one
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.files.local_files import read_bytes
+from ggferry.formats.files.sources import Window
 from ggferry.formats.imatrix import Imatrix
 from ggferry.support.content_cache import Recent, keeps
 from ggferry.support.records import dataclass
@@ -100,7 +101,7 @@ def content_of(checkpoint: Checkpoint, request: Request) -> Hashable | None:
     )
     if not keeps() or any(given) or checkpoint.dropped or checkpoint.adapters or is_called_like_one(checkpoint.path):
         return None
-    if len(checkpoint.tensors) > MOST_TENSORS:
+    if len(checkpoint.tensors) > MOST_TENSORS or any(isinstance(file, Window) for file in checkpoint.files):
         return None
     try:
         config = json.dumps(checkpoint.metadata)

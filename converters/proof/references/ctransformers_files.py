@@ -22,6 +22,7 @@ from ggferry.converters.proof.references.case import (
 from ggferry.converters.proof.references.child_process import ask, available_memory, prompts_of
 from ggferry.converters.proof.references.cross_check import CrossCheck
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.files.sources import Window
 
 NAME = "ctransformers"
 SIDE = "source"
@@ -50,7 +51,7 @@ def unsupported(case: Case) -> Refusal | None:
     checkpoint, kind = case.source.checkpoint, _kind(case.source.checkpoint, case.source.architecture.name)
     if kind is None or checkpoint.container not in _CONTAINERS.get(kind, ("ggml",)):
         return Refusal("it does not read such a file", quiet=True)
-    if len(checkpoint.files) > 1 or not os.path.isfile(checkpoint.path):
+    if len(checkpoint.files) > 1 or isinstance(checkpoint.files[0], Window) or not os.path.isfile(checkpoint.path):
         return Refusal("it reads local models of one file", quiet=True)
     if find_spec("ctransformers") is None:
         return Refusal("it is not installed (pip install 'ggferry[witness]')", quiet=True)

@@ -40,6 +40,7 @@ from ggferry.converters.proof.references.cross_check import CrossCheck
 from ggferry.converters.schema.recipe import recipe_of
 from ggferry.formats.checkpoint_folder.modules import DENSE
 from ggferry.formats.errors import VerificationError
+from ggferry.formats.files.sources import Window
 from ggferry.support.heavy import np
 
 NAME = "transformers"
@@ -72,6 +73,8 @@ def unsupported(case: Case) -> Refusal | None:
         return Refusal("the source is no local Hugging Face checkpoint", quiet=True)
     if "names" in checkpoint.header:
         return Refusal(f"the source's tensors have the names of {checkpoint.header['names']}")
+    if any(isinstance(file, Window) for file in checkpoint.files):
+        return Refusal("the source is inside an archive, where it does not read")
     if find_spec("transformers") is None:
         return Refusal("it is not installed (pip install 'ggferry[witness]')", quiet=True)
     if any(ref.derived is not None and ref.derived.merged for ref in checkpoint.tensors.values()):

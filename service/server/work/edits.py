@@ -13,6 +13,7 @@ from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, files_writt
 from ggferry.formats.errors import ChangedError, RefusedError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
+from ggferry.formats.packed.scratch import Scratch
 from ggferry.service.operation import changed_options
 from ggferry.service.operations.edit import EditChanges
 from ggferry.service.records.ledger import DONE, bucket
@@ -22,7 +23,6 @@ from ggferry.service.server.store import models
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.server.work.outputs.output_files import Outputs, beside
-from ggferry.service.storage.scratch import Scratch
 from ggferry.service.storage.stores import is_remote
 from ggferry.support.heavy import sa
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ggferry.formats.packed.scratch import Scratch
 from ggferry.service.sources.siblings import files_of
 from ggferry.service.storage.broker import revive
 from ggferry.service.storage.mirror import Mirror
 from ggferry.service.storage.ranged_file import HEADER_BLOCK
-from ggferry.service.storage.scratch import Scratch
 from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.service.storage.urls import Access, configure_access
 

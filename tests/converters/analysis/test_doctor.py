@@ -61,7 +61,9 @@ def test_files_that_are_no_model(what: str, tmp_path: Path) -> None:
 def test_archives_and_what_is_absent(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "m.tar", "w") as tar:
         tar.add(CHECKPOINT / "config.json")
-    assert examine(str(tmp_path / "m.tar")).what == "a tar archive"
+    found = examine(str(tmp_path / "m.tar"))
+    assert found.what == "a tar archive" and "no model in" in found.findings[0]
+    assert found.remedies[0].command.startswith("tar xf")
     assert examine(str(tmp_path / "none")).exit_code == 3
 
 

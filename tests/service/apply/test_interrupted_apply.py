@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from ggferry.formats.files.partial_names import partial_path
+from ggferry.formats.packed.scratch import LOCK, PREFIX
 from ggferry.service.apply.job import Settings, run_job
 from ggferry.service.records.ledger import QUARANTINED, Job
 from ggferry.service.records.plan_file import read_plan
-from ggferry.service.storage.scratch import LOCK, PREFIX
 from ggferry.service.workers.supervisor import Limits, Supervisor
 from ggferry.support.progress import Phase
 from helpers.archive_tools import GGFERRY, command, plan, rows, write

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
+from gguf import GGUFReader
 from safetensors.numpy import save_file
 
 import ggferry
@@ -20,15 +24,17 @@ from ggferry.formats.errors import (
     ChangedError,
     GgferryError,
     NotFoundError,
+    RefusedError,
     UnreachableError,
     UnsupportedError,
 )
-from ggferry.service.sources import local_source, remote
+from ggferry.service.sources import local_source, remote, siblings
 from ggferry.service.storage import urls
 from ggferry.service.storage.block_cache import Blocks, lasting
 from ggferry.service.storage.stores import Found
 from helpers.archive_tools import command
 from helpers.builders import Llama
+from helpers.checkpoints import write_checkpoint
 from helpers.hub import REPO, hub
 from helpers.store_faults import S3Store, Web, s3_store, web_server
 from helpers.third_party_fixtures import ROOT
@@ -106,6 +112,87 @@ def test_a_folder_is_fetched_as_headers_too(site: Web) -> None:
 
 
 # --- whole models ---
+
+
+def trainers(root: Path) -> None:
+    """Checkpoints of torch.distributed.checkpoint and DeepSpeed with what their model has beside it."""
+    write_checkpoint(root / "hf", ROOT / "fixtures")
+    for name in ("dcp", "zero2", "zero3"):
+        shutil.copytree(ROOT / "fixtures/training" / name, root / name)
+        for each in (root / "hf").iterdir():
+            if each.suffix != ".safetensors":
+                shutil.copy(each, root / name)
+
+
+TRAINED = {
+    "dcp/": "dcp",
+    "dcp/__1_0.distcp": "dcp",
+    "dcp/.metadata": "dcp",
+    "zero2/": "zero2",
+    "zero3/": "zero3",
+    "zero3/global_step3/": "zero3",
+    "zero3/global_step3/zero_pp_rank_1_mp_rank_00_model_states.pt": "zero3",
+}
+
+
+def test_checkpoints_of_trainers(site: Web, tmp_path: Path) -> None:
+    """By a web server's listing: a folder, a file of one, and the configuration in the folder above."""
+    trainers(site.root)
+    expected = {}
+    for name in ("dcp", "zero2", "zero3"):
+        ggferry.convert(site.root / name, tmp_path / f"{name}.gguf", verify="none")
+        expected[name] = GGUFReader(tmp_path / f"{name}.gguf")
+    for number, (url, name) in enumerate(TRAINED.items()):
+        out = tmp_path / f"{number}.gguf"
+        ggferry.convert(f"{site.url}/{url}", out, verify="none")
+        found = {tensor.name: tensor.data.tobytes() for tensor in GGUFReader(out).tensors}
+        assert found == {tensor.name: tensor.data.tobytes() for tensor in expected[name].tensors}, url
+    assert not kept(tmp_path)
+
+
+def test_one_file_of_several_without_a_list(site: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainers(site.root)
+
+    def unlisted(url: str) -> Iterator[Found]:
+        yield from (each for each in found(url) if each.path == url)
+
+    found = siblings.listing
+    monkeypatch.setattr(siblings, "listing", unlisted)
+    with pytest.raises(RefusedError, match="in a folder that the server does not list"):
+        ggferry.inspect(f"{site.url}/dcp/__1_0.distcp")
+
+
+@pytest.mark.slow
+def test_checkpoints_of_trainers_in_other_stores(tmp_path: Path) -> None:
+    root = tmp_path / "local"
+    trainers(root)
+    with s3_store() as store:
+        for path in (each for each in root.rglob("*") if each.is_file() and "hf" not in each.parts):
+            store.put(f"old/{path.relative_to(root).as_posix()}", path.read_bytes())
+        for name in ("dcp", "zero3", "zero3/global_step3", "dcp/__0_0.distcp"):
+            there = ggferry.inspect(f"s3://old/{name}")
+            assert there.tensors == ggferry.inspect(root / name).tensors and there.architecture == "llama"
+    with hub(tmp_path / "repo", tmp_path / "home") as env:
+        shutil.copytree(root / "zero3", tmp_path / "repo", dirs_exist_ok=True)
+        env["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+        for url in (f"hf://{REPO}", f"hf://{REPO}/global_step3"):
+            found = json.loads(command("inspect", url, "--json", **env).stdout)
+            assert len(found["tensors"]) == len(ggferry.inspect(root / "zero3").tensors)
+
+
+def test_a_packed_model_of_a_web_server(site: Web, tmp_path: Path) -> None:
+    """It is fetched once, unpacked once, and the small files beside it are found by their names."""
+    for each in (ROOT / "fixtures/hf/ckpt/llama").iterdir():
+        data = each.read_bytes()
+        packed = each.suffix == ".safetensors"
+        (site.root / (f"{each.name}.gz" if packed else each.name)).write_bytes(gzip.compress(data) if packed else data)
+    found = ggferry.inspect(f"{site.url}/model.safetensors.gz")
+    assert found.architecture == "llama" and len(found.tensors) == 21
+    done = ggferry.convert(f"{site.url}/model.safetensors.gz", tmp_path / "o.gguf", verify="fast")
+    (record,) = done.receipt["source"]["files"]
+    assert record["name"] == "model.safetensors.gz"
+    assert record["blake3"] == blake3((site.root / "model.safetensors.gz").read_bytes()).hexdigest()
+    assert not kept(tmp_path)
 
 
 def copied(root: Path, name: str = CHECKPOINT.name) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ggferry.formats.packed import scratch
+from ggferry.formats.packed.scratch import Scratch, sweep
 from ggferry.service.apply.job import Settings, run_job
 from ggferry.service.records.ledger import QUARANTINED, Job
-from ggferry.service.storage import scratch
-from ggferry.service.storage.scratch import Scratch, sweep
 from ggferry.service.workers import supervisor as supervise
 from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 from ggferry.support.platform import here

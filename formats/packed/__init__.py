@@ -1,0 +1,1 @@
+"""Models inside compressed files and archives."""
