@@ -1,8 +1,9 @@
-"""Read UQFF 1 of mistral.rs: blocks of ggml in safetensors files, with what is not quantized in residual.safetensors.
+"""Read UQFF 1 of mistral.rs: quantized matrices in safetensors files, with the other tensors in residual.safetensors.
 
-Found by writing such files with mistral.rs 0.9.5 (`mistralrs` of PyPI, `Which.Plain(write_uqff=…)`): `X.weight` is
-bytes, `X.weight.format` how they are packed, and for 0, ggml's blocks, `X.weight.dtype` is ggml's number of the type
-and `X.weight.shape` the shape. Names and layouts are those of the checkpoint that it was made of.
+Found by writing such files with mistral.rs 0.9.5 (`mistralrs` of PyPI, `Which.Plain(write_uqff=…)`): `X.weight.format`
+says how `X.weight` is packed. 0 are ggml's blocks, of which `X.weight.dtype` is ggml's number of the type and
+`X.weight.shape` the shape; 1 plain numbers; 4 (AFQ) MLX's affine groups, of `X.weight.bits` and `X.weight.group_size`.
+Names and layouts are those of the checkpoint that it was made of.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from ggferry.quant.types import BlockError
 CONTAINER, ENDING, RESIDUAL = "uqff", ".uqff", "residual.safetensors"
 VERSION = "uqff.version"
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,4})\.uqff", re.ASCII)
-_OTHERS = {2: "HQQ", 4: "AFQ"}
-"""Numbers of packings that are no blocks of ggml, by what mistral.rs calls them."""
+BLOCKS, PLAIN, AFQ = 0, 1, 4
+_OTHERS = {2: "HQQ"}
+"""Numbers of packings that are not read, by what mistral.rs calls them."""
 _AGAIN = "convert the original checkpoint, or write it again with an isq type of ggml (q4k, q8_0, …)"
 
 
@@ -55,6 +57,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     weights = _located(path)
     plain = next(one for one in readers() if one.name == "safetensors")
     files: list[Source] = []
+    groups: dict[str, dict[str, int]] = {}
     try:
         parts = []
         for number, name in enumerate(weights.files):
@@ -63,11 +66,13 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
             tensors = {key: _of_file(ref, number) for key, ref in found.tensors.items()}
             if number:  # behind the residual
                 _check_version(files[number], found.header["metadata"])
-                tensors = _unpacked(files[number], tensors)
+                tensors = _unpacked(files[number], tensors, groups)
             parts.append((name, tensors))
         joined, notes = join_files(parts, None)
         beside = sidecars(weights)
         config, caveats = configuration(weights, beside)
+        if groups:  # as MLX's own configurations say it
+            config = {**config, "quantization": {**next(iter(groups.values())), **groups}}
     except BaseException:
         for source in files:
             source.close()
@@ -119,20 +124,45 @@ def _check_version(source: Source, metadata: Mapping[str, str]) -> None:
         )
 
 
-def _unpacked(source: Source, tensors: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
-    """Return the tensors of a file with blocks of ggml as what they are. Raises as `open_checkpoint`."""
+def _unpacked(
+    source: Source, tensors: Mapping[str, TensorRef], groups: dict[str, dict[str, int]]
+) -> dict[str, TensorRef]:
+    """Return the tensors of a file as what they are; MLX's by its names, with bits and sizes of groups in `groups`.
+
+    Raises as `open_checkpoint`.
+    """
     found: dict[str, TensorRef] = {}
     used = {name for name in tensors if name.startswith(f"{VERSION}.")}
     for name, ref in tensors.items():
         if f"{name}.format" not in tensors:
             continue
         packing = _numbers(source, tensors, f"{name}.format")[0]
-        if packing:
+        ends: tuple[str, ...] = ("format",)
+        if packing == BLOCKS:
+            found[name] = _blocks(source, tensors, ref)
+            ends += ("dtype", "shape")
+        elif packing == PLAIN:
+            found[name] = ref
+        elif packing == AFQ:
+            base = name.removesuffix(".weight")
+            groups[base] = {each: _numbers(source, tensors, f"{name}.{each}")[0] for each in ("bits", "group_size")}
+            found[name] = ref
+            for each in ("scales", "biases"):
+                found[f"{base}.{each}"] = replace(_needed(source, tensors, f"{name}.{each}"), name=f"{base}.{each}")
+            ends += ("bits", "group_size", "scales", "biases")
+        else:
             words = f"{_OTHERS.get(packing, 'another packing')} ({packing})"
-            raise UnsupportedError(f"packing of {name!r}", path=source.path, found=words, expected="0", hint=_AGAIN)
-        found[name] = _blocks(source, tensors, ref)
-        used |= {name, *(f"{name}.{end}" for end in ("format", "dtype", "shape"))}
+            raise UnsupportedError(
+                f"packing of {name!r}", path=source.path, found=words, expected="0, 1, 4", hint=_AGAIN
+            )
+        used |= {name, *(f"{name}.{end}" for end in ends)}
     return {**found, **{name: ref for name, ref in tensors.items() if name not in used}}
+
+
+def _needed(source: Source, tensors: Mapping[str, TensorRef], name: str) -> TensorRef:
+    if name not in tensors:
+        raise MissingError("tensor that describes another is missing", path=source.path, expected=name)
+    return tensors[name]
 
 
 def _blocks(source: Source, tensors: Mapping[str, TensorRef], ref: TensorRef) -> TensorRef:
@@ -156,9 +186,7 @@ def _blocks(source: Source, tensors: Mapping[str, TensorRef], ref: TensorRef) ->
 
 def _numbers(source: Source, tensors: Mapping[str, TensorRef], name: str) -> tuple[int, ...]:
     """Return the few integers of a tensor that describes another. Raises MissingError, ShapeError."""
-    ref = tensors.get(name)
-    if ref is None:
-        raise MissingError("tensor that describes another is missing", path=source.path, expected=name)
+    ref = _needed(source, tensors, name)
     if ref.type.name not in ("U8", "U32") or len(ref.shape) > 1 or not 0 < ref.elements <= MAX_DIMS:
         raise ShapeError(f"tensor {name!r}", path=source.path, found=f"{ref.type} {list(ref.shape)}")
     data, size = source.read(ref.spans[0].offset, ref.nbytes), 1 if ref.type.name == "U8" else 4

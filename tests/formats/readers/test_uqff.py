@@ -35,6 +35,7 @@ from helpers.attack_tools import typed
 from helpers.third_party_fixtures import FIXTURES
 
 HERE, PLAIN = FIXTURES / "uqff", FIXTURES / "hf/ckpt/llama3_rope_tied"
+NAME = "model.layers.0.mlp.up_proj.weight"
 TOKENS = [1, 17, 4, 90, 33, 2, 61, 5]
 TYPES = {"q8_0": ("Q8_0", 0.008), "q4_0": ("Q4_0", 0.11)}
 
@@ -61,11 +62,42 @@ def test_values_are_those_of_the_checkpoint_it_was_made_of(name: str, tmp_path: 
     assert np.linalg.norm(logits - plain) < 3 * bound * np.linalg.norm(plain)
 
 
-def test_a_folder_of_several_and_what_is_no_block_of_ggml(tmp_path: Path) -> None:
+def test_afq_is_carried_in_blocks_that_hold_its_groups(tmp_path: Path) -> None:
+    """Four bits become Q4_1, scales rounded to float16; embeddings have six, which no block holds."""
+    result = convert(Request(str(HERE / "afq4-0.uqff"), str(tmp_path / "o.gguf")))[0]
+    convert(Request(str(PLAIN), str(tmp_path / "plain.gguf"), level="none"))
+    stored, plain = load_file(HERE / "afq4-0.uqff"), gguf.GGUFReader(tmp_path / "plain.gguf").tensors
+    expected = {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in plain}
+    names = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "attn_v": "self_attn.v_proj"}
+    for each in gguf.GGUFReader(result.path).tensors:
+        values = gguf.quants.dequantize(each.data, each.tensor_type)
+        quantized = each.tensor_type.name == "Q4_1"
+        bound = 0.1 if quantized else 0.03 if each.name == "token_embd.weight" else 0
+        assert np.linalg.norm(values - expected[each.name]) <= bound * np.linalg.norm(expected[each.name]), each.name
+        _, block, kind, *_ = f"{each.name}..".split(".")
+        if kind in names:  # level × scale + bias, levels of four bits from the lowest of each word on
+            at = f"model.layers.{block}.{names[kind]}.weight"
+            levels = (stored[at][..., None] >> np.arange(0, 32, 4, dtype=np.uint32)) & 15
+            found = levels.reshape(len(values), -1) * stored[f"{at}.scales"] + stored[f"{at}.biases"]
+            assert quantized and np.allclose(values, found, rtol=0, atol=1e-3)
+    assert "Q4_1 ×12" in result.receipt["output"]["types"]
+
+
+def test_a_folder_of_several_and_what_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(AmbiguousError, match=r"several quantizations.*name one of its files"):
         open_checkpoint(str(HERE))
-    with pytest.raises(UnsupportedError, match=r"packing of .*found .* \(\d\), expected 0"):
-        open_checkpoint(str(HERE / "afq4-0.uqff"))
+    other = shutil.copytree(HERE, tmp_path / "hqq", ignore=shutil.ignore_patterns("q*"))
+    path, metadata = other / "afq4-0.uqff", {"uqff.version": "1.2.0"}
+    save_file({**load_file(path), f"{NAME}.format": np.array(2, np.uint8)}, path, metadata)
+    with pytest.raises(UnsupportedError, match=r"packing of .*found HQQ \(2\), expected 0, 1, 4"):
+        open_checkpoint(str(path))
+    save_file(
+        {key: value for key, value in load_file(HERE / "afq4-0.uqff").items() if key != f"{NAME}.scales"},
+        path,
+        metadata,
+    )
+    with pytest.raises(MissingError, match=r"up_proj\.weight\.scales"):
+        open_checkpoint(str(path))
     folder = shutil.copytree(HERE, tmp_path / "m", ignore=shutil.ignore_patterns("afq*", "q4*"))
     open_checkpoint(str(folder)).close()
     shutil.move(folder / "q8_0-0.uqff", folder / "q8_0-1.uqff")
@@ -77,7 +109,6 @@ def test_a_folder_of_several_and_what_is_no_block_of_ggml(tmp_path: Path) -> Non
         open_checkpoint(str(folder / "q8_0-0.uqff"))
 
 
-NAME = "model.layers.0.mlp.up_proj.weight"
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], type[GgferryError], str]] = {
     "type": (lambda t: t.update({f"{NAME}.dtype": np.array(999, np.uint32)}), UnsupportedTypeError, "found 999"),
     "shape": (lambda t: t.update({f"{NAME}.shape": np.array([95, 64], np.uint32)}), ShapeError, "bytes of Q8_0"),
