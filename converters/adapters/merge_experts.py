@@ -8,6 +8,7 @@ A is `(experts·r, in)`, expert by expert; B is `(out, r·experts)`, whose colum
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.adapters.merge_parts import ExpertPair, Parts
@@ -97,7 +98,7 @@ class ExpertProduct:
             return
         for expert in range(start // self.rows, (stop - 1) // self.rows + 1):
             own = expert * self.rows
-            yield expert, max(start - own, 0), min(stop - own, self.rows)
+            yield expert, self.first + max(start - own, 0), self.first + min(stop - own, self.rows)
 
     def _of_expert(self, expert: int, start: int, stop: int) -> Any:
         rank = self.a.shape[0] // self.experts
@@ -154,6 +155,18 @@ def expert_changes(
                 swapped,
             ),
         )
+
+
+def names_of_experts(pair: ExpertPair, experts: int) -> Iterator[list[str]]:
+    """Yield, for each way in which checkpoints name the matrices of experts, those that a pair may change."""
+    for at, parts in _FORMS:
+        known = [part for name in pair.parameters for part in parts.get(name, ())]
+        yield [f"{at(pair.module)}.{expert}.{part}.weight" for part in known for expert in range(experts)]
+
+
+def of_stack(product: ExpertProduct, rows: int) -> ExpertProduct:
+    """Return the change of all experts' matrices, stacked, of which `product` is the change of one; `rows`: of one."""
+    return replace(product, expert=None, rows=rows)
 
 
 def _divides(pair: ExpertPair, experts: int) -> bool:

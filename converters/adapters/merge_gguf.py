@@ -6,11 +6,13 @@ magnitudes and whole tensors are moved like those of the weight; A stays as it i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ggferry.converters.adapters.bind import row_layout
 from ggferry.converters.adapters.merge import Changed, Model, Side, does_not_fit, merged_into, oriented
-from ggferry.converters.adapters.merge_parts import Change, Parts
+from ggferry.converters.adapters.merge_experts import ExpertProduct, expert_changes, names_of_experts, of_stack
+from ggferry.converters.adapters.merge_parts import Change, ExpertPair, Parts
 from ggferry.converters.adapters.merged_rows import Bias, Factor, LaidOut, Product
 from ggferry.converters.adapters.merged_rows import Change as RowChange
 from ggferry.converters.model_graph.graph import ModelGraph, Node
@@ -18,7 +20,7 @@ from ggferry.converters.model_graph.hparams import is_size
 from ggferry.converters.model_graph.tensor_roles import Slot, assign, origin_of
 from ggferry.converters.prequantized.dequantized_rows import reshaped
 from ggferry.converters.prequantized.recognize import dequantized
-from ggferry.converters.schema.layouts import SAME, Layout, Then, Transpose
+from ggferry.converters.schema.layouts import SAME, Layout, Stack, Then, Transpose
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnexpectedTensorError, UnsupportedError
@@ -34,14 +36,13 @@ class GgufModel(Model):
 
     def carry_out(self, parts: Parts, offset: int) -> tuple[int, list[str]]:
         """Do what an adapter does; return how much is changed, and what is replaced."""
-        if parts.experts:
-            raise UnsupportedError(
-                "target_parameters of an adapter for a GGUF model",
-                path=parts.checkpoint.path,
-                found=parts.experts[0].module,
-                hint="merge it into the model in Hugging Face's form",
-            )
         changed, replaced = 0, []
+        for pair in parts.experts:
+            for name, product in self._of_experts(pair, parts).items():
+                made = self.tensor(name)
+                made.changes.append(product)
+                made.titles.append(parts.title)
+                changed += 1
         for slot in self._slots(parts):
             (ref,) = slot.refs
             change = parts.changes[ref.name]
@@ -62,6 +63,46 @@ class GgufModel(Model):
                 made.titles.append(parts.title)
                 changed += 1
         return changed, replaced
+
+    def _of_experts(self, pair: ExpertPair, parts: Parts) -> dict[str, ExpertProduct]:
+        """Return what a pair for all experts of a block changes, by the stacks of their matrices.
+
+        Raises UnsupportedError where the table has no matrix of its own for each expert, else as `expert_changes`.
+        """
+        for names in names_of_experts(pair, self.sizes.get("n_expert") or 0):
+            stacks = self._stacks(names, pair, parts)
+            if stacks:
+                shapes = {name: self.tensors[stack].shape[1:] for name, stack in stacks.items()}
+                changes = expert_changes(pair, parts, shapes)
+                return {
+                    stacks[name]: of_stack(product, shapes[name][0]) for name, product in changes if not product.expert
+                }
+        raise UnsupportedError(
+            "target_parameters of an adapter for a GGUF model of this architecture",
+            path=parts.checkpoint.path,
+            found=pair.module,
+            hint="merge it into the model in Hugging Face's form",
+        )
+
+    def _stacks(self, names: Sequence[str], pair: ExpertPair, parts: Parts) -> dict[str, str]:
+        """Return the stacks that hold these matrices of experts, by their names; none where the table knows none."""
+        architecture = self.graph.architecture
+        dialect = architecture.dialect("hf")
+        refs = {name: replace(pair.a, name=name) for name in names}
+        checkpoint = replace(parts.checkpoint, tensors=refs, dropped=())
+        try:
+            assigned, _ = assign(checkpoint, architecture, dialect, self.graph.sizes)
+        except UnexpectedTensorError:
+            return {}
+        found: dict[str, str] = {}
+        for (name, n), own in assigned.items():
+            origin = origin_of(architecture.role(name), dialect)
+            if origin is None or not isinstance(origin.layout, Stack):
+                return {}
+            full = Slot(architecture.role(name), n, own, origin).name
+            if full in self.tensors:
+                found |= {ref.name: full for ref in own}
+        return found
 
     def _slots(self, parts: Parts) -> list[Slot]:
         """Return the roles of the tensors that an adapter changes. Raises UnsupportedError for parts of a stack."""

@@ -43,6 +43,29 @@ def test_target_parameters_are_merged_as_peft_does(name: str, more: dict[str, An
     assert ours.proof.logits is not None
 
 
+@pytest.mark.parametrize(
+    "name", ["qwen3moe", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mixtral", "qwen35moe"))]
+)
+def test_onto_a_gguf_file_they_are_as_onto_its_source(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path / "base")
+    with_peft(tmp_path / "base", tmp_path / "a", None, target_parameters=TARGETS, target_modules=["q_proj"])
+    converted(tmp_path / "base", tmp_path / "base.gguf", level="fast")
+    converted(tmp_path / "base", tmp_path / "one.gguf", str(tmp_path / "a"), level="fast")
+    done = converted(tmp_path / "base.gguf", tmp_path / "two.gguf", str(tmp_path / "a"))
+    assert_alike(tmp_path / "two.gguf", tmp_path / "one.gguf")
+    before, after = tensors(tmp_path / "base.gguf"), tensors(tmp_path / "two.gguf")
+    changed = {key.rpartition("blk.0.")[2] for key in after if not np.array_equal(before[key], after[key])}
+    assert {f"ffn_{part}_exps.weight" for part in ("gate", "up", "down")} < changed and done.proof.logits is not None
+
+
+def test_onto_a_gguf_file_whose_source_has_them_stacked_they_are_refused(tmp_path: Path) -> None:
+    make("gpt-oss", tmp_path / "base")
+    with_peft(tmp_path / "base", tmp_path / "a", None, target_parameters=TARGETS, target_modules=[])
+    converted(tmp_path / "base", tmp_path / "base.gguf", level="fast")
+    with pytest.raises(UnsupportedError, match="target_parameters of an adapter for a GGUF model of this architecture"):
+        converted(tmp_path / "base.gguf", tmp_path / "two.gguf", str(tmp_path / "a"))
+
+
 def test_pairs_of_single_experts(tmp_path: Path) -> None:
     """As PEFT saved them where every expert was a module: some experts of a block change, the others do not."""
     make("qwen3moe", tmp_path / "base")
