@@ -11,8 +11,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping
-from typing import BinaryIO, cast
+from collections.abc import Mapping
 
 from ggferry.formats.errors import CorruptError, of_os
 from ggferry.formats.files.local_files import read_bytes
@@ -33,7 +32,8 @@ class Measurements:
     def __init__(self, path: str | None = None) -> None:
         """Read the file, if it is there.
 
-        Raises CorruptError for one that is not of this kind; a last line that a kill cut short is taken off.
+        Raises CorruptError for one that is not of this kind, AccessError for one that cannot be written. A last line
+        that a kill cut short is taken off.
         """
         self.path = path
         self._lock = threading.Lock()
@@ -47,7 +47,9 @@ class Measurements:
             if last:
                 if last[: len(_START)] != _START[: len(last)] or len(last) > _LONGEST:
                     raise _other(path, len(lines) + 1)
-                self._write("r+b", lambda file: file.truncate(len(data) - len(last)))
+                _cut(path, len(data) - len(last))
+        if path is not None:
+            self._append("")  # what cannot be written is to be known before minutes of measuring
 
     def known(self, of: str, kind: str) -> float | None:
         """Return the error of a type, None where it has not been measured."""
@@ -59,15 +61,22 @@ class Measurements:
         with self._lock:
             self._known.update({(of, kind): error for kind, error in errors.items()})
             if self.path is not None and lines:
-                self._write("ab", lambda file: file.write("".join(lines).encode()))
+                self._append("".join(lines))
 
-    def _write(self, mode: str, change: Callable[[BinaryIO], object]) -> None:
+    def _append(self, text: str) -> None:
         assert self.path is not None
         try:
-            with open(self.path, mode) as file:
-                change(cast("BinaryIO", file))
+            with open(self.path, "ab") as file:
+                file.write(text.encode())
         except OSError as error:
             raise of_os(error, "cannot be written", self.path) from None
+
+
+def _cut(path: str, size: int) -> None:
+    try:
+        os.truncate(path, size)
+    except OSError as error:
+        raise of_os(error, "cannot be written", path) from None
 
 
 def _read(line: bytes, path: str, number: int) -> tuple[tuple[str, str], float]:

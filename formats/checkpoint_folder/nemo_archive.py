@@ -25,14 +25,11 @@ _UNPACK = "unpack it (tar xf) and convert the folder model_weights"
 def open_archived(path: str) -> tuple[list[Source], list[tuple[str, int, int, Source]], str]:
     """Return the file of an archive, and of each part its rank, the file's number, the first byte, and its bytes.
 
-    The folder of the archive comes last. Raises UnsupportedError for a compressed archive, and for weights that
-    `dist_checkpointing` spread over a folder in it; MissingError where it has no weights; CorruptError.
+    The folder of the archive comes last. Raises UnsupportedError for weights that `dist_checkpointing` spread over a
+    folder in it; MissingError where it has no weights; CorruptError.
     """
     source = open_source(path)
     try:
-        if source.size >= 2 and source.read(0, 2) == b"\x1f\x8b":
-            hint = "gunzip it: NeMo has not compressed them since 1.7"
-            raise UnsupportedError("a compressed .nemo file", path=path, hint=hint)
         parts = []
         for name, start, size in _members(source):
             match = _WEIGHTS.fullmatch(name)

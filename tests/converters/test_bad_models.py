@@ -461,7 +461,7 @@ H_LIST: dict[str, tuple[Callable[[Path], Path], Change, type[e.GgferryError], st
         merged,
         packed(quant_method="surprise", bits=4),
         e.UnsupportedError,
-        "found surprise, expected awq.*gptq",
+        "found surprise, expected aqlm, awq.*gptq",
     ),
     "H12 packed and nothing says how": (
         merged,

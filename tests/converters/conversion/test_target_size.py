@@ -230,3 +230,8 @@ def test_a_file_of_another_kind_is_refused_and_left_as_it_is(source: Path, text:
     with pytest.raises(GgferryError, match="line 1 of a file of measurements"):
         ggferry.quantize(source, out, target_size=450_000, measurements=str(kept))
     assert kept.read_bytes() == text and not out.exists()
+
+
+def test_a_file_that_cannot_be_written_is_known_at_once(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(GgferryError, match="cannot be written"):
+        ggferry.quantize(source, tmp_path / "a.gguf", target_size=450_000, measurements=str(tmp_path / "no" / "kept"))
