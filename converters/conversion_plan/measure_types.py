@@ -35,6 +35,10 @@ SAMPLE = 1 << 19
 """Elements of a tensor that are measured; a tensor of at most so many is measured whole."""
 GROUP = 8
 """Rows that are read together."""
+SHARES = {"attn_output": 2 / 3, "ffn_gate": 4 / 3, "ffn_up": 4 / 3, "ffn_down": 5 / 3}
+"""By how much more or less than others the errors of some matrices of a block count, experts' like others'."""
+MOST_WEIGHT = 16.0
+"""How many times the median of its row an importance may count: a few tokens give some columns a million times that."""
 _BLOCK = re.compile(r"(?:\w+\.)*blk\.(\d+)\.(.*)")
 
 
@@ -88,18 +92,25 @@ def sensitivities(graph: ModelGraph, names: Sequence[str]) -> dict[str, float]:
     """Return by how much the error of each tensor counts, as a share of that of the output matrix.
 
     What the output matrix is multiplied by is a sum: the embedding, and of each block what its attention adds and then
-    its feed-forward. Were all of these alike in size and independent, an error of the nth of them would be a share of
-    1 / n in the sum up to there, and everything after it computes with that. So the embedding, which is the first,
-    counts as much as the output matrix; where it is the output matrix too, it counts as both.
+    its feed-forward. An error in one of n terms is a share of 1 / n. So it was measured on SmolLM2-135M, all else in
+    F16 (docs/recipes.md): the first, the middle and the last ten of its thirty blocks cost alike, and kinds of matrices
+    what `SHARES` says. An embedding that is the output matrix, too, counts as both.
     """
-    tied = all(node.name != "output.weight" for node in graph.nodes)
-    return {name: 2.0 if tied and name == "token_embd.weight" else 1 / _place(name) for name in names}
+    every = {node.name for node in graph.nodes}
+    terms = 1 + len({(match[1], _is_feed_forward(match[2])) for name in every if (match := _BLOCK.match(name))})
+    tied = "output.weight" not in every
+
+    def share(name: str) -> float:
+        block = _BLOCK.match(name)
+        if block is not None:
+            return SHARES.get(block[2].removesuffix(".weight").removesuffix("_exps"), 1.0) / terms
+        return (1.0 if tied else 0.0) + 1 / terms if name == "token_embd.weight" else 1.0
+
+    return {name: share(name) for name in names}
 
 
-def _place(name: str) -> int:
-    """Return the place of what a tensor is a part of among the terms of the sum, from 1."""
-    block = _BLOCK.match(name)
-    return 1 if block is None else 2 * int(block[1]) + (3 if block[2].startswith("ffn_") else 2)
+def _is_feed_forward(name: str) -> bool:
+    return name.startswith("ffn_")
 
 
 def sampled(node: Node) -> Iterator[tuple[int, int]]:
@@ -145,7 +156,7 @@ def _digest(graph: ModelGraph, node: Node, weights: Any, rounding: str) -> str:
     """Return the digest of what the errors of a tensor depend on: the rows that are measured, and what weighs them."""
     from blake3 import blake3
 
-    state = blake3(f"{rounding} {node.shape}".encode())
+    state = blake3(f"{rounding} {node.shape} {MOST_WEIGHT}".encode())
     for start, stop in sampled(node):
         values: Any = rows.laid_out_values(graph.checkpoint, node, start, stop)
         state.update(np.ascontiguousarray(values).view(np.uint8).data)
@@ -168,7 +179,11 @@ def _decoded(graph: ModelGraph, step: Step, values: Any, weights: Any, start: in
 
 def _scale(weights: Any, node: Node, start: int, stop: int) -> Any:
     """Return what the columns of some rows are weighed by: a row for each, or for all; None without importances."""
-    if weights is None or len(weights) == 1:
+    if weights is None:
+        return None
+    usual = np.median(weights, axis=1, keepdims=True)
+    weights = np.minimum(weights, np.where(usual > 0, MOST_WEIGHT * usual, np.inf))
+    if len(weights) == 1:
         return weights
     height = max(1, node.shape[-2])
     return weights[np.minimum(np.arange(start, stop) // height, len(weights) - 1)]
