@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ggferry.converters.trainer_names import flax, litgpt, megatron, mlx_examples, tensorflow, torchtune
+from ggferry.converters.trainer_names import flax, keras_hub, litgpt, megatron, mlx_examples, tensorflow, torchtune
 from ggferry.formats.checkpoint import Checkpoint
 
 _TRAINERS = (
@@ -12,6 +12,7 @@ _TRAINERS = (
     (lambda checkpoint: megatron.is_named_so(checkpoint.tensors), megatron.as_transformers),
     (flax.is_named_so, flax.as_transformers),
     (tensorflow.is_named_so, tensorflow.as_transformers),
+    (keras_hub.is_named_so, keras_hub.as_transformers),
 )
 
 
