@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ggferry.converters.trainer_names import flax, keras_hub, litgpt, megatron, mlx_examples, tensorflow, torchtune
+from ggferry.converters.trainer_names import flax, litgpt, megatron, mlx_examples, tensorflow, torchtune
+from ggferry.converters.trainer_names.keras_hub import names as keras_hub
 from ggferry.formats.checkpoint import Checkpoint
 
 _TRAINERS = (

@@ -9,15 +9,15 @@ import struct
 from collections.abc import Callable
 
 _FIXED, _VARIABLE = 3, 9  # classes of types: a text in place, one of any length in the heap
-_MOST = 64  # bytes of a text that is looked at, and objects of a heap that are walked over to find it
-_HEAP_OBJECTS = 1 << 12
+_MOST = 64  # bytes of a text: those of more name no type
+_HEAP_OBJECTS = 1 << 12  # that are passed to find one
 
 Take = Callable[[int, int, str], bytes]
 """Return so many bytes at a place of the file, of which the words say what they are; raises where there are none."""
 
 
-def text_of(data: bytes, wanted: str, take: Take) -> str | None:
-    """Return the text under the name `wanted` of an attribute's message; None for another attribute, or no short text.
+def text_of(data: bytes, name: str, take: Take) -> str | None:
+    """Return the text under the name `name` of an attribute's message; None for another attribute, or no short text.
 
     Raises struct.error or ValueError where the message is cut, and as `take`.
     """
@@ -29,7 +29,7 @@ def text_of(data: bytes, wanted: str, take: Take) -> str | None:
     for size in (names, types, spaces):
         parts.append(data[at : at + size])
         at += -(-size // 8) * 8 if version == 1 else size
-    if parts[0].rstrip(b"\0") != wanted.encode() or not parts[1]:
+    if parts[0].rstrip(b"\0") != name.encode() or not parts[1]:
         return None
     kind, value = parts[1][0] & 15, data[at:]
     if kind == _VARIABLE:

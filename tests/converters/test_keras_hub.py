@@ -15,7 +15,7 @@ import pytest
 import ggferry
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.trainer_names.keras_hub_config import configuration, context_note
+from ggferry.converters.trainer_names.keras_hub.configuration import configuration, context_note
 from ggferry.converters.trainer_names.recognize import with_known_names
 from ggferry.converters.understand import graph_of
 from ggferry.formats import errors as e

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 
 from ggferry.converters.trainer_names.boxes import joined
-from ggferry.converters.trainer_names.keras_hub_config import HINT, configuration, context_note
+from ggferry.converters.trainer_names.keras_hub.configuration import HINT, configuration, context_note
 from ggferry.converters.trainer_names.model_class import classes_of, renamed
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import MissingError, ShapeError, UnexpectedTensorError, UnsupportedError
