@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ggferry.converters.trainer_names import flax, litgpt, megatron, mlx_examples, tensorflow, torchtune
+from ggferry.converters.trainer_names.gemma import names as gemma
 from ggferry.converters.trainer_names.keras_hub import names as keras_hub
 from ggferry.formats.checkpoint import Checkpoint
 
@@ -14,6 +15,7 @@ _TRAINERS = (
     (flax.is_named_so, flax.as_transformers),
     (tensorflow.is_named_so, tensorflow.as_transformers),
     (keras_hub.is_named_so, keras_hub.as_transformers),
+    (gemma.is_named_so, gemma.as_transformers),
 )
 
 

@@ -113,6 +113,12 @@ def keras() -> Iterator[bytes]:
         yield (files.FIXTURES / "keras" / name / "model.weights.h5").read_bytes()[: files.LARGEST]
 
 
+def orbax() -> Iterator[bytes]:
+    """Yield manifests of orbax's store."""
+    for name in ("gemma", "gemma2", "gemma3"):
+        yield (files.FIXTURES / "orbax" / name / "manifest.ocdbt").read_bytes()
+
+
 def flat_files() -> Iterator[bytes]:
     """Yield models of llama2.c and llm.c, those of the latter cut to what is mutated."""
     yield from files.small("llama2c/v2.bin")

@@ -424,6 +424,7 @@ TARGETS: Mapping[str, Target] = {
         ),
         Target("hdf5", READER, packed_files.hdf5, opened("x.h5"), ("SNOD", "TREE", "HEAP", "OHDR")),
         Target("keras", READER, packed_files.keras, opened("x.weights.h5"), ("SNOD", "TREE", "GCOL", "bfloat16")),
+        Target("orbax", READER, packed_files.orbax, opened("manifest.ocdbt")),
         Target("archive", READER, packed_files.archives, opened("x.bin"), _GGUF),
         Target("dcp", READER, lambda: [(packed_files.DCP / ".metadata").read_bytes()], dcp, _TORCH),
         Target("deepspeed", READER, _seeds_partitions, deepspeed, _TORCH),

@@ -126,6 +126,7 @@ def models() -> tuple[Checkpoint, ...]:
     paths += [*(FIXTURES / "biogpt-cpp").glob("*.bin")]
     paths += (path.parent for of in ("flax", "tensorflow") for path in FIXTURES.glob(f"{of}/*/tensors.json"))
     paths += (path.parent for path in FIXTURES.glob("keras/*/config.json"))
+    paths += (path.parent for path in FIXTURES.glob("orbax/*/_METADATA"))
     paths += [other / "hf/rwkv4-s64/rwkv4-tiny.pth", other / "hf/whisper-v600/tiny.pt", FIXTURES / "mlx-npz/tiny-q4"]
     paths += [FIXTURES / "mlx-npz/meta-q4", FIXTURES / "uqff/q8_0-0.uqff"]
     return tuple(open_checkpoint(str(path), NAMED.get(f"{path.parent.name}/{path.name}")) for path in paths)
