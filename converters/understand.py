@@ -46,7 +46,7 @@ _OF_TRAINERS = (
     f"model.{_MEGATRON}",
 )
 """Names of tensors by which `converters.trainer_names` is asked: of models by other names, no file of it is loaded."""
-_OF_OTHER_LIBRARIES = ("flax", "hdf5")
+_OF_OTHER_LIBRARIES = ("flax", "hdf5", "keras", "orbax")
 """Containers whose names are never those of torch."""
 CLIP = "clip"
 """What GGUF calls the architecture of every mmproj file."""

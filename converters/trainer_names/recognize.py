@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ggferry.converters.trainer_names import flax, litgpt, megatron, mlx_examples, tensorflow, torchtune
+from ggferry.converters.trainer_names.gemma import names as gemma
+from ggferry.converters.trainer_names.keras_hub import names as keras_hub
 from ggferry.formats.checkpoint import Checkpoint
 
 _TRAINERS = (
@@ -12,6 +14,8 @@ _TRAINERS = (
     (lambda checkpoint: megatron.is_named_so(checkpoint.tensors), megatron.as_transformers),
     (flax.is_named_so, flax.as_transformers),
     (tensorflow.is_named_so, tensorflow.as_transformers),
+    (keras_hub.is_named_so, keras_hub.as_transformers),
+    (gemma.is_named_so, gemma.as_transformers),
 )
 
 

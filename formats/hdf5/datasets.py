@@ -8,7 +8,7 @@ filters, external files, links to other files) is refused by name: `h5repack` wr
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from ggferry.formats.errors import (
     UnsupportedTypeError,
 )
 from ggferry.formats.files.sources import Source
+from ggferry.formats.hdf5.attributes import text_of
 from ggferry.formats.limits import MAX_DIM, MAX_NAME, MAX_RANK, MAX_STATE_DEPTH, MAX_TENSORS
 from ggferry.quant.codec import block_type
 from ggferry.support.records import dataclass
@@ -34,7 +35,8 @@ HINT = "h5repack -l CONTI --low=0 --high=0 OLD NEW writes it in the form that is
 NOWHERE = (1 << 64) - 1
 MAX_MESSAGES = 1 << 12  # of one object's header; h5py writes ten
 MAX_HEADER = 1 << 22  # bytes of it: Keras keeps the names of all layers in attributes of up to 64 KiB
-_SPACE, _TYPE, _EXTERNAL, _LAYOUT, _FILTERS, _MORE, _GROUP = 0x1, 0x3, 0x7, 0x8, 0xB, 0x10, 0x11
+_SPACE, _TYPE, _EXTERNAL, _LAYOUT, _FILTERS, _ATTRIBUTE, _MORE, _GROUP = 0x1, 0x3, 0x7, 0x8, 0xB, 0xC, 0x10, 0x11
+_OPAQUE = 5  # the class of types by which h5py keeps numpy's bfloat16; Keras says in an attribute that it is one
 _NEW_GROUP = frozenset({0x2, 0x6, 0xA})  # link info, link, group info
 _WHOLE = {(size, signed): f"{'I' if signed else 'U'}{8 * size}" for size in (1, 2, 4, 8) for signed in (False, True)}
 _FLOATS = {(2, 5, 10): "F16", (2, 8, 7): "BF16", (4, 8, 23): "F32", (8, 11, 52): "F64"}
@@ -136,7 +138,8 @@ class _File:
     def _inside(self, name: str, at: int, depth: int) -> Iterator[tuple[str, TensorRef | None]]:
         """Yield the datasets of the object at `at`."""
         self.once(at, f"object {name!r}")
-        messages = {message.kind: message for message in self._messages(at, name)}
+        everything = list(self._messages(at, name))
+        messages = {message.kind: message for message in everything}
         if (group := messages.get(_GROUP)) is not None:
             if depth >= MAX_STATE_DEPTH:
                 raise self.error(OutOfRangeError, "depth of groups", at, name)
@@ -149,7 +152,7 @@ class _File:
                     raise self.error(OutOfRangeError, "name of an object", heap, whole[:MAX_NAME])
                 yield from self._inside(whole, header, depth + 1)
         elif _LAYOUT in messages:
-            yield name, self._dataset(name, at, messages)
+            yield name, self._dataset(name, at, messages, [one for one in everything if one.kind == _ATTRIBUTE])
         elif messages.keys() & _NEW_GROUP:
             raise self.error(UnsupportedError, "an HDF5 group of another form", at, name)
         else:
@@ -226,7 +229,9 @@ class _File:
                 yield Message(kind, place + pos + 8, body)
                 pos, count = pos + 8 + length, count - 1
 
-    def _dataset(self, name: str, at: int, messages: Mapping[int, Message]) -> TensorRef | None:
+    def _dataset(
+        self, name: str, at: int, messages: Mapping[int, Message], attributes: Sequence[Message]
+    ) -> TensorRef | None:
         """Return a dataset of numbers; None for one of texts or records."""
         for part, what in ((_EXTERNAL, "data in another file"), (_FILTERS, "compressed data")):
             if part in messages:
@@ -236,7 +241,7 @@ class _File:
             raise self.error(CorruptError, f"{name!r} lacks its shape or type", at, sorted(missing))
         try:
             shape = self._shape(name, messages[_SPACE])
-            kind = self._kind(name, messages[_TYPE])
+            kind = self._kind(name, messages[_TYPE], attributes)
             place = self._place(name, messages[_LAYOUT])
         except (struct.error, ValueError):  # of one that is too short
             raise self.error(CorruptError, f"header of {name!r} is cut", at) from None
@@ -262,9 +267,12 @@ class _File:
             raise self.error(OutOfRangeError, f"size of {name!r}", message.at, shape)
         return shape
 
-    def _kind(self, name: str, message: Message) -> str | None:
+    def _kind(self, name: str, message: Message, attributes: Sequence[Message]) -> str | None:
         first, bits, sign, _ = message.data[:4]
         (size,) = struct.unpack_from("<I", message.data, 4)
+        if (first & 15, size) == (_OPAQUE, 2):
+            kinds = (text_of(one.data, "dtype", self.take) for one in attributes)
+            return "BF16" if "bfloat16" in kinds else None
         if first & 15 > 1:
             return None
         if bits & 1 and size > 1:

@@ -131,7 +131,10 @@ def expanded(source: Source, kind: str, consumed: Progress = lambda count: None)
 
 
 def inflated(source: Source, start: int, stop: int, kind: str, path: str) -> Iterator[bytes]:
-    """Yield what bytes `start` to `stop` of a zip archive expand to, one part without a header; else as `expanded`."""
+    """Yield what bytes `start` to `stop` of a file expand to, one part, of 'deflate' without a header.
+
+    Raises as `expanded`.
+    """
     state: Expander = Deflated(-15) if kind == "deflate" else _begun(source, kind)
     at, given = start, b""
     while not state.eof:
@@ -139,7 +142,7 @@ def inflated(source: Source, start: int, stop: int, kind: str, path: str) -> Ite
             given = source.read(at, min(READ, stop - at))
             at += len(given)
             if not given:
-                raise TruncatedError("a file of the zip archive is cut short", path=path, offset=at)
+                raise TruncatedError("what is compressed is cut short", path=path, offset=at)
         piece, given = _step(state, given, source, kind, at), b""
         if piece:
             yield piece

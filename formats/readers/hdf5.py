@@ -20,14 +20,18 @@ from ggferry.formats.reader import HEAD_BYTES, Container, HeaderLayout, Kind, Ma
 CONTAINER = "hdf5"
 SUFFIX = ".h5"
 MAGIC = b"\x89HDF\r\n\x1a\n"
+OF_KERAS = ".weights.h5"
+"""What another reader claims."""
 VARIABLE = ":0"
 """What TensorFlow puts behind the name of every variable."""
 
 
 def probe(head: bytes, path: str, size: int) -> Match | None:
-    """Claim folders, indices, and files by their first bytes."""
+    """Claim folders, indices, and files by their first bytes, but for those with the name of Keras 3's weights."""
     if size == 0 and os.path.isdir(path):
         return None if claim(path, "", CONTAINER) != CONTAINER else Match(CONTAINER)
+    if path.endswith(OF_KERAS):
+        return None
     return Match(CONTAINER) if path.endswith(f"{SUFFIX}.index.json") or head.startswith(MAGIC) else None
 
 
@@ -89,7 +93,7 @@ def _check_writer(source: Source, tensors: Mapping[str, TensorRef]) -> None:
         hint = "save_pretrained of its class writes tf_model.h5"
         raise UnsupportedError("a whole model of Keras with its graph", path=source.path, hint=hint)
     if any("/vars/" in name for name in tensors):
-        hint = "export_to_transformers of KerasHub's classes, or its safetensors of the original, is read"
+        hint = "as model.weights.h5 beside the config.json of its preset, or as NAME.weights.h5, KerasHub's are read"
         message = "weights of Keras 3, whose layers have numbers for names"
         raise UnsupportedError(message, path=source.path, found=next(iter(tensors)), hint=hint)
     if not tensors or not any(name.endswith(VARIABLE) for name in tensors):

@@ -107,6 +107,18 @@ def hdf5() -> Iterator[bytes]:
     yield from sorted((path.read_bytes() for path in (files.FIXTURES / "tensorflow").glob("mistral/*.h5")), key=len)[:3]
 
 
+def keras() -> Iterator[bytes]:
+    """Yield a model of KerasHub in float32 and one in bfloat16."""
+    for name in ("llama-tied", "mistral"):
+        yield (files.FIXTURES / "keras" / name / "model.weights.h5").read_bytes()[: files.LARGEST]
+
+
+def orbax() -> Iterator[bytes]:
+    """Yield manifests of orbax's store."""
+    for name in ("gemma", "gemma2", "gemma3"):
+        yield (files.FIXTURES / "orbax" / name / "manifest.ocdbt").read_bytes()
+
+
 def flat_files() -> Iterator[bytes]:
     """Yield models of llama2.c and llm.c, those of the latter cut to what is mutated."""
     yield from files.small("llama2c/v2.bin")

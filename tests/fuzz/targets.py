@@ -423,6 +423,8 @@ TARGETS: Mapping[str, Target] = {
             "flax", READER, packed_files.flax, opened("x.msgpack"), ("__msgpack_chunked_array__", "params", "float32")
         ),
         Target("hdf5", READER, packed_files.hdf5, opened("x.h5"), ("SNOD", "TREE", "HEAP", "OHDR")),
+        Target("keras", READER, packed_files.keras, opened("x.weights.h5"), ("SNOD", "TREE", "GCOL", "bfloat16")),
+        Target("orbax", READER, packed_files.orbax, opened("manifest.ocdbt")),
         Target("archive", READER, packed_files.archives, opened("x.bin"), _GGUF),
         Target("dcp", READER, lambda: [(packed_files.DCP / ".metadata").read_bytes()], dcp, _TORCH),
         Target("deepspeed", READER, _seeds_partitions, deepspeed, _TORCH),

@@ -126,8 +126,8 @@ def test_folders(tmp_path: Path) -> None:
     )
     assert made("b", model__onnx=ONNX, config__json=config) == ("an ONNX model", 4)
     assert made("c", saved_model__pb=b"\x08\x01", config__json=config) == ("a TensorFlow model", 4)
-    assert made("o", manifest__ocdbt=b"\x0c\xdb", config__json=config) == ("an orbax checkpoint of JAX", 4)
-    assert made("k", model__weights__h5=b"\x89HDF\r\n\x1a\n", config__json=config) == (
+    assert made("o", _METADATA=b"{}", config__json=config) == ("an orbax checkpoint of JAX", 4)
+    assert made("k", t5__weights__h5=b"\x89HDF\r\n\x1a\n", config__json=config) == (
         "a model of Keras 3 or KerasHub",
         4,
     )

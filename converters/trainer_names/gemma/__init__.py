@@ -1,0 +1,1 @@
+"""Gemma as Google's package of that name keeps it."""

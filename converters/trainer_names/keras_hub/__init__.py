@@ -1,0 +1,1 @@
+"""KerasHub: names and layouts of its backbones, and configurations made of its config.json."""

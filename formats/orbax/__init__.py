@@ -1,0 +1,1 @@
+"""Checkpoints of orbax: the key-value store OCDBT, and the arrays of zarr in it."""
