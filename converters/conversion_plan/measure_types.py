@@ -35,7 +35,7 @@ SAMPLE = 1 << 19
 """Elements of a tensor that are measured; a tensor of at most so many is measured whole."""
 GROUP = 8
 """Rows that are read together."""
-SHARES = {"attn_output": 2 / 3, "ffn_gate": 4 / 3, "ffn_up": 4 / 3, "ffn_down": 5 / 3}
+SHARES = {"attn_q": 0.4, "attn_k": 0.4, "attn_output": 0.6, "ffn_gate": 1.1, "ffn_up": 1.1, "ffn_down": 1.2}
 """By how much more or less than others the errors of some matrices of a block count, experts' like others'."""
 MOST_WEIGHT = 16.0
 """How many times the median of its row an importance may count: a few tokens give some columns a million times that."""
