@@ -128,6 +128,14 @@ def test_a_picture_of_another_size_is_refused() -> None:
     graph.checkpoint.close()
 
 
+def test_positions_are_those_of_the_picture(tmp_path: Path) -> None:
+    data, broken = bytearray((FOLDER / "f16.bin").read_bytes()), tmp_path / "broken.bin"
+    data[4 + 7 * 4 + 1] = 1  # of the header's edge of pictures, 32
+    broken.write_bytes(data)
+    with pytest.raises(GgferryError, match="v_n_positions"):
+        graph_of(str(broken))
+
+
 def test_cut_anywhere_it_is_refused(tmp_path: Path) -> None:
     data, broken = (FOLDER / "q4_0.bin").read_bytes(), tmp_path / "broken.bin"
     for end in [*range(4, 80, 5), *range(80, len(data), 2999)]:
