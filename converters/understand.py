@@ -49,7 +49,9 @@ _OF_TRAINERS = (
 _OF_OTHER_LIBRARIES = ("flax", "hdf5", "keras", "orbax")
 """Containers whose names are never those of torch."""
 CLIP = "clip"
-"""What GGUF calls the architecture of every mmproj file."""
+"""What GGUF calls the architecture of every mmproj file, and clip.cpp that of CLIP itself."""
+BOTH_ENCODERS = frozenset({"t.token_embd.weight", "v.patch_embd.weight"})
+"""Tensors of CLIP's two encoders; an mmproj file has none that reads tokens."""
 
 OLDER_MEANING = (
     "--mtp is deprecated in this meaning: in llama.cpp's converter it writes the blocks that predict further tokens "
@@ -113,9 +115,11 @@ def understand(
         named = architecture_name(checkpoint)
         what = f"projector {projector_types(checkpoint)!r}" if named == CLIP else f"architecture {named!r}"
         if named == CLIP and any(name.startswith("t.") for name in checkpoint.tensors):
-            what = "text encoder of CLIP, a file of clip.cpp, which is the only program that reads it"
+            what = "text encoder of CLIP alone, a file of clip.cpp, which is the only program that reads it"
         return undescribed(checkpoint, f"no table describes the {what}")
     architecture, dialect = _architecture_of(whole)
+    if architecture.name == CLIP and training:
+        checkpoint = replace(checkpoint, metadata=with_preprocessor(checkpoint.metadata, checkpoint.sidecars))
     if fuse_qkv or _has(checkpoint, ".attn_qkv.weight"):
         architecture = _fused(checkpoint, architecture, dialect)
     if mtp_only or _has(checkpoint, ".nextn."):
@@ -238,7 +242,8 @@ def _named(name: str) -> Architecture:
 def _table_of_file(checkpoint: Checkpoint) -> Architecture | None:
     """Return the table that describes a GGUF file: of its architecture or, of an mmproj file, of its projectors."""
     named = architecture_name(checkpoint)
-    return projector_named(projector_types(checkpoint)) if named == CLIP else architecture_named(named)
+    is_mmproj = named == CLIP and not checkpoint.tensors.keys() >= BOTH_ENCODERS
+    return projector_named(projector_types(checkpoint)) if is_mmproj else architecture_named(named)
 
 
 def _by_layout(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:

@@ -34,7 +34,7 @@ class Match:
 
 
 VocabCount = Literal["header", "again", "own", "none"]
-VocabTexts = Literal["llama", "bytes", "twice", "unigram", "wordpiece", "moses", "whisper"]
+VocabTexts = Literal["llama", "bytes", "twice", "unigram", "wordpiece", "moses", "clip", "whisper"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class VocabLayout:
         short: Whether the last token may be missing from the file (GPT4All).
         texts: 'llama' (SentencePiece pieces), 'bytes' (byte-level BPE; raw bytes, unless a maker decoded and lost
             them), 'twice' (byte-level BPE, UTF-8 encoded once too often), 'unigram' (SentencePiece unigram pieces),
-            'wordpiece' (lines of vocab.txt), 'moses' (BPE of characters in words that Moses cut) or 'whisper'.
+            'wordpiece' (lines of vocab.txt), 'moses' (BPE of characters in words that Moses cut),
+            'clip' (byte-level BPE that marks the ends of words) or 'whisper'.
         pre: The pre-tokenizer this family is known to use; no such file names it.
         merges: Whether merges follow the tokens: their number, then each as two parts with a blank between.
     """

@@ -9,8 +9,9 @@ from typing import Any
 import ggferry
 from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.hf_export.known_classes import KnownClass
+from ggferry.converters.hf_export.known_classes import TEXT, KnownClass
 from ggferry.converters.hf_export.model_card import model_card
+from ggferry.converters.hf_export.pictures import clip_pictures
 from ggferry.converters.hf_export.shards import INDEX, Entry, Packing, Shards, plan_shards
 from ggferry.converters.hf_export.source_tensors import SourceTensor
 from ggferry.converters.hf_export.tensors_back import BackPlan, plan_back
@@ -21,6 +22,7 @@ from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_token
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.checkpoint_folder.sidecars import PREPROCESSOR
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.records import dataclass
@@ -141,13 +143,17 @@ def _texts(
     settings: JSONObject,
 ) -> dict[str, bytes]:
     config = {**back.config, "torch_dtype": _TYPES.get(_main_type(shards), "float32"), **settings}
+    pictures = config.pop(PREPROCESSOR, None)
     files: dict[str, bytes] = {}
-    holder = config[back.known.config_section[:-1]] if back.known.config_section else config
+    part = back.known.config_section or (TEXT if TEXT[:-1] in config else "")
+    holder = config[part[:-1]] if part else config
     holder |= _ids(back.known, tokenizer)
     if tokenizer is not None:
         _check_space_prefix(back.known, tokenizer, path)
         files = tokenizer_files(tokenizer, path)
         files["generation_config.json"] = as_json(generation(tokenizer))
+    if pictures is not None:
+        files["preprocessor_config.json"] = as_json(clip_pictures(pictures, config["vision_config"]["image_size"]))
     origin = f"Converted by ggferry {ggferry.__version__} from `{os.path.basename(path)}`; see `{RECEIPT}`."
     index = shards.index()
     return {

@@ -12,7 +12,7 @@ from typing import Any
 from ggferry.converters.hf_export.sentencepiece_file import sentencepiece_model
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
 from ggferry.converters.tokenizers.files.rwkv_world import KEY, WORLD
-from ggferry.converters.tokenizers.legacy.moses_bpe import CLASS, MOSES
+from ggferry.converters.tokenizers.legacy import clip_bpe, moses_bpe
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, split_merge
 from ggferry.formats.errors import GgferryError, UnsupportedError
 from ggferry.formats.gguf.values import Value
@@ -25,6 +25,8 @@ _CLASSES = {
     "gpt2": "PreTrainedTokenizerFast",
     "bert": "BertTokenizer",
 }
+_PLAIN = {moses_bpe.MOSES: moses_bpe.CLASS, clip_bpe.CLIP: clip_bpe.CLASS}
+"""Vocabularies that are two files and no more."""
 _ADDED = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -60,7 +62,7 @@ def _vocabulary(tokenizer: Tokenizer, path: str) -> Files:
             return {"tokenizer.json": as_json(_word_piece(tokenizer)), "vocab.txt": _lines(tokenizer)}
         case "rwkv":
             return {WORLD: _world(tokenizer)}
-        case "none" if tokenizer.pre == MOSES:
+        case "none" if tokenizer.pre in _PLAIN:
             return _characters(tokenizer)
     raise UnsupportedError("no tokenizer file is known for this vocabulary", path=path, found=tokenizer.model)
 
@@ -152,9 +154,10 @@ def _framing(tokenizer: Tokenizer) -> JSONObject | None:
 
 
 def _characters(tokenizer: Tokenizer) -> Files:
-    """Return BioGPT's two files."""
+    """Return vocab.json and merges.txt; CLIP's begins with a line that its class passes over."""
     ids = {text: token for token, text in enumerate(tokenizer.tokens) if not _is_gap(tokenizer, token)}
-    lines = "".join(f"{merge}\n" for merge in tokenizer.merges or ())
+    first = "#version: 0.2\n" if tokenizer.pre == clip_bpe.CLIP else ""
+    lines = first + "".join(f"{merge}\n" for merge in tokenizer.merges or ())
     return {"vocab.json": as_json(ids), "merges.txt": lines.encode("utf-8", "surrogateescape")}
 
 
@@ -227,8 +230,8 @@ def _settings(tokenizer: Tokenizer) -> JSONObject:
     found: JSONObject = {}
     if tokenizer.model in _CLASSES:
         found["tokenizer_class"] = _CLASSES[tokenizer.model]
-    elif tokenizer.pre == MOSES:
-        found["tokenizer_class"] = CLASS
+    elif tokenizer.pre in _PLAIN:
+        found["tokenizer_class"] = _PLAIN[tokenizer.pre]
     for flag in ("add_bos", "add_eos"):
         if flag in tokenizer.flags:
             found[f"{flag}_token"] = tokenizer.flags[flag]

@@ -14,6 +14,7 @@ _RADIO = (
 )
 _ROUTED = "its vision encoder gives patches to experts, its audio encoder is one of its own: no table reads them yet"
 UNREAD: Mapping[str, str] = {
+    "CLIPModel": "the one file holds both its encoders",
     **dict.fromkeys(
         (
             "CogVLMForCausalLM",

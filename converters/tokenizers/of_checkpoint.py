@@ -9,6 +9,7 @@ from ggferry.converters.model_graph.open_checkpoint import header_layouts
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.files.rwkv_world import KEY, read_world
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars
+from ggferry.converters.tokenizers.legacy.clip_bpe import of_clip_cpp
 from ggferry.converters.tokenizers.legacy.families import from_family
 from ggferry.converters.tokenizers.legacy.llama import from_raw_vocab
 from ggferry.converters.tokenizers.libraries.cross_check import ReferenceTokenizer
@@ -111,6 +112,8 @@ def _where(checkpoint: Checkpoint, options: VocabOptions) -> str | Mapping[str, 
 
 def _of_gguf(checkpoint: Checkpoint, rows: int) -> Tokenizer | None:
     """Return the vocabulary a GGUF file states: token by token, or only as the text of an RWKV World vocabulary."""
+    if (found := of_clip_cpp(checkpoint.metadata)) is not None:
+        return found.padded(rows or len(found.tokens), path=checkpoint.path)
     if "tokenizer.ggml.tokens" in checkpoint.metadata:
         return Tokenizer.from_kv(checkpoint.metadata, rows=rows or None, path=checkpoint.path)
     world = checkpoint.metadata.get(KEY)

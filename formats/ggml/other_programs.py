@@ -1,9 +1,8 @@
 """Files of programs on ggml that are named and not read: what stands before their tensors, and how the first is called.
 
-They have GGML's magic and records, and models that no GGUF architecture describes. Sources: `convert_hf_to_ggml.py` of
-monatis/clip.cpp (3fb9e06, 2ca5e50), `convert-pth-to-ggml.py` of ggml's examples/sam, `convert.py` of
-PABannier/encodec.cpp (041e60f) and PABannier/bark.cpp (8087e97, 418da6a, 1786f23), `models/convert.py` of
-leejet/stable-diffusion.cpp (3aca342e, bd621387, c8740634).
+They have GGML's magic and records, and models that no GGUF architecture describes. Sources: `convert-pth-to-ggml.py` of
+ggml's examples/sam, `convert.py` of PABannier/encodec.cpp (041e60f) and PABannier/bark.cpp (8087e97, 418da6a, 1786f23),
+`models/convert.py` of leejet/stable-diffusion.cpp (3aca342e, bd621387, c8740634).
 """
 
 from __future__ import annotations
@@ -20,22 +19,6 @@ from ggferry.support.records import dataclass
 MAX_AXES, MAX_CODE = 5, 40
 VOCABULARY = None
 """Among the parts of a prelude: a number of tokens, each behind its length."""
-_TOWERS = """
-    t_vocab       i32  1..MAX_GGML_VOCAB
-    t_positions   i32  1..MAX_WIDTH
-    t_width       i32  1..MAX_WIDTH
-    t_inner       i32  1..MAX_WIDTH
-    t_projection  i32  1..MAX_WIDTH
-    t_heads       i32  1..MAX_HEADS
-    t_layers      i32  1..MAX_LAYERS
-    v_image       i32  1..MAX_WIDTH
-    v_patch       i32  1..MAX_WIDTH
-    v_width       i32  1..MAX_WIDTH
-    v_inner       i32  1..MAX_WIDTH
-    v_projection  i32  1..MAX_WIDTH
-    v_heads       i32  1..MAX_HEADS
-    v_layers      i32  1..MAX_LAYERS
-"""
 _TYPE = "ftype  i32  0..100000"
 _GPT = """
     layers   i32  1..MAX_LAYERS
@@ -49,10 +32,6 @@ _GPT = """
     inputs   i32  1..64
 """
 _BIAS = "bias     i32  0..1"
-
-
-def _clip(gelu: str) -> Struct:
-    return Struct("clip.cpp header", f"{_TOWERS}\n{gelu}\n{_TYPE}")
 
 
 def _bark(bias: str = "", *more: str) -> Struct:
@@ -105,12 +84,6 @@ class Program:
 
 
 PROGRAMS = (
-    Program(
-        "a file of clip.cpp: CLIP's two encoders, of which no GGUF architecture has that of texts",
-        "take the checkpoint it was made of, such as openai/clip-vit-base-patch32, which transformers runs",
-        ((_clip("gelu  i32  0..1"), VOCABULARY), (_clip(""), VOCABULARY)),
-        ("text_model.*", "vision_model.*", "visual_projection.weight", "text_projection.weight"),
-    ),
     Program(
         "a file of sam.cpp: Segment Anything, which makes masks of pictures",
         "take the checkpoint it was made of, such as sam_vit_b_01ec64.pth",

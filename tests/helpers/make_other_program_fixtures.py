@@ -1,6 +1,5 @@
 """Make `fixtures/other-programs/`: beginnings of files that are named and not read, by the programs' own scripts.
 
-    git clone https://github.com/monatis/clip.cpp
     git clone https://github.com/PABannier/bark.cpp
     git clone https://github.com/PABannier/encodec.cpp
     git clone https://github.com/leejet/stable-diffusion.cpp
@@ -47,25 +46,6 @@ def keep(path: Path, name: str) -> None:
 def vocabulary() -> dict[str, int]:
     """Return tokens in the letters that stand for bytes."""
     return {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz")}
-
-
-def clip(project: Path, folder: Path) -> None:
-    """Before and since the activation stands in the header, and the GGUF file of its own."""
-    from transformers import CLIPConfig, CLIPModel
-
-    tower = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = CLIPConfig(
-        text_config={**tower, "vocab_size": 26, "max_position_embeddings": 7, "eos_token_id": 25, "bos_token_id": 24},
-        vision_config={**tower, "image_size": 32, "patch_size": 16},
-        projection_dim=6,
-    )
-    home = folder / "clip"
-    CLIPModel(config).save_pretrained(home)
-    (home / "config.json").write_text(json.dumps(config.to_dict()))
-    (home / "vocab.json").write_text(json.dumps(vocabulary()))
-    for commit, name in (("a12792d", "clip-2023-06-19.bin"), ("8c92e21", "clip.bin")):
-        run(script(project, commit, "models/convert_hf_to_ggml.py", folder), str(home), "1")
-        keep(home / "ggml-model-f16.bin", name)
 
 
 def sam(project: Path, folder: Path) -> None:
@@ -186,7 +166,6 @@ def main(projects: Path) -> None:
     """Write the fixtures."""
     FIXTURES.mkdir(exist_ok=True)
     makers = {
-        "clip.cpp": clip,
         "ggml": sam,
         "encodec.cpp": encodec,
         "bark.cpp": bark,

@@ -28,7 +28,7 @@ READ: dict[str, str] = {
     "*dropout* *_pdrop layerdrop *_layerdrop *_jitter_* *_jitter router_jitter_noise *loss* altup_coef_clip": TRAINED,
     "L_bp_cycles apply_spec_augment mask_*": TRAINED,
     "time_step_m* time_step_floor time_step_scale time_step_init_scheme rescale_prenorm_residual init_*": BEGINS,
-    "sinusoidal_pos_embds learnable_sink_init initializer_*": BEGINS,
+    "logit_scale_init_value sinusoidal_pos_embds learnable_sink_init initializer_*": BEGINS,
     "*chunk_size* chunk_size_* use_mamba* use_associative_scan residual_in_fp32 block_size use_cache": HOW,
     "slow_but_exact reorder_and_upcast_attn *softmax_in_fp32 enable_moe_fp32_combine pretraining_tp": HOW,
     "deterministic_flash_attn *dtype": HOW,

@@ -58,7 +58,7 @@ STARTS = {
     "inspect --help": 30,
     "inspect hf/out/llama/llama.q8_0.gguf": 125,
     "inspect --json hf/out/llama/llama.q8_0.gguf": 125,
-    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 144,
+    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 146,
     "inspect hf/ckpt/llama": 160,
     "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 167,
 }

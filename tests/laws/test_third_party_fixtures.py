@@ -30,7 +30,6 @@ MOST = 90_000_000
 
 MADE_CONTAINERS = {
     ("gguf", 1): "formats/readers/test_gguf.py",
-    ("gguf", 2): "formats/readers/test_gguf.py",
     ("dcp", None): "formats/readers/test_dcp.py",
     ("deepspeed", None): "formats/readers/test_deepspeed.py",
     ("fsdp", None): "formats/readers/test_fsdp.py",
@@ -123,7 +122,7 @@ def models() -> tuple[Checkpoint, ...]:
     paths += [*(FIXTURES / "hf/ckpt").iterdir(), *(llama / "pth").iterdir()]
     paths += [*(FIXTURES / "llama2c").glob("v*.bin"), *(FIXTURES / "llmc").glob("*float*.bin")]
     paths += [*(FIXTURES / "bert-cpp").glob("*.bin"), *(FIXTURES / "chatglm-cpp").glob("*.bin")]
-    paths += [*(FIXTURES / "biogpt-cpp").glob("*.bin")]
+    paths += [*(FIXTURES / "biogpt-cpp").glob("*.bin"), *(FIXTURES / "clip-cpp").glob("*.bin")]
     paths += (path.parent for of in ("flax", "tensorflow") for path in FIXTURES.glob(f"{of}/*/tensors.json"))
     paths += (path.parent for path in FIXTURES.glob("keras/*/config.json"))
     paths += [other / "hf/rwkv4-s64/rwkv4-tiny.pth", other / "hf/whisper-v600/tiny.pt", FIXTURES / "mlx-npz/tiny-q4"]

@@ -19,6 +19,7 @@ from ggferry.converters.tokenizers.files.find import files_of, load
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars
 from ggferry.converters.tokenizers.files.tokenizer_json import word_piece
 from ggferry.converters.tokenizers.legacy.byte_level import from_raw_bpe, is_whole
+from ggferry.converters.tokenizers.legacy.clip_bpe import CLIP, clip_bpe, spelled
 from ggferry.converters.tokenizers.legacy.moses_bpe import moses_bpe
 from ggferry.converters.tokenizers.legacy.whisper_names import special_names
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, byte_of, unique
@@ -65,6 +66,8 @@ def from_family(
         return _from_words(raw, path).padded(rows, path=path)
     if rule.texts == "moses":
         return _from_moses(raw).padded(rows, path=path)
+    if rule.texts == "clip":
+        return clip_bpe([*map(spelled, raw.tokens)], None, "the file's vocabulary").padded(rows, path=path)
     raw = replace(raw, tokens=repaired(raw.tokens) if rule.texts == "twice" else raw.tokens)
     if not is_whole(raw):
         count = sum(LOST.encode() in token for token in raw.tokens)
@@ -131,7 +134,8 @@ def _bytes_of(tokenizer: Tokenizer) -> Callable[[int], bytes]:
         text = tokenizer.tokens[token]
         if tokenizer.model == "bert":
             return vocabulary_line(text).encode("utf-8", "surrogateescape")
-        plain = tokenizer.model == "gpt2" and tokenizer.type_of(token) in (TokenType.NORMAL, TokenType.UNKNOWN)
+        lettered = tokenizer.model == "gpt2" or tokenizer.pre == CLIP
+        plain = lettered and tokenizer.type_of(token) in (TokenType.NORMAL, TokenType.UNKNOWN)
         data = unspell(text) if plain else None
         return text.encode("utf-8", "surrogateescape") if data is None else data
 

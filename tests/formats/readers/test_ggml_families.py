@@ -72,7 +72,9 @@ def test_the_layouts_that_walk_to_the_end_are_the_ambiguity_table_s(root: Path, 
     """Without the names of the tensors several headers fit; the table of the facts says which, and no others do."""
     fitting = set()
     for name, layout in layouts().items():
-        if name.startswith(("bert.cpp", "biogpt.cpp")):  # of whose header of seven sizes the table knows nothing
+        if name.startswith(
+            ("bert.cpp", "biogpt.cpp", "clip.cpp")
+        ):  # of whose header of seven sizes the table knows nothing
             continue
         anything = replace(layout, names=("*",), planar=())
         try:

@@ -16,7 +16,7 @@ from helpers.third_party_fixtures import FIXTURES
 
 FOLDER = FIXTURES / "other-programs"
 NAMES = {
-    "clip.bin": "clip.cpp", "clip-2023-06-19.bin": "clip.cpp", "sam.bin": "sam.cpp", "encodec.bin": "encodec.cpp",
+    "sam.bin": "sam.cpp", "encodec.bin": "encodec.cpp",
     "bark.bin": "bark.cpp", "bark-2023.bin": "bark.cpp", "stable-diffusion.bin": "stable-diffusion.cpp",
     "minigpt4-f16.bin": "minigpt4.cpp", "minigpt4-f32.bin": "minigpt4.cpp",
 }  # fmt: skip
@@ -56,8 +56,8 @@ def test_a_broken_file_of_a_family_that_is_read_is_not_taken_for_one(tmp_path: P
         open_checkpoint(str(path))
 
 
-def test_clip_cpp_s_gguf_is_carried_as_it_is(tmp_path: Path) -> None:
-    """With the keys and names of its convert_hf_to_gguf.py; no other program reads two encoders."""
+def test_clip_cpp_s_gguf_of_one_encoder_is_carried_as_it_is(tmp_path: Path) -> None:
+    """With the keys and names of its convert_hf_to_gguf.py; the other encoder is missing."""
     source = tmp_path / "clip.gguf"
     writer = gguf.GGUFWriter(source, "clip")
     writer.add_bool("clip.has_text_encoder", True)

@@ -16,7 +16,7 @@ from ggferry.formats.gguf.values import ValueType as T
 
 SPECS = architectures()
 LOADED = [name for name in SPECS if runtime.loader(name) is not None]
-NOBODY_LOADS = {"gptj", "gptneo", "rwkv", "whisper"}
+NOBODY_LOADS = {"clip", "gptj", "gptneo", "rwkv", "whisper"}
 """No list tells of these: no program of today reads them from GGUF."""
 
 
