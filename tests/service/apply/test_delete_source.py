@@ -222,6 +222,8 @@ FOLLOW = {
     "*.rotary_emb.inv_freq",
     "rope.freqs",
     "embeddings.position_ids",
+    "*.embeddings.position_ids",
+    "logit_scale",
     "model.layers.{n}.mlp.act_fn.*",
     "*.attn.rotary_emb.*",
     "rotary_pos_emb.inv_freq",
@@ -236,7 +238,7 @@ FOLLOW = {
     *(f"*.{name}.{mask}" for name in ("attention", "attn") for mask in ("bias", "masked_bias")),
 }
 """Drops of what the keys say already: rotary frequencies, position numbers, causal masks, xIELU's numbers, ALiBi's
-slopes, MiniMax's decays, Talkie's gain of the logits, and the version of a layout; and of what another tensor says:
+slopes, MiniMax's decays, Talkie's gain of the logits, and the version of a layout; and of what another tensor says or a key holds (CLIP):
 which of its target's tokens a draft has."""
 
 
