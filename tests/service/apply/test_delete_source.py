@@ -238,8 +238,8 @@ FOLLOW = {
     *(f"*.{name}.{mask}" for name in ("attention", "attn") for mask in ("bias", "masked_bias")),
 }
 """Drops of what the keys say already: rotary frequencies, position numbers, causal masks, xIELU's numbers, ALiBi's
-slopes, MiniMax's decays, Talkie's gain of the logits, and the version of a layout; and of what another tensor says or a key holds (CLIP):
-which of its target's tokens a draft has."""
+slopes, MiniMax's decays, Talkie's gain of the logits, CLIP's scale of them, and the version of a layout; and of what
+another tensor says: which of its target's tokens a draft has."""
 
 
 def test_a_drop_loses_unless_its_table_says_why_not() -> None:
