@@ -139,11 +139,12 @@ def _errors(
     weights: Any = imatrix.weights(node.name, node.shape) if imatrix is not None else None
     of = node.name if kept.path is None else _digest(graph, node, weights, rounding)
     missing = [step for step in steps if step.route is Route.TRANSCODE and kept.known(of, step.type.name) is None]
+    bounded = None if weights is None else _bounded(weights)
     energy, lost = 0.0, [0.0] * len(missing)
     for start, stop in sampled(node):
         if missing:
             values: Any = np.ascontiguousarray(rows.laid_out_values(graph.checkpoint, node, start, stop))
-            scale = _scale(weights, node, start, stop)
+            scale = _scale(bounded, node, start, stop)
             energy += _sum(values, scale)
             for number, step in enumerate(missing):
                 lost[number] += _sum(_decoded(graph, step, values, weights, start, rounding) - values, scale)
@@ -177,13 +178,15 @@ def _decoded(graph: ModelGraph, step: Step, values: Any, weights: Any, start: in
     return codec(step.type.name).values(blocks, step.node.shape[-1])
 
 
+def _bounded(weights: Any) -> Any:
+    """Return importances `(matrices, columns)` of which none is more than `MOST_WEIGHT` times its row's median."""
+    usual = np.median(weights, axis=1, keepdims=True)
+    return np.minimum(weights, np.where(usual > 0, MOST_WEIGHT * usual, np.inf))
+
+
 def _scale(weights: Any, node: Node, start: int, stop: int) -> Any:
     """Return what the columns of some rows are weighed by: a row for each, or for all; None without importances."""
-    if weights is None:
-        return None
-    usual = np.median(weights, axis=1, keepdims=True)
-    weights = np.minimum(weights, np.where(usual > 0, MOST_WEIGHT * usual, np.inf))
-    if len(weights) == 1:
+    if weights is None or len(weights) == 1:
         return weights
     height = max(1, node.shape[-2])
     return weights[np.minimum(np.arange(start, stop) // height, len(weights) - 1)]
