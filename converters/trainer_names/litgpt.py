@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ggferry.converters.trainer_names.model_class import classes_of, renamed
 from ggferry.converters.trainer_names.pieces import rows_of, stacked
@@ -125,9 +124,9 @@ _FAMILIES = {
 }
 
 
-def is_named_so(names: Mapping[str, Any]) -> bool:
+def is_named_so(checkpoint: Checkpoint) -> bool:
     """Return whether tensors are called as litgpt calls them."""
-    first = "transformer.h.0.attn"
+    names, first = checkpoint.tensors, "transformer.h.0.attn"
     return "transformer.wte.weight" in names and any(f"{first}.{one}.weight" in names for one in ("qkv", "attn"))
 
 

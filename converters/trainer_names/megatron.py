@@ -127,9 +127,9 @@ _FAMILIES = {
 _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
-def is_named_so(names: Mapping[str, Any]) -> bool:
+def is_named_so(checkpoint: Checkpoint) -> bool:
     """Return whether tensors are called as Megatron-core calls them, in one part or in several."""
-    short = (inner_name(name.rpartition("/")[2]) for name in names)
+    short = (inner_name(name.rpartition("/")[2]) for name in checkpoint.tensors)
     return any(name.startswith("decoder.final_layernorm.") for name in short)
 
 

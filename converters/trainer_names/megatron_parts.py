@@ -105,14 +105,14 @@ def _in_block(
             inner = after + inner.removeprefix(before)
     match = _EXPERT.fullmatch(inner)
     if match is None:
-        yield from _halves(ref, inner, gated, path)
+        yield from _gate_and_up(ref, inner, gated, path)
         return
     own = match["local"] or match["grouped"]
     number = int(match["whole"]) if match["whole"] else rank * local + int(own) if own else None
     name = f"{match['part']}.{match['kind']}{match['half'] or ''}"
     for expert in [number] if number is not None else _indices(ref, path):
         one = ref if number is not None else entry(ref, inner, expert, path)
-        yield from _halves(one, f"mlp.experts.{expert}.{name}", gated, path)
+        yield from _gate_and_up(one, f"mlp.experts.{expert}.{name}", gated, path)
 
 
 def _indices(ref: TensorRef, path: str) -> range:
@@ -123,7 +123,7 @@ def _indices(ref: TensorRef, path: str) -> range:
     return range(count)
 
 
-def _halves(ref: TensorRef, inner: str, gated: bool, path: str) -> Iterator[tuple[str, TensorRef]]:
+def _gate_and_up(ref: TensorRef, inner: str, gated: bool, path: str) -> Iterator[tuple[str, TensorRef]]:
     if not gated or not inner.endswith(("linear_fc1.weight", "linear_fc1.bias")):
         yield inner, ref
         return

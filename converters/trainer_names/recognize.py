@@ -9,9 +9,9 @@ from ggferry.formats.checkpoint import Checkpoint
 
 _TRAINERS = (
     (mlx_examples.is_named_so, mlx_examples.as_transformers),
-    (lambda checkpoint: litgpt.is_named_so(checkpoint.tensors), litgpt.as_transformers),
-    (lambda checkpoint: torchtune.is_named_so(checkpoint.tensors), torchtune.as_transformers),
-    (lambda checkpoint: megatron.is_named_so(checkpoint.tensors), megatron.as_transformers),
+    (litgpt.is_named_so, litgpt.as_transformers),
+    (torchtune.is_named_so, torchtune.as_transformers),
+    (megatron.is_named_so, megatron.as_transformers),
     (flax.is_named_so, flax.as_transformers),
     (tensorflow.is_named_so, tensorflow.as_transformers),
     (keras_hub.is_named_so, keras_hub.as_transformers),

@@ -7,9 +7,7 @@ checkpoints in Hugging Face's names need nothing of this.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ggferry.converters.trainer_names.model_class import classes_of, renamed
 from ggferry.converters.trainer_names.pieces import unpaired_heads
@@ -38,9 +36,9 @@ _PAIRED = {"LlamaForCausalLM": True, "MistralForCausalLM": True, "Qwen2ForCausal
 """Class → whether torchtune keeps rows of queries and keys as pairs, as Meta does."""
 
 
-def is_named_so(names: Mapping[str, Any]) -> bool:
+def is_named_so(checkpoint: Checkpoint) -> bool:
     """Return whether tensors are called as torchtune calls them."""
-    return "tok_embeddings.weight" in names and "layers.0.sa_norm.scale" in names
+    return {"tok_embeddings.weight", "layers.0.sa_norm.scale"} <= checkpoint.tensors.keys()
 
 
 def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
