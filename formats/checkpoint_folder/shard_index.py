@@ -107,6 +107,12 @@ def _inside(name: str, path: str) -> str:
     return name
 
 
+def left_out(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return a note that names what files hold besides tensors, and why it is not read; none for nothing."""
+    more = f" and {len(names) - 8} more" if names[8:] else ""
+    return (f"{what}, left out: {', '.join(names[:8])}{more}",) if names else ()
+
+
 def join_files(
     parts: Sequence[tuple[str, Mapping[str, TensorRef]]], index: Index | None
 ) -> tuple[Mapping[str, TensorRef], tuple[str, ...]]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ggferry.formats.checkpoint import Span, TensorRef
+from ggferry.formats.checkpoint_folder.folder import refuse_foreign
 from ggferry.formats.errors import (
     CorruptError,
     EncodingError,
@@ -21,12 +22,14 @@ from ggferry.formats.errors import (
     OverlapError,
     ShapeError,
     TruncatedError,
+    UnknownFormatError,
     UnsupportedError,
     UnsupportedTypeError,
 )
 from ggferry.formats.files.sources import Source
 from ggferry.formats.hdf5.attributes import text_of
 from ggferry.formats.limits import MAX_DIM, MAX_NAME, MAX_RANK, MAX_STATE_DEPTH, MAX_TENSORS
+from ggferry.formats.reader import HEAD_BYTES
 from ggferry.quant.codec import block_type
 from ggferry.support.records import dataclass
 
@@ -62,6 +65,14 @@ class Contents:
 
     tensors: Mapping[str, TensorRef]
     others: tuple[str, ...]
+
+
+def check_signature(source: Source) -> None:
+    """Check that a file is HDF5. Raises UnknownFormatError, and of a file of another kind what says which."""
+    head = source.read(0, min(source.size, HEAD_BYTES))
+    if not head.startswith(SIGNATURE):
+        refuse_foreign(head, source.path)
+        raise UnknownFormatError("not an HDF5 file", path=source.path, offset=0, found=head[:8].hex(" "))
 
 
 def read_contents(source: Source, number: int) -> Contents:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ggferry.formats.checkpoint import Checkpoint, Dropped, Span, TensorRef
 from ggferry.formats.checkpoint_folder.folder import claim, locate, refuse_container, refuse_foreign
-from ggferry.formats.checkpoint_folder.shard_index import join_files, read_index
+from ggferry.formats.checkpoint_folder.shard_index import join_files, left_out, read_index
 from ggferry.formats.checkpoint_folder.sidecars import configuration, sidecars
 from ggferry.formats.errors import (
     CorruptError,
@@ -355,8 +355,6 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         for source in files:
             source.close()
         raise
-    more = f" and {len(others) - 8} more" if others[8:] else ""
-    left = (f"not tensors, left out: {', '.join(others[:8])}{more}",) if others else ()
     return Checkpoint(
         CONTAINER,
         None,
@@ -365,7 +363,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         {} if index is None else {"index": dict(index.metadata)},
         config,
         era="flax.serialization, since 2020",
-        notes=(*weights.notes, *left, *notes, *caveats),
+        notes=(*weights.notes, *left_out("not tensors", others), *notes, *caveats),
         dropped=tuple(drop for one in held for drop in one.dropped),
         sidecars=beside,
     )

@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
-from ggferry.formats.checkpoint_folder.folder import claim, locate, refuse_container, refuse_foreign
-from ggferry.formats.checkpoint_folder.shard_index import join_files, read_index
+from ggferry.formats.checkpoint_folder.folder import claim, locate, refuse_container
+from ggferry.formats.checkpoint_folder.shard_index import join_files, left_out, read_index
 from ggferry.formats.checkpoint_folder.sidecars import configuration, sidecars
-from ggferry.formats.errors import InconsistentError, UnknownFormatError, UnsupportedError
+from ggferry.formats.errors import InconsistentError, UnsupportedError
 from ggferry.formats.files.sources import Source, open_source
-from ggferry.formats.reader import HEAD_BYTES, Container, HeaderLayout, Kind, Match, Reader, WeightsName
+from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName
 
 CONTAINER = "hdf5"
 SUFFIX = ".h5"
@@ -40,7 +40,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
 
     Raises NotFoundError, UnknownFormatError, UnsupportedError for other files of Keras, and every CorruptError.
     """
-    from ggferry.formats.hdf5.datasets import read_contents
+    from ggferry.formats.hdf5.datasets import check_signature, read_contents
 
     weights = locate(path, CONTAINER)
     refuse_container(weights, CONTAINER)
@@ -49,7 +49,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     try:
         for name in weights.files if index is None else index.files:
             files.append(open_source(name, weights.folder))
-            _check_signature(files[-1])
+            check_signature(files[-1])
         held = [read_contents(source, number) for number, source in enumerate(files)]
         for source, one in zip(files, held, strict=True):
             _check_writer(source, one.tensors)
@@ -64,8 +64,6 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
             source.close()
         raise
     others = [name for one in held for name in one.others]
-    more = f" and {len(others) - 8} more" if others[8:] else ""
-    left = (f"no numbers, left out: {', '.join(others[:8])}{more}",) if others else ()
     return Checkpoint(
         CONTAINER,
         None,
@@ -74,16 +72,9 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         {} if index is None else {"index": dict(index.metadata)},
         config,
         era="transformers' TensorFlow classes, 2019 to 2025",
-        notes=(*weights.notes, *left, *caveats),
+        notes=(*weights.notes, *left_out("no numbers", others), *caveats),
         sidecars=beside,
     )
-
-
-def _check_signature(source: Source) -> None:
-    head = source.read(0, min(source.size, HEAD_BYTES))
-    if not head.startswith(MAGIC):
-        refuse_foreign(head, source.path)
-        raise UnknownFormatError("not an HDF5 file", path=source.path, offset=0, found=head[:8].hex(" "))
 
 
 def _check_writer(source: Source, tensors: Mapping[str, TensorRef]) -> None:

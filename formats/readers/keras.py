@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
-from ggferry.formats.checkpoint_folder.folder import Weights, claim, locate, names_in, refuse_container, refuse_foreign
-from ggferry.formats.checkpoint_folder.shard_index import join_files
+from ggferry.formats.checkpoint_folder.folder import Weights, claim, locate, names_in, refuse_container
+from ggferry.formats.checkpoint_folder.shard_index import join_files, left_out
 from ggferry.formats.checkpoint_folder.sidecars import NO_CONFIG, sidecars
 from ggferry.formats.errors import (
     InconsistentError,
@@ -20,7 +20,6 @@ from ggferry.formats.errors import (
     NotFoundError,
     OutOfRangeError,
     UnexpectedTensorError,
-    UnknownFormatError,
     UnsupportedError,
 )
 from ggferry.formats.files.sources import Source, open_source
@@ -51,7 +50,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
 
     Raises NotFoundError, UnknownFormatError, UnsupportedError for what else HDF5 has, and every CorruptError.
     """
-    from ggferry.formats.hdf5.datasets import read_contents
+    from ggferry.formats.hdf5.datasets import check_signature, read_contents
 
     weights = _located(path)
     refuse_container(weights, CONTAINER)
@@ -62,7 +61,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         names = weights.files if places is None else [os.path.join(weights.folder, name) for name in _names(places)]
         for name in names:
             files.append(open_source(name, weights.folder))
-            _check_signature(files[-1])
+            check_signature(files[-1])
         held = [read_contents(source, number) for number, source in enumerate(files)]
         tensors, _ = join_files([(f.path, one.tensors) for f, one in zip(files, held, strict=True)], None)
         if places is not None:
@@ -75,7 +74,6 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
             source.close()
         raise
     others = [name for one in held for name in one.others]
-    left = (f"no numbers, left out: {', '.join(others[:8])}",) if others else ()
     return Checkpoint(
         CONTAINER,
         None,
@@ -84,7 +82,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         {} if index is None else {"index": os.path.basename(index)},
         config,
         era="Keras 3 and KerasHub, since 2023",
-        notes=(*left, *notes),
+        notes=(*left_out("no numbers", others), *notes),
         sidecars=beside,
     )
 
@@ -143,13 +141,6 @@ def _check_index(
         if not found <= set(places.get(layer, ())):
             message = "variables are in another file than the list of shards says"
             raise UnexpectedTensorError(message, path=path, found=layer)
-
-
-def _check_signature(source: Source) -> None:
-    head = source.read(0, min(source.size, HEAD_BYTES))
-    if not head.startswith(MAGIC):
-        refuse_foreign(head, source.path)
-        raise UnknownFormatError("not an HDF5 file", path=source.path, offset=0, found=head[:8].hex(" "))
 
 
 def _check_writer(path: str, tensors: Mapping[str, TensorRef]) -> None:
