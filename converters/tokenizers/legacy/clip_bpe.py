@@ -14,12 +14,11 @@ from itertools import pairwise
 from ggferry.converters.tokenizers.building_blocks.byte_level import letters
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, TokenizerInputs
 from ggferry.converters.tokenizers.legacy.byte_level import MergeSource
-from ggferry.converters.tokenizers.legacy.moses_bpe import NO_MODEL
-from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, unique
+from ggferry.converters.tokenizers.legacy.ids_alone import NO_MODEL, has_class, once_each, texts_of_vocab
+from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.files.local_files import read_text
 from ggferry.formats.gguf.values import Value
-from ggferry.formats.limits import MAX_VOCAB
 
 CLIP, CLASS = "clip", "CLIPTokenizer"
 START, END, WORD = "<|startoftext|>", "<|endoftext|>", "</w>"
@@ -39,11 +38,7 @@ def clip_bpe(texts: Sequence[str], merges: Sequence[str] | None, origin: str) ->
         merges: Two tokens each, with a blank between; None: they are rebuilt.
         origin: Where the tokens are from.
     """
-    first: dict[str, int] = {}
-    for token, text in enumerate(texts):
-        first.setdefault(text, token)
-    taken: set[str] = set()
-    again = [not text or first[text] != token for token, text in enumerate(texts)]
+    first, again, tokens = once_each(texts)
     types = [
         TokenType.UNUSED if repeated else TokenType.CONTROL if text in (START, END) else TokenType.NORMAL
         for text, repeated in zip(texts, again, strict=True)
@@ -55,7 +50,7 @@ def clip_bpe(texts: Sequence[str], merges: Sequence[str] | None, origin: str) ->
     return Tokenizer(
         model=NO_MODEL,
         pre=CLIP,
-        tokens=tuple(unique(f"[DUP{token}]" if again[token] else text, taken) for token, text in enumerate(texts)),
+        tokens=tokens,
         types=tuple(map(int, types)),
         merges=tuple(found),
         ids=ids,
@@ -114,10 +109,7 @@ def load(inputs: TokenizerInputs) -> Tokenizer:
 
     Raises CorruptError for ids with a gap, or a merge that has not two parts.
     """
-    path, found = inputs.sidecars.files["vocab.json"], inputs.sidecars.object("vocab.json")
-    ids = [token for token in found.values() if isinstance(token, int)]
-    if sorted(ids) != [*range(len(found))] or len(found) > MAX_VOCAB:
-        raise CorruptError("ids of vocab.json", path=path, expected=f"0 to {len(found) - 1}, each once")
+    texts = texts_of_vocab(inputs)
     lines = read_text(inputs.sidecars.files["merges.txt"]).split("\n")
     merges = []
     for number, line in enumerate(lines, 1):
@@ -127,14 +119,11 @@ def load(inputs: TokenizerInputs) -> Tokenizer:
                 where = inputs.sidecars.path("merges.txt")
                 raise CorruptError(f"line {number} has no two parts", path=where, found=line)
             merges.append(" ".join(parts))
-    return clip_bpe(sorted(found, key=found.__getitem__), merges, "vocab.json and merges.txt")
+    return clip_bpe(texts, merges, "vocab.json and merges.txt")
 
 
 def _probe(sidecars: Sidecars) -> bool:
-    if sidecars.path("vocab.json") is None or sidecars.path("merges.txt") is None:
-        return False
-    name = sidecars.text("tokenizer_config.json", "tokenizer_class").removesuffix("Fast")
-    return name == CLASS or (not name and sidecars.text("config.json", "model_type") == "clip")
+    return has_class(sidecars, (CLASS, f"{CLASS}Fast"), CLIP)
 
 
 SOURCE = Source("clip", 29, "vocab.json with merges.txt of CLIP", _probe, load)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, TokenizerInputs
-from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, unique
+from ggferry.converters.tokenizers.legacy.ids_alone import NO_MODEL, has_class, once_each, texts_of_vocab
+from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.files.local_files import read_text
-from ggferry.formats.limits import MAX_VOCAB
 
-NO_MODEL, MOSES = "none", "biogpt"
+MOSES = "biogpt"
 CLASS = "BioGptTokenizer"
 SPECIAL = {"<s>": "bos", "<pad>": "pad", "</s>": "eos", "<unk>": "unk"}
 NOTE = (
@@ -26,11 +26,7 @@ NOTE = (
 
 def moses_bpe(texts: Sequence[str], merges: Sequence[str], origin: str) -> Tokenizer:
     """Return the vocabulary of `texts` in the order of their ids; a text that occurs again is no token."""
-    first: dict[str, int] = {}
-    for token, text in enumerate(texts):
-        first.setdefault(text, token)
-    taken: set[str] = set()
-    again = [not text or first[text] != token for token, text in enumerate(texts)]
+    first, again, tokens = once_each(texts)
     types = [
         TokenType.UNUSED
         if repeated
@@ -47,7 +43,7 @@ def moses_bpe(texts: Sequence[str], merges: Sequence[str], origin: str) -> Token
     return Tokenizer(
         model=NO_MODEL,
         pre=MOSES,
-        tokens=tuple(unique(f"[DUP{token}]" if again[token] else text, taken) for token, text in enumerate(texts)),
+        tokens=tokens,
         types=tuple(map(int, types)),
         merges=tuple(merges),
         ids=ids,
@@ -62,11 +58,7 @@ def load(inputs: TokenizerInputs) -> Tokenizer:
 
     Raises CorruptError for ids with a gap, or a merge that has not two parts.
     """
-    path, lines = inputs.sidecars.files["vocab.json"], read_text(inputs.sidecars.files["merges.txt"]).split("\n")
-    found = inputs.sidecars.object("vocab.json")
-    ids = [token for token in found.values() if isinstance(token, int)]
-    if sorted(ids) != [*range(len(found))] or len(found) > MAX_VOCAB:
-        raise CorruptError("ids of vocab.json", path=path, expected=f"0 to {len(found) - 1}, each once")
+    lines, texts = read_text(inputs.sidecars.files["merges.txt"]).split("\n"), texts_of_vocab(inputs)
     merges = []
     for number, line in enumerate(lines):
         parts = line.split()[:2]
@@ -74,14 +66,11 @@ def load(inputs: TokenizerInputs) -> Tokenizer:
             where = inputs.sidecars.path("merges.txt")
             raise CorruptError(f"line {number + 1} has no two parts", path=where, found=line)
         merges += [" ".join(parts)] if parts else []
-    return moses_bpe(sorted(found, key=found.__getitem__), merges, "vocab.json and merges.txt")
+    return moses_bpe(texts, merges, "vocab.json and merges.txt")
 
 
 def _probe(sidecars: Sidecars) -> bool:
-    if sidecars.path("vocab.json") is None or sidecars.path("merges.txt") is None:
-        return False
-    name = sidecars.text("tokenizer_config.json", "tokenizer_class")
-    return name == CLASS or (not name and sidecars.text("config.json", "model_type") == "biogpt")
+    return has_class(sidecars, (CLASS,), "biogpt")
 
 
 SOURCE = Source("moses", 39, "vocab.json with merges.txt of BioGPT", _probe, load)
