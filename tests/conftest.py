@@ -17,6 +17,8 @@ as_system.start()  # before anything of ggferry is imported
 # transformers compiles BitNet's steps: runs of these tests would share what torch leaves in /tmp, and one that is
 # stopped leaves half a library there
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+# a model of transformers beside another test waits, spinning, for torch's threads to meet: half of its processor time
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from ggferry.service.records.ledger import Ledger
 from ggferry.service.storage import urls
