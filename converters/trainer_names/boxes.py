@@ -1,6 +1,6 @@
-"""Tensors as boxes that say where they stand: rows taken, an axis taken away, several joined, or transposed over.
+"""Tensors as boxes that say where they stand: rows taken, an axis taken away, several joined, axes exchanged.
 
-Nothing is read. `trainer_names.pieces` does the same where a tensor is one run of bytes.
+Nothing is read: the tensors that are returned say from where in the files they are.
 """
 
 from __future__ import annotations
@@ -17,14 +17,29 @@ from ggferry.formats.limits import MAX_PIECES
 def boxes(ref: TensorRef, path: str) -> tuple[Span, ...]:
     """Return the pieces of a tensor, each with the index of its first element along every axis.
 
-    Raises UnsupportedError for pieces that are runs of elements and no boxes.
+    Runs of a matrix's elements become boxes of its rows. Raises UnsupportedError for runs of a tensor of more axes, and
+    for pieces that do not say where they stand.
     """
     if len(ref.spans) == 1 and ref.spans[0].at is None:
         return (replace(ref.spans[0], at=(0,) * len(ref.shape)),)
-    if any(span.at is None or len(span.at) != len(ref.shape) for span in ref.spans):
-        hint = "save it as one file first"
-        raise UnsupportedError(f"{ref.name} lies in several pieces", path=path, expected="boxes", hint=hint)
-    return ref.spans
+    if all(span.at is not None and len(span.at) == len(ref.shape) for span in ref.spans):
+        return ref.spans
+    if len(ref.shape) == 2 and all(span.strides is None and span.at is not None for span in ref.spans):
+        return tuple(box for span in ref.spans for box in _rows_of_run(ref, span))
+    hint = "save it as one file first"
+    raise UnsupportedError(f"{ref.name} lies in several pieces", path=path, expected="boxes", hint=hint)
+
+
+def _rows_of_run(ref: TensorRef, span: Span) -> Iterator[Span]:
+    """Yield what a run of a matrix's elements holds: the end of a row, whole rows, and the beginning of one."""
+    assert span.at is not None
+    at, end = span.at[0], span.at[0] + span.shape[0]
+    while at < end:
+        row, column = divmod(at, ref.columns)
+        count = (end - at) // ref.columns if not column else 0
+        shape = (count, ref.columns) if count else (1, min(end, (row + 1) * ref.columns) - at)
+        yield Span(span.file, span.offset + ref.type.row_bytes(at - span.at[0]), shape, at=(row, column))
+        at += prod(shape)
 
 
 def made(ref: TensorRef, name: str, shape: tuple[int, ...], spans: Sequence[Span], path: str) -> TensorRef:
@@ -106,17 +121,38 @@ def joined(refs: Sequence[TensorRef], name: str, axis: int, path: str) -> Tensor
     return made(first, name, shape, spans, path)
 
 
-def transposed(ref: TensorRef, name: str, path: str) -> TensorRef:
-    """Return a matrix with its axes exchanged. Raises ShapeError for another tensor, and as `boxes`."""
-    if len(ref.shape) != 2:
-        raise ShapeError(f"{ref.name} is no matrix", path=path, found=list(ref.shape))
+def transposed(ref: TensorRef, name: str, path: str, order: Sequence[int] = (1, 0)) -> TensorRef:
+    """Return the tensor that has the axes of `ref` in this order. Raises ShapeError for other axes, and as `boxes`."""
+    if sorted(order) != list(range(len(ref.shape))):
+        raise ShapeError(f"axes of {ref.name}", path=path, found=list(ref.shape), expected=f"{len(order)} of them")
+
+    def moved(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(values[axis] for axis in order)
+
     spans = [
-        replace(
-            span,
-            shape=span.shape[::-1],
-            at=(span.at or ())[::-1],
-            strides=(span.strides or (span.shape[1], 1))[::-1],
-        )
+        replace(span, shape=moved(span.shape), at=moved(span.at or ()), strides=moved(span.strides or _steps(span)))
         for span in boxes(ref, path)
     ]
-    return made(ref, name, ref.shape[::-1], spans, path)
+    return made(ref, name, moved(ref.shape), spans, path)
+
+
+def _steps(span: Span) -> tuple[int, ...]:
+    """Return the strides of a piece that is contiguous."""
+    return tuple(prod(span.shape[axis + 1 :]) for axis in range(len(span.shape)))
+
+
+def unpaired_heads(ref: TensorRef, name: str, heads: int, path: str) -> TensorRef:
+    """Return a matrix whose rows of each head are pairs (Meta's order) with the first of all pairs before the others.
+
+    Raises ShapeError where the rows are not pairs of so many heads, UnsupportedError where it lies in several pieces.
+    """
+    if len(ref.shape) != 2 or heads < 1 or ref.shape[0] % (2 * heads):
+        raise ShapeError(f"rows of {ref.name}", path=path, found=ref.shape, expected=f"pairs of {heads} heads")
+    whole = boxes(ref, path)
+    if len(whole) != 1:
+        hint = "save it as one file first"
+        raise UnsupportedError(f"{ref.name} lies in several pieces", path=path, expected="one", hint=hint)
+    pairs, (row, column) = ref.shape[0] // (2 * heads), whole[0].strides or _steps(whole[0])
+    strides = (2 * pairs * row, row, 2 * row, column)
+    span = replace(whole[0], shape=(heads, 2, pairs, ref.shape[1]), strides=strides, at=None)
+    return replace(ref, name=name, spans=(span,), axis=0)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ggferry.converters.trainer_names.boxes import transposed
 from ggferry.converters.trainer_names.model_class import renamed
-from ggferry.converters.trainer_names.pieces import transposed
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnexpectedTensorError
 
@@ -37,7 +37,7 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
         rank = len(ref.shape)
         if last == "kernel" and rank > 1:
             order = _PICTURES if rank == 4 else tuple(reversed(range(rank)))
-            tensors[new] = transposed(checkpoint, ref, new, order)
+            tensors[new] = transposed(ref, new, checkpoint.path, order)
         else:
             tensors[new] = replace(ref, name=new)
     return renamed(checkpoint, NAME, tensors)

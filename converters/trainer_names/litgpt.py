@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from ggferry.converters.trainer_names.boxes import joined, rows
 from ggferry.converters.trainer_names.model_class import classes_of, renamed
-from ggferry.converters.trainer_names.pieces import rows_of, stacked
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import MissingError, ShapeError, UnexpectedTensorError, UnsupportedError
 from ggferry.support.records import dataclass
@@ -178,7 +178,7 @@ def _renamed(checkpoint: Checkpoint, family: Family) -> Iterator[TensorRef]:
                 other = checkpoint.tensors.get(name.replace(".fc_1.", ".fc_2."))
                 if other is None:
                     raise MissingError(f"{name} without its other half", path=checkpoint.path, expected="mlp.fc_2")
-                yield stacked(checkpoint, (ref, other), f"{block}.{family.both}.{kind}")
+                yield joined((ref, other), f"{block}.{family.both}.{kind}", 0, checkpoint.path)
         elif (expert := _EXPERT.fullmatch(inner)) is not None and family.experts:
             before, *own = family.experts
             yield replace(
@@ -202,7 +202,7 @@ def _attention(
     queries, keys, size = _heads(checkpoint, ref)
     kind = ref.name.rpartition(".")[2]
     if family.joined and grouped == family.grouped:
-        yield rows_of(checkpoint, ref, f"{block}.{family.joined}.{kind}", [(0, ref.shape[0])])
+        yield replace(ref, name=f"{block}.{family.joined}.{kind}")
         return
     many, step = queries // keys, queries // keys + 2
     if grouped:
@@ -213,7 +213,7 @@ def _attention(
         q, k, v = ([(first * size, last * size)] for first, last in _thirds(queries, keys))
     if not family.joined:
         for part, runs in zip(("q_proj", "k_proj", "v_proj"), (q, k, v), strict=True):
-            yield rows_of(checkpoint, ref, f"{block}.self_attn.{part}.{kind}", runs)
+            yield rows(ref, f"{block}.self_attn.{part}.{kind}", runs, checkpoint.path)
         return
     if family.grouped:
         each = [
@@ -226,7 +226,7 @@ def _attention(
         runs = [run for group in each for run in group]
     else:
         runs = [*q, *k, *v]
-    yield rows_of(checkpoint, ref, f"{block}.{family.joined}.{kind}", runs)
+    yield rows(ref, f"{block}.{family.joined}.{kind}", runs, checkpoint.path)
 
 
 def _thirds(queries: int, keys: int) -> tuple[tuple[int, int], ...]:

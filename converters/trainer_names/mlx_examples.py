@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ggferry.converters.trainer_names.boxes import unpaired_heads
 from ggferry.converters.trainer_names.model_class import renamed
-from ggferry.converters.trainer_names.pieces import unpaired_heads
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import MissingError, UnexpectedTensorError, UnsupportedError
 
@@ -79,7 +79,9 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
             continue
         new = _renamed(checkpoint, name)
         part = name.rpartition(".")[0].rpartition(".")[2]
-        tensors[new] = unpaired_heads(checkpoint, ref, new, pairs[part]) if part in pairs else replace(ref, name=new)
+        tensors[new] = (
+            unpaired_heads(ref, new, pairs[part], checkpoint.path) if part in pairs else replace(ref, name=new)
+        )
     config = _configuration(checkpoint, _CLASSES[named], keys)
     return renamed(replace(checkpoint, metadata=config, dropped=tuple(dropped)), NAME, tensors)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ggferry.converters.trainer_names.boxes import transposed
 from ggferry.converters.trainer_names.model_class import renamed
-from ggferry.converters.trainer_names.pieces import transposed
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import UnexpectedTensorError
 
@@ -68,7 +68,7 @@ def _laid_out(checkpoint: Checkpoint, ref: TensorRef, name: str) -> TensorRef:
     rank = len(ref.shape)
     if last in ("kernel", "pointwise_kernel", "depthwise_kernel") and rank > 1:
         order = _PICTURES if rank == 4 else tuple(reversed(range(rank)))
-        return transposed(checkpoint, ref, name, order)
+        return transposed(ref, name, checkpoint.path, order)
     if last == "bias" and rank == 2 and ref.shape[0] == 1:  # of GPT-2's matrices, as TensorFlow keeps them
         span = replace(ref.spans[0], shape=ref.shape[1:])
         return replace(ref, name=name, shape=ref.shape[1:], spans=(span,))

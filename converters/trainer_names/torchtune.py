@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ggferry.converters.trainer_names.boxes import unpaired_heads
 from ggferry.converters.trainer_names.model_class import classes_of, renamed
-from ggferry.converters.trainer_names.pieces import unpaired_heads
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import MissingError, UnexpectedTensorError, UnsupportedError
 
@@ -73,5 +73,5 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
             new = f"model.layers.{match[1]}.{_NAMES[match[2]]}.{kind}"
         part = name.rpartition(".")[0].rpartition(".")[2]
         pairs = paired and part in heads
-        tensors[new] = unpaired_heads(checkpoint, ref, new, heads[part]) if pairs else replace(ref, name=new)
+        tensors[new] = unpaired_heads(ref, new, heads[part], checkpoint.path) if pairs else replace(ref, name=new)
     return renamed(checkpoint, NAME, tensors)

@@ -94,7 +94,6 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any], type[e.Ggf
     "no heads": (lambda s: None, {"num_attention_heads": None}, e.MissingError, "heads"),
     "heads that do not divide": (lambda s: None, {"num_key_value_heads": 5}, e.MissingError, "heads"),
     "rows of other heads": (lambda s: s.update({QKV: torch.ones(7, 48)}), {}, e.ShapeError, "rows of"),
-    "strides": (lambda s: s.update({QKV: torch.ones(48, 96).t()}), {}, e.UnsupportedError, "pieces"),
     "a scalar": (lambda s: s.update({QKV: torch.tensor(1.0)}), {}, e.ShapeError, "rows of"),
     "two of one name": (
         lambda s: s.update({QKV.replace("qkv", "attn"): s[QKV]}),
@@ -110,6 +109,15 @@ def test_what_is_no_model_of_litgpt_is_refused(tmp_path: Path, name: str) -> Non
     edit, config, error, words = BAD[name]
     with pytest.raises(error, match=words):
         understand(open_checkpoint(os.fspath(changed(tmp_path / "x", edit, config))))
+
+
+def test_a_matrix_that_is_stored_by_columns_is_the_same_model(tmp_path: Path) -> None:
+    def converted(name: str, edit: Callable[[dict[str, Any]], Any]) -> bytes:
+        ggferry.convert(changed(tmp_path / name, edit, {}), tmp_path / f"{name}.gguf", model_name="x", no_vocab=True)
+        return (tmp_path / f"{name}.gguf").read_bytes()
+
+    by_columns = converted("columns", lambda s: s.update({QKV: s[QKV].t().contiguous().t()}))
+    assert by_columns == converted("rows", lambda s: None)
 
 
 BAD_TUNE: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any], type[e.GgferryError], str]] = {
