@@ -14,8 +14,14 @@ _KINDS = {"t5": 1, "llama": 2}
 
 
 def sentencepiece_model(tokenizer: Tokenizer, path: str) -> bytes:
-    """Return the file. Raises UnsupportedError for a vocabulary that SentencePiece cannot have."""
+    """Return the file. Raises UnsupportedError for a vocabulary that SentencePiece cannot have.
+
+    Where no token is of the unknown type, it is the one that the unknown token's id names: convert_hf_to_gguf.py makes
+    a control token of what tokenizer_config.json lists as special, as that of every Gemma does.
+    """
     kinds = [tokenizer.type_of(token) for token in range(len(tokenizer.tokens))]
+    if TokenType.UNKNOWN not in kinds and "unk" in tokenizer.ids:
+        kinds[tokenizer.ids["unk"]] = TokenType.UNKNOWN
     if kinds.count(TokenType.UNKNOWN) != 1:
         raise UnsupportedError(
             "a SentencePiece model has one unknown piece: this vocabulary cannot be written as one",

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from safetensors import safe_open
+from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer as Library
 
 from ggferry.converters.conversion.request import Request
@@ -153,6 +155,22 @@ def test_a_rebuilt_tokenizer_encodes_as_the_original(name: str, tmp_path: Path) 
     before, after = (Library.from_file(str(path)) for path in (original, tmp_path / "out" / "tokenizer.json"))
     for text in TEXTS:
         assert before.encode(text).ids == after.encode(text).ids
+
+
+def test_an_unknown_token_of_another_type_is_found_by_its_id(tmp_path: Path) -> None:
+    """convert_hf_to_gguf.py makes a control token of it where tokenizer_config.json lists it: of every Gemma."""
+
+    def written(name: str) -> bytes:
+        export(Request(str(tmp_path / "x.gguf"), str(tmp_path / name), to="safetensors", level="fast"))
+        return (tmp_path / name / "tokenizer.model").read_bytes()
+
+    convert(Request(str(fixture("hf/ckpt/gemma2")), str(tmp_path / "x.gguf"), level="fast"))
+    expected = written("unknown")
+    types = GGUFReader(tmp_path / "x.gguf", "r+").fields["tokenizer.ggml.token_type"]
+    assert types.parts[types.data[0]][0] == 2
+    types.parts[types.data[0]][0] = 3
+    types.parts[types.data[0]].base.flush()
+    assert written("control") == expected and SentencePieceProcessor(model_proto=expected).unk_id() == 0
 
 
 @pytest.mark.slow
