@@ -124,8 +124,14 @@ def _is_gap(tokenizer: Tokenizer, token: int) -> bool:
 
 def _added(tokenizer: Tokenizer) -> list[JSONObject]:
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    blank = SPACE if tokenizer.model in ("llama", "t5") else " "  # as SentencePiece spells it, and GGUF does not
     return [
-        {"id": token, "content": text, **plain, "special": tokenizer.type_of(token) != TokenType.USER_DEFINED}
+        {
+            "id": token,
+            "content": text.replace(" ", blank),
+            **plain,
+            "special": tokenizer.type_of(token) != TokenType.USER_DEFINED,
+        }
         for token, text in enumerate(tokenizer.tokens)
         if tokenizer.type_of(token) in _ADDED and text
     ]

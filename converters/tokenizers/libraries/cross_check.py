@@ -100,7 +100,7 @@ def weigh(
     reference: ReferenceTokenizer, made: Tokenizer, output: Encoder, texts: Sequence[str], answer: Answer
 ) -> Agreement:
     """Compare as `hear` does, with an answer of the library that is there already."""
-    rules = Rules(_side(reference), made, _space_in_front(texts, answer))
+    rules = Rules(_side(reference, made, answer), made, _space_in_front(texts, answer))
     found: list[list[int]] = []
     apart: dict[int, tuple[str, str, list[int]]] = {}
     reached: set[int] = set()
@@ -123,10 +123,16 @@ def weigh(
     return Agreement(answer.library, check, dict(Counter(excused.values())), len(reached), answer.facts)
 
 
-def _side(reference: ReferenceTokenizer) -> Side:
+def _side(reference: ReferenceTokenizer, made: Tokenizer, answer: Answer) -> Side:
     heeding = tuple(one.content for one in reference.added if one.lstrip or one.rstrip or one.single_word)
     added = tuple(one.content for one in reference.added if one.content)
-    return Side(reference.library, reference.data, reference.path, heeding, added)
+    types = answer.facts.get("types", ()) if reference.library == SENTENCEPIECE else ()
+    controls = frozenset(
+        token
+        for token, kind in enumerate(types[: len(made.tokens)])
+        if kind == TokenType.USER_DEFINED and made.type_of(token) == TokenType.CONTROL
+    )
+    return Side(reference.library, reference.data, reference.path, heeding, added, controls)
 
 
 def _space_in_front(texts: Sequence[str], answer: Answer) -> bool:

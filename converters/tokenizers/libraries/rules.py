@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ggferry.converters.tokenizers.building_blocks.special_tokens import SpecialSplitter, splitters, well_formed
@@ -27,12 +28,16 @@ takes the place of what the file states (sentencepiece_model.proto, fields 1, 2 
 WITHOUT_SUFFIX = b"\x12\x03\xc0\x01\x00"
 """trainer_spec.treat_whitespace_as_suffix = false (field 24): no runtime of a 'llama' vocabulary has it."""
 
+_BETWEEN_BLANKS = re.compile(f"(?<=[ {SPACE}])(?=[ {SPACE}])")
+
 BESIDE = "a token that takes in, or heeds, what stands beside it"
 FOUND = "special tokens, which a runtime finds in plain text"
+CONTROLS = "control tokens, which SentencePiece finds in plain text and a runtime where it is asked to"
 BLANKS = "blanks at the beginning and behind special tokens"
 BEHIND = "blanks behind special tokens"
 NORMALIZER = "the normalizer of tokenizer.model"
 BETWEEN = "blanks other than one between words"
+LITERAL = "the sign ▁ itself, which libraries take for a blank of a token that is several blanks"
 BYTE = "the text of a byte token, which tokenizers finds in plain text"
 SUMS = "two ways to cut whose scores have one sum, but for rounding"
 
@@ -47,6 +52,7 @@ class Side:
         path: The file's path, for errors.
         beside: Texts of the added tokens that heed what stands beside them.
         added: Texts of all added tokens.
+        controls: Control tokens of GGUF that the library finds in plain text: they are user-defined pieces.
     """
 
     library: str
@@ -54,6 +60,7 @@ class Side:
     path: str | None
     beside: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    controls: frozenset[int] = frozenset()
 
 
 class Rules:
@@ -66,10 +73,12 @@ class Rules:
     def __init__(self, side: Side, made: Tokenizer, space: bool) -> None:
         self.special = side.library == "tokenizers"
         self._side, self._made, self._space = side, made, space
-        self._splitter: SpecialSplitter = splitters(made)[self.special]
+        self._splitters: Mapping[bool, SpecialSplitter] = splitters(made)
         kinds = (TokenType.USER_DEFINED,) if made.model != "gpt2" else (TokenType.USER_DEFINED, TokenType.CONTROL)
         self._bytes = [text for token, text in enumerate(made.tokens) if made.type_of(token) == TokenType.BYTE]
         self._placed = [text for token, text in enumerate(made.tokens) if made.type_of(token) in kinds and text]
+        self._blanks = made.model == "llama" and any("  " in text for text in self._placed)
+        self._blanks &= not any(2 * SPACE in text for text in made.tokens)
 
     def reason(self, text: str, normalized: str) -> str | None:
         """Return the rule by which a runtime may give other ids for a text than the library; None where none applies.
@@ -81,8 +90,14 @@ class Rules:
         side, model = self._side, self._made.model
         if _holds(text, side.beside):
             return BESIDE
+        if self._has_controls(text):
+            return CONTROLS
+        if self._blanks and SPACE in text:
+            return LITERAL
         if model == "llama" and self.special:
-            return BLANKS if text.startswith((" ", SPACE)) or _holds(text, side.added) else None
+            if text.startswith((" ", SPACE)) or _holds(text, side.added):
+                return BLANKS
+            return FOUND if _holds(text, self._placed) else None
         if model == "t5" and self.special:
             if " ".join(text.split()) != text or SPACE in text or _holds(text, side.added):
                 return BETWEEN
@@ -115,7 +130,7 @@ class Rules:
 
     def expected(self, texts: Sequence[str], data: bytes | None = None) -> list[list[int]]:
         """Return the ids that the library gives for each text once it has the steps of GGUF in place of its own."""
-        parts = [self._splitter.split(text) for text in texts]
+        parts = [self._runs(text) for text in texts]
         runs = list(dict.fromkeys(part for found in parts for part in found if isinstance(part, str)))
         side, given = self._side, runs
         if self.special and self._made.model == "t5":  # tokenizers applies a charsmap to graphemes, runtimes do not
@@ -126,6 +141,20 @@ class Rules:
         return [
             [token for part in found for token in ([part] if isinstance(part, int) else ids[part])] for found in parts
         ]
+
+    def _runs(self, text: str) -> list[int | str]:
+        """Return special tokens and the runs between them, as a runtime cuts a text.
+
+        Where tokens of several blanks are special, a runtime has cut them out already, and joins no two blanks that
+        are left, of which one is the sign ▁ itself: no other token has two. The library is asked about either side.
+        """
+        found = self._splitters[self.special or self._has_controls(text)].split(text)
+        if not self._blanks:
+            return found
+        return [own for part in found for own in ([part] if isinstance(part, int) else _BETWEEN_BLANKS.split(part))]
+
+    def _has_controls(self, text: str) -> bool:
+        return bool(self._side.controls) and not self._side.controls.isdisjoint(self._splitters[True].split(text))
 
     def _spells_bytes(self, text: str) -> bool:
         """Return whether the library finds the text of a byte token in plain text, which runtimes do not."""
@@ -163,7 +192,11 @@ def explained(
     named = {
         number: why for number, (text, _, _) in apart.items() if (why := rules.reason(text, answer.normalized[number]))
     }
-    agreeing = rules.agreeing({number: apart[number][1:] for number in named}) if named else set()
+    runtime = {number: apart[number][1:] for number in named}
+    for number in (number for number, why in named.items() if why == CONTROLS):
+        given = apart[number][1]
+        runtime[number] = given, output.encode(given, bos=False, special=True)
+    agreeing = rules.agreeing(runtime) if named else set()
     found = {number: named[number] for number in named if number in agreeing}
     if isinstance(output, UnigramEncoder) and len(found) < len(apart):
         left = [number for number in apart if number not in found]

@@ -10,7 +10,6 @@ import io
 import json
 import shutil
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import mistral_common
 import pytest
 import sentencepiece
 import tokenizers
+import transformers
 
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
@@ -37,7 +37,6 @@ CORPUS = (FIXTURES / "tokenizers" / "corpus.txt").read_text(encoding="utf-8", er
 PLACED = ["<|x|>", "[REF]", "&"]
 
 
-@cache
 def trained(model_type: str, prefix: bool = True, **options: Any) -> bytes:
     """A model file with user-defined pieces, trained by SentencePiece."""
     made = io.BytesIO()
@@ -49,10 +48,14 @@ def trained(model_type: str, prefix: bool = True, **options: Any) -> bytes:
         byte_fallback=True,
         character_coverage=0.98,
         add_dummy_prefix=prefix,
-        user_defined_symbols=PLACED,
         minloglevel=2,
         hard_vocab_limit=False,
-        **{"normalization_rule_name": "identity", "remove_extra_whitespaces": False, **options},
+        **{
+            "user_defined_symbols": PLACED,
+            "normalization_rule_name": "identity",
+            "remove_extra_whitespaces": False,
+            **options,
+        },
     )
     return made.getvalue()
 
@@ -113,6 +116,25 @@ def test_user_defined_pieces_are_cut_by_rule(
     assert set(found.excused) <= {rules.BEHIND, rules.NORMALIZER, rules.SUMS}
     if prefix:
         assert found.excused[rules.BEHIND] >= len(PLACED)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.model", "tokenizer.json"])
+def test_pieces_of_several_blanks_are_found_as_a_runtime_finds_them(file: str, tmp_path: Path) -> None:
+    """Gemma's: its libraries take the sign ▁ for a blank, too, and tokenizers joins blanks in another order."""
+    blanks = [rules.SPACE * count for count in range(2, 8)]
+    data = trained("bpe", False, user_defined_symbols=[*PLACED, *blanks])
+    library = sentencepiece.SentencePieceProcessor(model_proto=data)
+    added = {library.piece_to_id(text): {"content": text, "special": False} for text in (*PLACED, *blanks)}
+    settings = {"tokenizer_class": "GemmaTokenizer", "add_prefix_space": False, "added_tokens_decoder": added}
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if file == "tokenizer.json":
+        made = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        (tmp_path / "tokenizer.model").unlink()
+        made.save_pretrained(tmp_path)
+    vocabulary, found = heard(tmp_path)
+    assert {"  ", " " * 7} <= set(vocabulary.tokens) and found.check.first is None
+    assert found.excused[rules.LITERAL] >= len(blanks)
 
 
 def test_what_the_rule_expects_is_what_the_library_says_of_the_runs(tmp_path: Path) -> None:
