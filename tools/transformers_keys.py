@@ -42,6 +42,19 @@ LISTED = (
     "thinker_config",
 )
 
+OF_TRAINING = {"initializer_range": ("hrm_text",)}
+"""Keys that most configurations have, and the model types whose models compute with them."""
+REQUIRED: dict[str, dict[str, Any]] = {
+    "gemma4_assistant": {
+        "text_config": {
+            "model_type": "gemma4_text",
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+        }
+    }
+}
+"""What a configuration must state, where its own defaults are refused (`validate_architecture` of transformers 5.24)."""
+
 
 def places() -> set[str]:
     """Return the places that our tables ask for: what else a configuration has is not listed."""
@@ -107,11 +120,13 @@ def main() -> None:
     for kind, names in sorted(classes().items()):
         kind_of = CONFIG_MAPPING[kind]
         settable = (alias for alias, name in kind_of.attribute_map.items() if is_settable(kind_of, name))
-        stated = dict.fromkeys((*keys(kind_of().to_dict(), nullable(kind_of)), *settable))
+        default = kind_of(**REQUIRED.get(kind, {})).to_dict()
+        stated = dict.fromkeys((*keys(default, nullable(kind_of)), *settable))
         found = [
             key
             for key in stated
-            if (name := re.split("[=:!]", key)[0].removeprefix("text_config.")) in asked or name.startswith("rope_")
+            if ((name := re.split("[=:!]", key)[0].removeprefix("text_config.")) in asked or name.startswith("rope_"))
+            and kind in OF_TRAINING.get(name, (kind,))
         ]
         print(kind, " ".join(sorted(names)), " ".join(found), sep=" | ")
 
