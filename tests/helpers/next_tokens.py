@@ -13,7 +13,13 @@ from safetensors.numpy import load_file, save_file
 from helpers.tiny import TOKENS
 from helpers.tiny_models import make
 
-LAST: dict[str, dict[str, Any]] = {"glm4moe": {}, "deepseek v3": {"rms_norm_eps": 1e-6}, "hy_v3": {}}
+LAST: dict[str, dict[str, Any]] = {
+    "glm4moe": {},
+    "deepseek v3": {"rms_norm_eps": 1e-6},
+    "hy_v3": {},
+    "deepseek v3.2": {"rms_norm_eps": 1e-6, "index_head_dim": 64},
+    "glm 5": {"rms_norm_eps": 1e-6, "index_head_dim": 64, "indexer_types": ["full", "shared", "full", "full"]},
+}
 """Families that keep such blocks as layers behind the last."""
 APART = ("qwen3next", "qwen3next irregular", "qwen35", "qwen35moe", "qwen35 that sees")
 """Families that keep theirs under `mtp.`, which attends to everything whatever the last block does."""
@@ -65,6 +71,33 @@ def apart(logits: np.ndarray, config: dict[str, Any], tensors: dict[str, np.ndar
     return logits
 
 
+def states_before(folder: Path) -> np.ndarray:
+    """transformers' normalized states of the last block of the decoder, float32 `(tokens, width)`."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states[-1][0].numpy()
+
+
+def _states_of(block: Any) -> Any:
+    """The block, of whose results the first is passed on: GLM-5's gives what its indexer chose, too."""
+    import torch
+
+    class States(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, *args: Any, **more: Any) -> Any:
+            found = self.block(*args, **more)
+            return found[0] if isinstance(found, tuple) else found
+
+    return States()
+
+
 def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
     """What transformers' own module of such a block computes of the saved model, float32 `(rows, vocab)`: for each
     block in turn, one row fewer than the block before it."""
@@ -92,7 +125,7 @@ def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
             n = of_text.num_hidden_layers - 1 + ahead
             block = copy.deepcopy(decoder.layers[like])
             block.load_state_dict({key: value + 0.25 for key, value in block.state_dict().items()})
-            layer = MtpLayer(of_text, lambda *_, block=block: block, type(decoder.norm), like).eval()
+            layer = MtpLayer(of_text, lambda *_, block=block: _states_of(block), type(decoder.norm), like).eval()
             for own, theirs in places.items():
                 getattr(layer, own).weight.copy_(torch.from_numpy(tensors[f"{theirs.format(n=n)}.weight"]))
             read, at = tokens[:, ahead:], torch.arange(ahead, len(TOKENS))[None]
