@@ -16,7 +16,9 @@ from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import Roles, both
 from ggferry.formats.checkpoint import Checkpoint, Dropped
 
-LOADED_ALONE = ("deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3", "qwen35", "qwen35moe", "qwen3next")
+LOADED_ALONE = (
+    "bailingmoe3", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3", "qwen35", "qwen35moe", "qwen3next",
+)  # fmt: skip
 """Of the architectures that carry such blocks, those whose loader asks `nextn_flags` (`src/models`, b11549)."""
 _SERIES = "blk."
 _LEFT_OUT = "of the decoder: --mtp-only writes the blocks that predict further tokens alone"

@@ -18,9 +18,12 @@ LAST: dict[str, dict[str, Any]] = {
     "deepseek v3": {"rms_norm_eps": 1e-6},
     "hy_v3": {},
     "deepseek v3.2": {"rms_norm_eps": 1e-6, "index_head_dim": 64},
+    "ling 3": {},
     "glm 5": {"rms_norm_eps": 1e-6, "index_head_dim": 64, "indexer_types": ["full", "shared", "full", "full"]},
 }
 """Families that keep such blocks as layers behind the last."""
+FINAL = {"ling 3": "final_layernorm"}
+"""Families whose blocks share the embedding and the output of the decoder, and what their last norm is called."""
 APART = ("qwen3next", "qwen3next irregular", "qwen35", "qwen35moe", "qwen35 that sees")
 """Families that keep theirs under `mtp.`, which attends to everything whatever the last block does."""
 MODELS = {**LAST, **{name: {} for name in APART}}
@@ -42,10 +45,10 @@ def predicting(name: str, folder: Path, count: int = 1, **changes: Any) -> np.nd
             "eh_proj": (width, 2 * width),
             "enorm": (width,),
             "hnorm": (width,),
-            "shared_head.norm": (width,),
-            "embed_tokens": (config["vocab_size"], width),
-            "shared_head.head": (config["vocab_size"], width),
+            FINAL.get(name, "shared_head.norm"): (width,),
         }
+        own = {} if name in FINAL else dict.fromkeys(("embed_tokens", "shared_head.head"), (config["vocab_size"], width))
+        shapes |= own
         tensors |= {f"{at}{key}.weight": rng.normal(0, 0.3, size).astype(np.float32) for key, size in shapes.items()}
     save_file(tensors, path)
     (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": count}))
@@ -114,7 +117,7 @@ def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
         ("eh_proj", "enorm", "hnorm", "post_norm"),
         ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
         if name in APART
-        else [f"model.layers.{{n}}.{each}" for each in ("eh_proj", "enorm", "hnorm", "shared_head.norm")],
+        else [f"model.layers.{{n}}.{each}" for each in ("eh_proj", "enorm", "hnorm", FINAL.get(name, "shared_head.norm"))],
         strict=True,
     )
     places = dict(pieces)
