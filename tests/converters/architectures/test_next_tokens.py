@@ -22,7 +22,7 @@ from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
 from helpers.hf_export import check_tensors
 from helpers.llama_cpp import continuations
-from helpers.next_tokens import APART, FINAL, LAST, MODELS, further_logits, predicting
+from helpers.next_tokens import APART, LAST, MODELS, OWN, further_logits, predicting
 from helpers.tiny import TOKENS
 from helpers.tiny_models import make, relative, write
 
@@ -41,7 +41,7 @@ def test_they_are_carried(name: str, tmp_path: Path) -> None:
     key = source.architecture.name
     assert made.metadata[f"{key}.block_count"].data == blocks + 1
     assert made.metadata[f"{key}.nextn_predict_layers"].data == 1
-    extras = EXTRA[:3] if name in FINAL else [e for e in EXTRA if name not in APART or e not in EXTRA[3:5]]
+    extras = EXTRA[:3] if name in OWN else [e for e in EXTRA if name not in APART or e not in EXTRA[3:5]]
     assert {f"blk.{blocks}.nextn.{extra}.weight" for extra in extras} <= set(made.tensors)
     again = graph_of(str(path))
     assert again.sizes["n_layer"] == blocks and {node.name for node in again.nodes} == {n.name for n in source.nodes}
