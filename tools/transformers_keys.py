@@ -53,7 +53,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
         }
     }
 }
-"""What a configuration must state, where its own defaults are refused (`validate_architecture` of transformers 5.24)."""
+"""What a configuration must state, where its own defaults are refused (`validate_architecture`, transformers 5.24)."""
 
 
 def places() -> set[str]:

@@ -27,7 +27,7 @@ def _items(value: Any) -> tuple[Any, ...]:
 def windows(values: Values) -> tuple[bool, ...]:
     """Return which blocks have a window.
 
-    Those that predict further tokens are listed behind the others, or by themselves; where they are not, they have none.
+    Those that predict further tokens are listed behind the others, or apart; where they are not, they have none.
     """
     kinds, count, further = _items(values["kinds"]), values["n_layer"], nextn.count(values)
     own = (kinds[count:] or _items(values.get("kinds_further") or ()))[:further]

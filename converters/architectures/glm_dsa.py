@@ -22,8 +22,8 @@ SPEC = Architecture(
     display_name="GLM-5",
     hf_classes=("GlmMoeDsaForCausalLM",),
     hparams=(
-        *nextn.counted(deepseek.SIZES), *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING, *index.HPARAMS,
-        *index.SHARED, *deepseek.PLAIN,
+        *nextn.counted(deepseek.SIZES), *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING,
+        *index.HPARAMS, *index.SHARED, *deepseek.PLAIN,
     ),
     roles=roles(
         tensors.embedding(),

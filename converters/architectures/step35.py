@@ -106,7 +106,10 @@ HF = Dialect(
     renames=(
         (f"{_BLOCK}transformer.shared_head.output.", f"{_BLOCK}shared_head.head."), (f"{_BLOCK}transformer.", _BLOCK),
     ),
-    drops=(nextn.DROP, *common.DROPS, *half.drop_vision("vision_model.*", "vit_large_projector.*", "model.vision_model.*")),
+    drops=(
+        nextn.DROP, *common.DROPS,
+        *half.drop_vision("vision_model.*", "vit_large_projector.*", "model.vision_model.*"),
+    ),
     caveats=rope.CAVEATS,
     ignored_keys=(
         common.UNBIASED,

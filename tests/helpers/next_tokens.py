@@ -131,7 +131,9 @@ def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
         ("eh_proj", "enorm", "hnorm", "post_norm"),
         ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
         if name in APART
-        else [f"model.layers.{{n}}.{each}" for each in ("eh_proj", "enorm", "hnorm", FINAL.get(name, "shared_head.norm"))],
+        else [
+            f"model.layers.{{n}}.{each}" for each in ("eh_proj", "enorm", "hnorm", FINAL.get(name, "shared_head.norm"))
+        ],
         strict=True,
     )
     places = dict(pieces)
