@@ -42,6 +42,18 @@ LISTED = (
     "thinker_config",
 )
 
+UNTRIED = frozenset(
+    """
+    BailingHybridForCausalLM CLIPModel ChameleonForConditionalGeneration Cohere2VisionForConditionalGeneration
+    DeepseekOcr2ForConditionalGeneration Dots3NoteForCausalLM Dots3NoteForConditionalGeneration
+    Gemma4AssistantForCausalLM Gemma4UnifiedAssistantForCausalLM Glm5NextForConditionalGeneration HYV4ForCausalLM
+    HrmTextForCausalLM JinaEmbeddingsV3ForMaskedLM JinaEmbeddingsV3Model Lfm2Model MiniMaxForCausalLM
+    MiniMaxM3SparseForConditionalGeneration MuseGlimmerAssistantModel MuseGlimmerForConditionalGeneration
+    Qwen3ForSequenceClassification Step3p7ForConditionalGeneration UnlimitedOcrForConditionalGeneration
+    """.split()
+)
+"""Classes that transformers knows and for which nobody has shown that a folder made of a GGUF file is right: they are
+not listed, so that none is made (`tests/converters/hf_export/test_round_trip.py`, `UNSAID`)."""
 OF_TRAINING = {"initializer_range": ("hrm_text",)}
 """Keys that most configurations have, and the model types whose models compute with them."""
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -117,7 +129,8 @@ def main() -> None:
     """Print the table."""
     print(HEAD.format(version=transformers.__version__), end="")
     asked = places()
-    for kind, names in sorted(classes().items()):
+    tried = {kind: names - UNTRIED for kind, names in classes().items() if names - UNTRIED}
+    for kind, names in sorted(tried.items()):
         kind_of = CONFIG_MAPPING[kind]
         settable = (alias for alias, name in kind_of.attribute_map.items() if is_settable(kind_of, name))
         default = kind_of(**REQUIRED.get(kind, {})).to_dict()

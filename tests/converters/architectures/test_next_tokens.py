@@ -64,7 +64,7 @@ def test_hunyuans_own_name_of_the_last_norm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["glm4moe", "qwen3next", "qwen35", "qwen35moe"])
+@pytest.mark.parametrize("name", ["glm4moe", "qwen3next", "qwen35", "qwen35moe", "glm 5", "deepseek v3.2"])
 def test_the_road_back_has_them_under_their_names(name: str, tmp_path: Path) -> None:
     predicting(name, tmp_path / "hf")
     gguf = write(understand(open_checkpoint(str(tmp_path / "hf"))), tmp_path / "x.gguf")
