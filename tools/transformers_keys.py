@@ -42,16 +42,30 @@ LISTED = (
     "thinker_config",
 )
 
-UNTRIED = frozenset(
-    """
-    BailingHybridForCausalLM CLIPModel ChameleonForConditionalGeneration Cohere2VisionForConditionalGeneration
-    DeepseekOcr2ForConditionalGeneration Dots3NoteForCausalLM Dots3NoteForConditionalGeneration
-    Gemma4AssistantForCausalLM Gemma4UnifiedAssistantForCausalLM Glm5NextForConditionalGeneration HYV4ForCausalLM
-    HrmTextForCausalLM JinaEmbeddingsV3ForMaskedLM JinaEmbeddingsV3Model Lfm2Model MiniMaxForCausalLM
-    MiniMaxM3SparseForConditionalGeneration MuseGlimmerAssistantModel MuseGlimmerForConditionalGeneration
-    Qwen3ForSequenceClassification Step3p7ForConditionalGeneration UnlimitedOcrForConditionalGeneration
-    """.split()
-)
+UNTRIED = {
+    "BailingHybridForCausalLM",
+    "CLIPModel",
+    "ChameleonForConditionalGeneration",
+    "Cohere2VisionForConditionalGeneration",
+    "DeepseekOcr2ForConditionalGeneration",
+    "Dots3NoteForCausalLM",
+    "Dots3NoteForConditionalGeneration",
+    "Gemma4AssistantForCausalLM",
+    "Gemma4UnifiedAssistantForCausalLM",
+    "Glm5NextForConditionalGeneration",
+    "HYV4ForCausalLM",
+    "HrmTextForCausalLM",
+    "JinaEmbeddingsV3ForMaskedLM",
+    "JinaEmbeddingsV3Model",
+    "Lfm2Model",
+    "MiniMaxForCausalLM",
+    "MiniMaxM3SparseForConditionalGeneration",
+    "MuseGlimmerAssistantModel",
+    "MuseGlimmerForConditionalGeneration",
+    "Qwen3ForSequenceClassification",
+    "Step3p7ForConditionalGeneration",
+    "UnlimitedOcrForConditionalGeneration",
+}
 """Classes that transformers knows and for which nobody has shown that a folder made of a GGUF file is right: they are
 not listed, so that none is made (`tests/converters/hf_export/test_round_trip.py`, `UNSAID`)."""
 OF_TRAINING = {"initializer_range": ("hrm_text",)}

@@ -25,11 +25,9 @@ from ggferry.formats.gguf.values import ValueType
 F32, BOOL, STRING, INT32 = common.F32, common.BOOL, common.STRING, ValueType.INT32
 _HF = "transformers' default"
 
-_COUNTS = {**nextn.DECLARED.fields, "hf": "num_nextn_predict_layers|num_mtp_layers"}
-DECLARED_COUNT = replace(nextn.DECLARED, fields=_COUNTS)
 HPARAMS = (
     common.N_VOCAB, replace(common.N_CTX, fields={"hf": "model_max_length|max_position_embeddings"}), common.N_EMBD,
-    *nextn.counted((common.N_LAYER,), DECLARED_COUNT), common.N_FF, common.N_HEAD, deepseek.QUERIES, *deepseek.WIDTHS,
+    *nextn.counted((common.N_LAYER,)), common.N_FF, common.N_HEAD, deepseek.QUERIES, *deepseek.WIDTHS,
     *deepseek.EPS,
     HParam("attends", None, BOOL, {"hf": "layer_types"}, length="n_layer", required=False,
            words={"full_attention": True, "linear_attention": False}),
