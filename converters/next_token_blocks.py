@@ -2,7 +2,8 @@
 
 llama.cpp takes a file without the first block of the decoder as one of such blocks alone, a draft beside the file that
 has the decoder (`nextn_flags` in `llama-model.cpp`, b11549); `convert_hf_to_gguf.py --mtp` writes it. It has the keys
-of the whole model, and of the decoder the embedding, the last norm and the output matrix.
+of the whole model, and of the decoder the embedding, the last norm and the output matrix. It is proved by a forward
+pass over fixed states in place of the decoder's (`forward.drafts.next_tokens`): the decoder need not be read for it.
 """
 
 from __future__ import annotations
@@ -10,39 +11,41 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ggferry.converters.model_graph.graph import ModelGraph, losses
-from ggferry.converters.schema.architecture import Architecture, Role
+from ggferry.converters.schema.architecture import Architecture, Caveat, Role
+from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import Roles, both
 from ggferry.formats.checkpoint import Checkpoint, Dropped
-from ggferry.formats.errors import UsageError
 
-LOADED_ALONE = ("deepseek2", "deepseek32", "glm4moe", "hy_v3", "qwen35", "qwen35moe", "qwen3next")
+LOADED_ALONE = (
+    "bailingmoe3", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3", "qwen35", "qwen35moe", "qwen3next",
+    "step35",
+)  # fmt: skip
 """Of the architectures that carry such blocks, those whose loader asks `nextn_flags` (`src/models`, b11549)."""
 _SERIES = "blk."
 _LEFT_OUT = "of the decoder: --mtp-only writes the blocks that predict further tokens alone"
+_COMPUTATION = "ggferry.converters.forward.drafts.next_tokens"
+NOT_LOADED = Caveat(
+    "n_nextn > 0",
+    "llama.cpp loads no file of such blocks alone for this architecture; ggferry merge puts it onto a file of the "
+    "decoder",
+    unsupported_by="llama.cpp",
+)
 
 
-def check_alone(architecture: Architecture, path: str, *, dropped: bool) -> None:
-    """Raise UsageError where llama.cpp loads no file of such blocks alone, and where they are `dropped`, too."""
-    if dropped:
-        raise UsageError("--no-mtp and --mtp-only", path=path, expected="one of them")
-    if architecture.name not in LOADED_ALONE:
-        raise UsageError(
-            "--mtp-only: llama.cpp loads no file of such blocks alone for this architecture",
-            path=path,
-            found=architecture.name,
-            expected=", ".join(LOADED_ALONE),
-        )
+def has_place(architecture: Architecture) -> bool:
+    """Return whether files of the architecture may have blocks that predict further tokens."""
+    return "mtp" in (param.name for param in architecture.hparams)
 
 
 def are_alone(checkpoint: Checkpoint, architecture: Architecture) -> bool:
     """Return whether a GGUF file has blocks that predict further tokens, and none of the decoder before them."""
     blocks = [name for name in checkpoint.tensors if name.startswith(_SERIES)]
-    predicting = checkpoint.container == "gguf" and architecture.name in LOADED_ALONE
+    predicting = checkpoint.container == "gguf" and has_place(architecture)
     return predicting and any(".nextn." in name for name in blocks) and not any(n.startswith("blk.0.") for n in blocks)
 
 
 def alone(architecture: Architecture) -> Architecture:
-    """Return the table of such a file: no block before those that predict, and no forward pass."""
+    """Return the table of such a file: no block before those that predict, and their forward pass."""
     table = architecture.roles
 
     def made() -> tuple[Role, ...]:
@@ -50,7 +53,9 @@ def alone(architecture: Architecture) -> Architecture:
             replace(role, when=both(role.when, "n >= n_layer")) if role.series == _SERIES else role for role in table
         )
 
-    return replace(architecture, roles=Roles(made), recipe={})
+    caveats = architecture.caveats if architecture.name in LOADED_ALONE else (*architecture.caveats, NOT_LOADED)
+    recipe: Conventions = {**architecture.recipe, "computation": _COMPUTATION}
+    return replace(architecture, roles=Roles(made), recipe=recipe, caveats=caveats)
 
 
 def without_decoder(graph: ModelGraph) -> ModelGraph:
@@ -60,12 +65,14 @@ def without_decoder(graph: ModelGraph) -> ModelGraph:
     by_name = {node.name: node for node in kept}
     inputs = {ref.name: ref for node in graph.nodes if node.name not in by_name for ref in node.inputs}
     gone = tuple(Dropped(ref, _LEFT_OUT) for ref in inputs.values())
+    architecture = alone(graph.architecture)
+    notes = [NOT_LOADED.text] if NOT_LOADED in architecture.caveats else []
     return replace(
         graph,
-        architecture=alone(graph.architecture),
+        architecture=architecture,
         nodes=kept,
         dropped=(*graph.dropped, *gone),
-        notes=(*graph.notes, *(loss.note for loss in losses(gone))),
+        notes=(*graph.notes, *(loss.note for loss in losses(gone)), *notes),
         by_name=by_name,
     )
 

@@ -123,10 +123,10 @@ def understand(
     if fuse_qkv or _has(checkpoint, ".attn_qkv.weight"):
         architecture = _fused(checkpoint, architecture, dialect)
     if mtp_only or _has(checkpoint, ".nextn."):
-        from ggferry.converters.next_token_blocks import alone, are_alone, check_alone
+        from ggferry.converters.next_token_blocks import alone, are_alone
 
-        if mtp_only:
-            check_alone(architecture, checkpoint.path, dropped=mtp is False)
+        if mtp_only and mtp is False:
+            raise UsageError("--no-mtp and --mtp-only", path=checkpoint.path, expected="one of them")
         if are_alone(checkpoint, architecture):
             return bind(checkpoint, alone(architecture), dialect, hparams)
     trunk = architecture
@@ -199,7 +199,7 @@ def _predicting(checkpoint: Checkpoint, architecture: Architecture, dialect: str
             name for name, spec in architectures().items() if "mtp" in (param.name for param in spec.hparams)
         )
         raise UsageError(
-            "--mtp: blocks that predict further tokens are not carried for this architecture",
+            "--mtp and --mtp-only: blocks that predict further tokens are not carried for this architecture",
             found=architecture.name,
             expected=", ".join(names),
         )

@@ -1,8 +1,17 @@
-"""Ling 3: the bounds of its experts, of which a configuration lists more than there are blocks, or fewer."""
+"""Ling 3: the bounds of its experts, of which a configuration lists more than there are blocks, or fewer; which blocks
+attend to everything, as those that predict further tokens do.
+"""
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _kda as kda
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.schema.architecture import HParam
 from ggferry.converters.schema.derivations import Derivation, Values
+
+
+def attending(values: Values) -> tuple[int, ...]:
+    """Return attention.head_count_kv: 1 in the blocks that attend to everything, 0 in the others."""
+    return (*kda.attending(values), *(1,) * nextn.count(values))
 
 
 def _length(name: str) -> Derivation:
@@ -15,7 +24,7 @@ def _length(name: str) -> Derivation:
 def _padded(name: str) -> Derivation:
     def bounds(values: Values) -> tuple[float, ...] | None:
         listed = values.get(name)
-        count = values["n_layer"]
+        count = values["n_blocks"]
         return None if listed is None else (*listed[:count], *([0.0] * (count - len(listed))))
 
     return bounds
@@ -27,5 +36,5 @@ def bounds(name: str, key: str, place: str) -> tuple[HParam, ...]:
     return (
         HParam(f"n_{declared}", None, derive=_length(declared), required=False),
         HParam(declared, None, common.F32, {"hf": place}, length=f"n_{declared}", null=0.0, required=False),
-        HParam(name, key, common.F32, derive=_padded(declared), length="n_layer", allow_scalar=True, required=False),
+        HParam(name, key, common.F32, derive=_padded(declared), length="n_blocks", allow_scalar=True, required=False),
     )

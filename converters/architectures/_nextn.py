@@ -20,7 +20,7 @@ BLOCKS = {"blk.": "n_blocks"}
 DROP = replace(routed.NEXT_TOKENS, when="n >= n_layer and mtp == 0")
 
 
-def _count(values: Values) -> int:
+def count(values: Values) -> int:
     """nextn_predict_layers: as stated, where they are carried."""
     return int(values["nextn_stated"]) if values["mtp"] else 0
 
@@ -36,7 +36,7 @@ HPARAMS = (
     replace(common.N_LAYER, key=None, derive=_layers),
     HParam("mtp", None, common.BOOL, required=False, defaults=(Default(False, "not carried", dialect="hf"),)),
     DECLARED,
-    HParam("n_nextn", COUNT, derive=_count, absent=0, check="n_nextn < n_blocks"),
+    HParam("n_nextn", COUNT, derive=count, absent=0, check="n_nextn < n_blocks"),
     HParam("n_blocks", "block_count", derive="n_layer + n_nextn"),
 )
 IGNORED_KEYS = IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder")
@@ -53,13 +53,23 @@ def dropped(drops: Sequence[Drop]) -> tuple[Drop, ...]:
     return tuple(DROP if drop.when == "n >= n_layer" else drop for drop in drops)
 
 
-def tensors(norm: Layout = SAME) -> Sequence[Role]:
-    """Return what such a block has more than an ordinary one; `norm`: how norms are stored."""
+def wiring(norm: Layout = SAME) -> Sequence[Role]:
+    """Return what leads into such a block; `norm`: how norms are stored."""
     return roles(
         """
-        nextn.eh_proj.weight                    : n_embd 2*n_embd | hf eh_proj.weight
-        nextn.enorm.weight f32                  : n_embd          | hf enorm.weight @norm
-        nextn.hnorm.weight f32                  : n_embd          | hf hnorm.weight @norm
+        nextn.eh_proj.weight   : n_embd 2*n_embd | hf eh_proj.weight
+        nextn.enorm.weight f32 : n_embd          | hf enorm.weight @norm
+        nextn.hnorm.weight f32 : n_embd          | hf hnorm.weight @norm
+        """,
+        when="n >= n_layer",
+        norm=norm,
+    )
+
+
+def tensors(norm: Layout = SAME) -> Sequence[Role]:
+    """Return what such a block has more than an ordinary one; `norm`: how norms are stored."""
+    further = roles(
+        """
         nextn.embed_tokens.weight optional      : n_vocab n_embd  | hf embed_tokens.weight
         nextn.shared_head_head.weight optional  : n_vocab n_embd  | hf shared_head.head.weight
         nextn.shared_head_norm.weight f32 optional : n_embd       | hf shared_head.norm.weight @norm
@@ -67,3 +77,4 @@ def tensors(norm: Layout = SAME) -> Sequence[Role]:
         when="n >= n_layer",
         norm=norm,
     )
+    return (*wiring(norm), *further)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.schema.architecture import HParam
 from ggferry.converters.schema.derivations import Derivation, Values, llama3_factors
 from ggferry.formats.gguf.values import ValueType
@@ -24,8 +25,13 @@ def _items(value: Any) -> tuple[Any, ...]:
 
 
 def windows(values: Values) -> tuple[bool, ...]:
-    """Return which blocks have a window."""
-    return tuple(_items(values["kinds"])[: values["n_layer"]])
+    """Return which blocks have a window.
+
+    Those that predict further tokens are listed behind the others, or apart; where they are not, they have none.
+    """
+    kinds, count, further = _items(values["kinds"]), values["n_layer"], nextn.count(values)
+    own = (kinds[count:] or _items(values.get("kinds_further") or ()))[:further]
+    return (*kinds[:count], *own, *(False,) * (further - len(own)))
 
 
 def by_kind(full: str, windowed: str) -> Derivation:
@@ -64,7 +70,7 @@ def rotated(values: Values) -> tuple[int, ...]:
 
 def fractions_are_those(values: Values) -> int:
     """Return 1 where the listed fractions are those that llama.cpp rotates, else 0."""
-    expected = [1.0 if window else 0.5 for window in values["swa_layers"]]
+    expected = [1.0 if window else 0.5 for window in values["swa_layers"][: values["n_layer"]]]
     return int(list(_items(values["fractions"])[: values["n_layer"]]) == expected)
 
 
@@ -92,8 +98,8 @@ def limits(name: str) -> Derivation:
     """Return a derivation: the listed bounds of the blocks; None where none is bounded."""
 
     def each(values: Values) -> tuple[float, ...] | None:
-        found = tuple(float(limit) for limit in _items(values[name])[: values["n_layer"]])
-        return found if any(found) else None
+        count, found = values["n_layer"] + nextn.count(values), [float(limit) for limit in _items(values[name])]
+        return (*found[:count], *(0.0,) * (count - len(found))) if any(found[:count]) else None
 
     return each
 

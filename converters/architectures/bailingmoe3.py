@@ -12,6 +12,7 @@ from ggferry.converters.architectures import _bailing3 as bailing
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _kda as kda
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
@@ -26,11 +27,12 @@ _HF = "transformers' default"
 
 HPARAMS = (
     common.N_VOCAB, replace(common.N_CTX, fields={"hf": "model_max_length|max_position_embeddings"}), common.N_EMBD,
-    common.N_LAYER, common.N_FF, common.N_HEAD, deepseek.QUERIES, *deepseek.WIDTHS, *deepseek.EPS,
+    *nextn.counted((common.N_LAYER,)), common.N_FF, common.N_HEAD, deepseek.QUERIES, *deepseek.WIDTHS,
+    *deepseek.EPS,
     HParam("attends", None, BOOL, {"hf": "layer_types"}, length="n_layer", required=False,
            words={"full_attention": True, "linear_attention": False}),
     HParam("group", None, fields={"hf": "layer_group_size"}, required=False),
-    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=kda.attending, length="n_layer"),
+    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=bailing.attending, length="n_blocks"),
     HParam("n_conv", "ssm.conv_kernel", fields={"hf": "short_conv_kernel_size|linear_conv_kernel_dim"}),
     HParam("kda_dim", "kda.head_dim", fields={"hf": "linear_head_dim|head_dim"}),
     HParam("kda_heads", None, fields={"hf": "linear_num_heads"}, required=False, check="kda_heads == n_head"),
@@ -38,8 +40,8 @@ HPARAMS = (
            defaults=(Default(True, _HF),)),
     HParam("kda_lower", "kda.gate_lower_bound", F32, {"hf": "kda_lower_bound"}, check="kda_lower < 0",
            defaults=(Default(-5.0, _HF, dialect="hf"),)),
-    HParam("q_width", None, derive=kda.query_widths, length="n_layer"),
-    HParam("v_width", None, derive=kda.value_widths, length="n_layer"),
+    HParam("q_width", None, derive=kda.query_widths, length="n_blocks"),
+    HParam("v_width", None, derive=kda.value_widths, length="n_blocks"),
     replace(rope.BASE, defaults=(Default(6000000.0, _HF, dialect="hf"),)),
     replace(rope.AXES_KIND, words={"default": "default", "mrope": "default"}),
     common.also_at(rope.SECTIONS_DECLARED, "mrope_section"), replace(rope.SECTIONS, required=False),
@@ -79,6 +81,8 @@ ROLES = roles(
         kda.delta_attention("attention."),
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         routed.dense_or_routed("mlp.gate.expert_bias", "n_ff_shexp"),
+        nextn.wiring(),
+        "layer_output_norm.weight f32 when=n >= n_layer : n_embd | hf final_layernorm.weight",
     ),
 )
 
@@ -92,7 +96,7 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
-            drops=(*deepseek.DROPS, *half.drop_vision("*visual.*", "linear_proj.*")),
+            drops=(*nextn.dropped(deepseek.DROPS), *half.drop_vision("*visual.*", "linear_proj.*")),
             config_section=half.WITHIN,
             renames=(*half.RENAMES, ("model.layers.{n}.attention.o_proj.", "model.layers.{n}.attention.dense.")),
             caveats=(deepseek.EPSILON,),
@@ -101,13 +105,13 @@ SPEC = Architecture(
                 IgnoredKey("num_key_value_heads", "every head has keys of its own, expanded from one"),
                 IgnoredKey("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
                 IgnoredKey("head_dim", "that of delta attention, or repeats qk_rope_head_dim"),
-                IgnoredKey("num_nextn_predict_layers num_mtp_layers mtp_*",
-                         "counts blocks that are no part of the decoder and dropped"),
+                nextn.IGNORED_KEYS, IgnoredKey("num_mtp_layers mtp_*", "of blocks that are no part of the decoder"),
                 IgnoredKey("rope_theta", "rope_parameters has the base"),
                 IgnoredKey("topk_method", "chosen with a bias", ("noaux_tc",)),
             ),
         ),
     ),
+    blocks=nextn.BLOCKS,
     recipe={
         "attention": "latent", "rope": "by_axes", "routing": "sigmoid", "decay": "rate", "limited": "after",
     },

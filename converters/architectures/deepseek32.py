@@ -22,7 +22,11 @@ SPEC = Architecture(
     roles=roles(
         tensors.embedding(),
         block(
-            tensors.norm("attn_norm", "input_layernorm"), latent_attention(), index.indexer(), deepseek.feed_forward()
+            tensors.norm("attn_norm", "input_layernorm"),
+            latent_attention(),
+            index.indexer(),
+            deepseek.feed_forward(),
+            nextn.tensors(),
         ),
     ),
     dialects=(

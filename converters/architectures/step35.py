@@ -3,7 +3,7 @@ of each head rotates; attention gated head by head; experts scored by sigmoid an
 one, whose activations are bounded in the last blocks.
 
 Sources: llama.cpp `src/models/step35.cpp`, `conversion/step3.py`, transformers `modeling_step3p7.py`. Blocks that
-predict further tokens are dropped.
+predict further tokens are dense.
 """
 
 from dataclasses import replace
@@ -11,12 +11,13 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _laguna as laguna
 from ggferry.converters.architectures import _limits as limits
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _step as step
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -26,17 +27,18 @@ _OTHER = "attention_other_setting."
 _WORDS = {"sliding_attention": True, "full_attention": False}
 
 HPARAMS = (
-    *common.SIZES[:5],
+    *nextn.counted(common.SIZES[:5]),
     *step.listed("kinds", "layer_types", BOOL, words=_WORDS),
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=step.windows, length="n_layer"),
+    *step.listed("kinds_further", "mtp_layer_types", BOOL, words=_WORDS),
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=step.windows, length="n_blocks"),
     HParam("heads_full", None, fields={"hf": "num_attention_heads"}, required=False),
     HParam("heads_swa", None, fields={"hf": f"num_sliding_attention_heads|{_OTHER}num_attention_heads"},
            derive="heads_full", required=False),
     HParam("kv_full", None, fields={"hf": "num_key_value_heads|num_attention_groups"}, required=False),
     HParam("kv_swa", None, fields={"hf": f"{_OTHER}num_attention_groups"}, derive="kv_full", required=False),
-    HParam("n_head", "attention.head_count", INT32, derive=step.by_kind("heads_full", "heads_swa"), length="n_layer",
+    HParam("n_head", "attention.head_count", INT32, derive=step.by_kind("heads_full", "heads_swa"), length="n_blocks",
            allow_scalar=True),
-    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=step.by_kind("kv_full", "kv_swa"), length="n_layer",
+    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=step.by_kind("kv_full", "kv_swa"), length="n_blocks",
            allow_scalar=True),
     replace(common.HEAD_DIM, implied=""), replace(common.HEAD_DIM_V, implied=""),
     replace(common.RMS_EPS, defaults=(replace(common.RMS_EPS.defaults[0], value=1e-5),)),
@@ -54,7 +56,7 @@ HPARAMS = (
     HParam("fraction_swa", None, F32, {"hf": "rope_parameters.sliding_attention.partial_rotary_factor"},
            words={1: 1.0}, required=False),
     HParam("widest_turn", "rope.dimension_count", derive="head_dim", check="widest_turn == head_dim"),
-    HParam("n_rot", None, derive=step.rotated, length="n_layer"),
+    HParam("n_rot", None, derive=step.rotated, length="n_blocks"),
     rope.LLAMA3_KIND, *rope.SCALING, rope.LOW, rope.HIGH,
     HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, length="n_layer", required=False,
            words={"dense": False, "sparse": True}),
@@ -66,13 +68,14 @@ HPARAMS = (
     replace(routed.SIGMOID, fields={"hf": "moe_router_activation"}),
     replace(routed.SCALE, fields={"hf": "moe_router_scaling_factor"}),
     replace(routed.NORM, fields={"hf": "norm_expert_weight"}),
-    *step.listed("limits_stated", "swiglu_limits", F32, null=0.0), limits.of_experts(step.limits("limits_stated")),
+    *step.listed("limits_stated", "swiglu_limits", F32, null=0.0),
+    replace(limits.of_experts(step.limits("limits_stated")), length="n_blocks"),
     *step.listed("shared_limits_stated", "swiglu_limits_shared", F32, null=0.0),
-    limits.of_shared(step.limits("shared_limits_stated")),
+    replace(limits.of_shared(step.limits("shared_limits_stated")), length="n_blocks"),
     common.TIED, common.SILU,
 )
 
-SPARSE = "n_dense <= n"
+SPARSE = "n_dense <= n and n < n_layer"
 ROLES = roles(
     tensors.embedding(layout=ADD_ONE),
     "rope_freqs.weight f32 optional : head_dim/2 | hf =factors",
@@ -82,24 +85,31 @@ ROLES = roles(
         tensors.qk_norm(layout=ADD_ONE),
         tensors.linear("attn_gate", "n_head n_embd", "self_attn.g_proj"),
         tensors.norm("ffn_norm", "post_attention_layernorm", layout=ADD_ONE),
-        tensors.gated(when="n < n_dense"),
-        """
-        ffn_gate_inp.weight f32 when=n_dense <= n : n_expert n_embd | hf moe.gate.weight
-        ffn_gate_exps.weight when=n_dense <= n : n_expert n_ff_exp n_embd | hf moe.gate_proj.weight
-        ffn_down_exps.weight when=n_dense <= n : n_expert n_embd n_ff_exp | hf moe.down_proj.weight
-        ffn_up_exps.weight when=n_dense <= n   : n_expert n_ff_exp n_embd | hf moe.up_proj.weight
-        exp_probs_b.bias when=n_dense <= n     : n_expert | hf moe.router_bias
+        tensors.gated(when="n < n_dense or n >= n_layer"),
+        f"""
+        ffn_gate_inp.weight f32 when={SPARSE} : n_expert n_embd | hf moe.gate.weight
+        ffn_gate_exps.weight when={SPARSE} : n_expert n_ff_exp n_embd | hf moe.gate_proj.weight
+        ffn_down_exps.weight when={SPARSE} : n_expert n_embd n_ff_exp | hf moe.down_proj.weight
+        ffn_up_exps.weight when={SPARSE}   : n_expert n_ff_exp n_embd | hf moe.up_proj.weight
+        exp_probs_b.bias when={SPARSE}     : n_expert | hf moe.router_bias
         """,
         tensors.shared_experts("share_expert.", width="n_ff_shexp", when=SPARSE),
+        nextn.tensors(ADD_ONE),
     ),
     factors=step.factors,
 )
 
-NEXT = Drop("model.layers.{n}.*", routed.NEXT_TOKENS.reason, when="n >= n_layer")
+_BLOCK = "model.layers.{n}."
 HF = Dialect(
     "hf",
     conventions={"norm_offset": 1.0},
-    drops=(NEXT, *common.DROPS, *half.drop_vision("vision_model.*", "vit_large_projector.*", "model.vision_model.*")),
+    renames=(
+        (f"{_BLOCK}transformer.shared_head.output.", f"{_BLOCK}shared_head.head."), (f"{_BLOCK}transformer.", _BLOCK),
+    ),
+    drops=(
+        nextn.DROP, *common.DROPS,
+        *half.drop_vision("vision_model.*", "vit_large_projector.*", "model.vision_model.*"),
+    ),
     caveats=rope.CAVEATS,
     ignored_keys=(
         common.UNBIASED,
@@ -113,7 +123,7 @@ HF = Dialect(
         IgnoredKey("max_seq_len", "repeats the context", follows="n_ctx"),
         IgnoredKey("att_impl_type attention_other_setting.*", "the numbers of heads say it"),
         IgnoredKey("per_layer_config per_layer_config.*", "the kinds of blocks say it"),
-        IgnoredKey("mtp_layer_types mtp_mlp_layer_types", "of blocks that are dropped"),
+        IgnoredKey("mtp_mlp_layer_types", "blocks that predict further tokens are dense"),
         IgnoredKey("num_local_experts", "another name of the number of experts, or unused"),
         half.VISION_KEYS,
         IgnoredKey("projector_bias understand_projector_stride image_token_len patch_token_len",
@@ -134,6 +144,7 @@ SPEC = Architecture(
             config_section=half.WITHIN
         ),
     ),
+    blocks=nextn.BLOCKS,
     recipe={"rope": "halves", "routing": "sigmoid", "limited": "after"},
     caveats=(common.own_output("step35"),),
 )

@@ -84,12 +84,13 @@ def forward(
     weights = weights or Weights(graph)
     try:
         with torch.inference_mode(), one_thread(), making_tensors(weights.device, weights.wide):
-            compute = getattr(_computation(graph), part, None)
+            module = _computation(graph)
+            compute = getattr(module, part, None)
             if compute is None:
                 raise UnsupportedError("no encoder", path=graph.checkpoint.path, found=graph.architecture.name)
             model = Model(graph, weights, inputs, places, choices)
             found = compute(model, tokens, progress or (lambda done: None))
-            every = reads and len(found) == len(tokens) and part != FURTHER
+            every = reads and len(found) == len(tokens) and compute is not getattr(module, FURTHER, None)
             return (model.selected(found) if every else found).cpu().numpy()
     except (ArithmeticError, ValueError) as error:
         raise InconsistentError(

@@ -110,7 +110,8 @@ class Model:
         self.weights = weights or Weights(graph)
         self.sizes: Mapping[str, Any] = {name: as_stored(value) for name, value in graph.sizes.items()}
         self.recipe: Recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
-        self.lists = tuple(param.name for param in graph.architecture.hparams if param.length == "n_layer")
+        lengths = {"n_layer", *graph.architecture.blocks.values()}
+        self.lists = tuple(param.name for param in graph.architecture.hparams if param.length in lengths)
         self.number = -1
         self.kept: dict[Any, Any] = {}
 
@@ -122,7 +123,7 @@ class Model:
     def at(self, number: int) -> Model:
         """Return the model as block `number` sees it: hparams with one value for each block have that block's value.
 
-        They have none for a block that predicts further tokens, which the list does not reach.
+        They have none for a block that predicts further tokens, where the list does not reach it.
         """
         found = copy(self)
         own = {name: value for name in self.lists if isinstance(value := self.sizes.get(name), tuple)}

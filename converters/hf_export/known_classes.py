@@ -105,6 +105,14 @@ def _lines(name: str) -> Iterator[list[str]]:
 
 
 def known_class(name: str) -> KnownClass | None:
-    """Return what is known of a class: under several model types, of the one with a text model's keys, the shortest."""
+    """Return what is known of a class, under several model types of one with a text model's keys.
+
+    It is the one that the class is named after (not 'sarvam_mla' for DeepSeek V3's), else the shortest.
+    """
     listed = _listed().get(name)
-    return min(listed, key=lambda each: (bool(each.config_section), len(each.model_type))) if listed else None
+    return min(listed, key=lambda each: _order(name, each)) if listed else None
+
+
+def _order(name: str, known: KnownClass) -> tuple[bool, bool, int]:
+    named_after = name.lower().startswith(known.model_type.replace("_", "").replace("-", ""))
+    return bool(known.config_section), not named_after, len(known.model_type)

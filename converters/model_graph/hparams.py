@@ -140,7 +140,7 @@ class Solver:
                 early[param.name] = next(held, early.get(param.name))
         early = {name: value for name, value in early.items() if value is not None}
         for param in self.architecture.hparams:
-            if param.length == "n_layer" and param.derive and param.name not in early:
+            if param.name in self._lists and param.derive and param.name not in early:
                 with suppress(KeyError, ValueError, OverflowError, ZeroDivisionError):
                     found = derive(param.derive, early)
                     early |= {} if found is None else {param.name: found}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Rowwise, Then, Transpose, row_count
 from ggferry.converters.schema.partial_layouts import Row, Scaled
-from ggferry.converters.schema.tower_layouts import Joined
+from ggferry.converters.schema.tower_layouts import Joined, Resampled
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.tensor_read import read_rows, read_span_rows
@@ -225,6 +225,8 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
             if node.shape[0] > MAX_VECTOR:
                 raise UnsupportedError(f"{node.name}: a vector of {node.shape[0]} elements", path=checkpoint.path)
             return layout.apply(*(values_of(checkpoint, ref, 0, ref.rows).reshape(1, -1) for ref in node.inputs))
+        case Resampled():
+            return _resampled(checkpoint, node, layout, start, stop)
         case Scaled():
             return layout.scaled(_apply(checkpoint, node, SAME, start, stop), start)
         case Rowwise():
@@ -253,6 +255,15 @@ def _reshaped(checkpoint: Checkpoint, node: Node) -> Node:
     if ref.type.elements != 1 or len(ref.spans) != 1 or ref.spans[0].strides:
         raise UnsupportedError(f"{ref.name}: {ref.type} in pieces or blocks cannot be reshaped", path=checkpoint.path)
     return replace(node, inputs=(replace(ref, shape=shape, spans=(replace(ref.spans[0], shape=shape),)),))
+
+
+def _resampled(checkpoint: Checkpoint, node: Node, layout: Resampled, start: int, stop: int) -> Floats:
+    """Return rows that are each made of several of the input."""
+    (ref,) = node.inputs
+    out = np.zeros((stop - start, ref.columns), np.float32)
+    for at, weights in layout.corners(np.arange(start, stop), ref.rows):
+        out += weights[:, None] * _scattered(checkpoint, ref, at, codec(ref.type.name).values)
+    return out
 
 
 def _cut(checkpoint: Checkpoint, node: Node, first: Layout, start: int, stop: int) -> Floats:

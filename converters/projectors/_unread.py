@@ -9,8 +9,7 @@ _GLM = (
 _TALKER = "its mmproj file is of the talker, which is not read"
 _ALONE = "transformers has no class of it, so that nobody but llama.cpp could say whether a table is right"
 _RADIO = (
-    "its file holds the table of positions resampled to the size of pictures, which nothing here computes; llama.cpp's "
-    "converter aligns the corners of the table, the model does not"
+    "a tower that no text model stands behind: llama.cpp's converter knows the class, and takes none of its tensors"
 )
 _ROUTED = "its vision encoder gives patches to experts, its audio encoder is one of its own: no table reads them yet"
 UNREAD: Mapping[str, str] = {
@@ -28,7 +27,7 @@ UNREAD: Mapping[str, str] = {
         ),
         _ALONE,
     ),
-    **dict.fromkeys(("NemotronH_Nano_VL_V2", "RADIOModel"), _RADIO),
+    "RADIOModel": _RADIO,
     **dict.fromkeys(("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration"), _ROUTED),
     "Granite4VisionForConditionalGeneration": "its rows come from several q-formers, each over windows of the states "
     "of one block, in the order of the text model's blocks that read them: neither half is read yet",

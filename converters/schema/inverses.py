@@ -64,6 +64,8 @@ def llama3(values: Values) -> Values:
 def _solved(values: Values, factors: tuple[float, ...]) -> list[tuple[int, float, float]]:
     """Return (original context, low, high) that may explain the factors: 1/f is linear in 1/wavelength between."""
     stretch, n_rot, base = max(factors), values["n_rot"], values["rope_base"]
+    if isinstance(n_rot, tuple):  # each block turns a share of its own
+        return []
     waves = [2 * math.pi * base ** (2 * i / n_rot) for i in range(len(factors))]
     between = [(1 / wave, (1 / f - 1 / stretch) / (1 - 1 / stretch)) for wave, f in zip(waves, factors, strict=True)
                if 1 < f < stretch]
@@ -165,7 +167,7 @@ def attending(values: Values) -> Values:
     listed = values.get("n_head_kv")
     if not isinstance(listed, tuple):
         listed = (listed,) * values["n_layer"]
-    attends = tuple(count > 0 for count in listed)
+    attends = tuple(count > 0 for count in listed[: values["n_layer"]])  # blocks that predict further tokens do, too
     at = tuple(n for n, truth in enumerate(attends) if truth)
     period, offset = _period(at, len(attends))
     return {"attends": attends, "heads_kv": max(listed), "attn_indices": at, "n_attending": len(at),

@@ -5,7 +5,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.schema.layouts import Arithmetic, Layout, Pointwise, Rearrange, Reshape, Rowwise, Shape, Then
+from ggferry.converters.schema.expressions import evaluate
+from ggferry.converters.schema.layouts import (
+    Arithmetic,
+    Layout,
+    Pointwise,
+    Rearrange,
+    Reshape,
+    Rowwise,
+    Shape,
+    Sizes,
+    Then,
+    row_count,
+)
 from ggferry.converters.schema.partial_layouts import Columns
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
@@ -97,6 +109,48 @@ class Summed(Rowwise):
         (array,) = arrays
         out: Array = array.reshape(*array.shape[:-1], self.of, -1).astype(np.float32).sum(-2)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Resampled(Arithmetic):
+    """A square table of places made one of `side` by `side`, each row of up to four: bilinear, corners not aligned.
+
+    Definition: torch `interpolate(mode="bilinear", align_corners=False)`, whose weights are computed in float32.
+    """
+
+    side: str | int
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Resampled(evaluate(self.side, sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if math.isqrt(row_count(only)) ** 2 != row_count(only):
+            raise ValueError(f"the rows of {only} are no square of places")
+        return (int(self.side) ** 2, only[-1])
+
+    def corners(self, rows: Array, count: int) -> list[tuple[Array, Array]]:
+        """Return, for output rows, four times which of `count` input rows they are made of, and its float32 weights."""
+        before, after = math.isqrt(count), int(self.side)
+        downs, acrosses = (_between(place, before, after) for place in np.divmod(rows, after))
+        return [(y * before + x, down * across) for y, down in downs for x, across in acrosses]
+
+    def apply(self, *arrays: Array) -> Array:
+        table = arrays[0].reshape(row_count(arrays[0].shape), -1).astype(np.float32)
+        found = [
+            weights[:, None] * table[at] for at, weights in self.corners(np.arange(int(self.side) ** 2), len(table))
+        ]
+        out: Array = sum(found[1:], found[0])
+        return out
+
+
+def _between(places: Array, before: int, after: int) -> list[tuple[Array, Array]]:
+    """Return the two places of `before` that each of `after` lies between, with the weight of either."""
+    scale = np.float32(before) / np.float32(after)
+    exact = np.maximum(scale * (places.astype(np.float32) + np.float32(0.5)) - np.float32(0.5), np.float32(0))
+    low = exact.astype(np.int64)
+    share = exact - low.astype(np.float32)
+    return [(low, np.float32(1) - share), (np.minimum(low + 1, before - 1), share)]
 
 
 @dataclass(frozen=True, slots=True)

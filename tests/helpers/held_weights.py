@@ -41,7 +41,7 @@ def held_model(tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, Any], **
     """A model of these tensors: what a block is made of, tried on its own."""
     graph = SimpleNamespace(
         sizes=dict(sizes),
-        architecture=SimpleNamespace(recipe=recipe, hparams=()),
+        architecture=SimpleNamespace(recipe=recipe, hparams=(), blocks={}),
         dialect=SimpleNamespace(conventions={}),
     )
     return Model(graph, Held(tensors))  # type: ignore[arg-type]

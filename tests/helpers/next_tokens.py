@@ -13,8 +13,27 @@ from safetensors.numpy import load_file, save_file
 from helpers.tiny import TOKENS
 from helpers.tiny_models import make
 
-LAST: dict[str, dict[str, Any]] = {"glm4moe": {}, "deepseek v3": {"rms_norm_eps": 1e-6}, "hy_v3": {}}
+LAST: dict[str, dict[str, Any]] = {
+    "glm4moe": {},
+    "deepseek v3": {"rms_norm_eps": 1e-6},
+    "hy_v3": {},
+    "deepseek v3.2": {"rms_norm_eps": 1e-6, "index_head_dim": 64},
+    "ling 3": {},
+    "step35": {
+        "mtp_layer_types": ["full_attention"] * 2,
+        "mtp_mlp_layer_types": ["dense"] * 2,
+        "swiglu_limits_shared": [0.0, 0.0, 0.0, 0.5],  # the block that is copied is bounded by nothing
+    },
+    "glm 5": {"rms_norm_eps": 1e-6, "index_head_dim": 64, "indexer_types": ["full", "shared", "full", "full"]},
+}
 """Families that keep such blocks as layers behind the last."""
+_STEP = "transformer.shared_head"
+FINAL = {"ling 3": "final_layernorm", "step35": f"{_STEP}.norm"}
+"""What the last norm of such a block is called, where not `shared_head.norm`."""
+OWN: dict[str, tuple[str, ...]] = {"ling 3": (), "step35": (f"{_STEP}.output",)}
+"""Its own matrices of a row a token, where not `embed_tokens` and `shared_head.head`."""
+LIKE = {"step35": 0}
+"""Families whose blocks are like another one than the last: Step's is dense, and looks at everything."""
 APART = ("qwen3next", "qwen3next irregular", "qwen35", "qwen35moe", "qwen35 that sees")
 """Families that keep theirs under `mtp.`, which attends to everything whatever the last block does."""
 MODELS = {**LAST, **{name: {} for name in APART}}
@@ -24,25 +43,27 @@ def predicting(name: str, folder: Path, count: int = 1, **changes: Any) -> np.nd
     """transformers' logits; the model stands in `folder` with blocks behind its last one, copies of that."""
     logits = make(name, folder, **{**MODELS.get(name, {}), **changes})
     config, path = json.loads((folder / "config.json").read_text()), folder / "model.safetensors"
-    tensors, rng = load_file(path), np.random.default_rng(5)
+    tensors, rng = load_file(path), np.random.default_rng(7 if name == "step35" else 5)  # 5: a row that float32 spoils
     if name in APART:
         return apart(logits, config, tensors, path)
-    last, width = config["num_hidden_layers"] - 1, config["hidden_size"]
-    for n in range(last + 1, last + 1 + count):
+    text = config.get("text_config", config)
+    blocks, width = text["num_hidden_layers"], text["hidden_size"]
+    like = f"model.layers.{LIKE.get(name, blocks - 1)}."
+    of_one = {key: value for key, value in tensors.items() if key.startswith(like)}
+    for n in range(blocks, blocks + count):
         at = f"model.layers.{n}."
-        of_last = {key: value for key, value in tensors.items() if key.startswith(f"model.layers.{last}.")}
-        tensors |= {key.replace(f"model.layers.{last}.", at): value + 0.25 for key, value in of_last.items()}
+        tensors |= {key.replace(like, at): value + 0.25 for key, value in of_one.items()}
         shapes = {
             "eh_proj": (width, 2 * width),
             "enorm": (width,),
             "hnorm": (width,),
-            "shared_head.norm": (width,),
-            "embed_tokens": (config["vocab_size"], width),
-            "shared_head.head": (config["vocab_size"], width),
+            FINAL.get(name, "shared_head.norm"): (width,),
         }
+        shapes |= dict.fromkeys(OWN.get(name, ("embed_tokens", "shared_head.head")), (text["vocab_size"], width))
         tensors |= {f"{at}{key}.weight": rng.normal(0, 0.3, size).astype(np.float32) for key, size in shapes.items()}
     save_file(tensors, path)
-    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": count}))
+    text["num_nextn_predict_layers"] = count
+    (folder / "config.json").write_text(json.dumps(config))
     return logits
 
 
@@ -65,6 +86,33 @@ def apart(logits: np.ndarray, config: dict[str, Any], tensors: dict[str, np.ndar
     return logits
 
 
+def states_before(folder: Path) -> np.ndarray:
+    """transformers' normalized states of the last block of the decoder, float32 `(tokens, width)`."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states[-1][0].numpy()
+
+
+def _states_of(block: Any) -> Any:
+    """The block, of whose results the first is passed on: GLM-5's gives what its indexer chose, too."""
+    import torch
+
+    class States(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, *args: Any, **more: Any) -> Any:
+            found = self.block(*args, **more)
+            return found[0] if isinstance(found, tuple) else found
+
+    return States()
+
+
 def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
     """What transformers' own module of such a block computes of the saved model, float32 `(rows, vocab)`: for each
     block in turn, one row fewer than the block before it."""
@@ -76,12 +124,16 @@ def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
     model = getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=torch.float32).eval()
     decoder, tensors = model.get_decoder(), load_file(folder / "model.safetensors")
     of_text = model.config.get_text_config()
-    like = of_text.layer_types.index("full_attention") if name in APART else of_text.num_hidden_layers - 1
+    last = of_text.num_hidden_layers - 1
+    like = of_text.layer_types.index("full_attention") if name in APART else LIKE.get(name, last)
+    kind = {"layer_type": "full_attention"} if name == "step35" else {}
     pieces = zip(
         ("eh_proj", "enorm", "hnorm", "post_norm"),
         ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
         if name in APART
-        else [f"model.layers.{{n}}.{each}" for each in ("eh_proj", "enorm", "hnorm", "shared_head.norm")],
+        else [
+            f"model.layers.{{n}}.{each}" for each in ("eh_proj", "enorm", "hnorm", FINAL.get(name, "shared_head.norm"))
+        ],
         strict=True,
     )
     places = dict(pieces)
@@ -89,19 +141,20 @@ def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
     with torch.no_grad():
         states = model(tokens, output_hidden_states=True).hidden_states[-1]
         for ahead in range(1, 1 + count):
-            n = of_text.num_hidden_layers - 1 + ahead
+            n = last + ahead
             block = copy.deepcopy(decoder.layers[like])
             block.load_state_dict({key: value + 0.25 for key, value in block.state_dict().items()})
-            layer = MtpLayer(of_text, lambda *_, block=block: block, type(decoder.norm), like).eval()
+            layer = MtpLayer(of_text, lambda *_, block=block: _states_of(block), type(decoder.norm), like).eval()
             for own, theirs in places.items():
                 getattr(layer, own).weight.copy_(torch.from_numpy(tensors[f"{theirs.format(n=n)}.weight"]))
             read, at = tokens[:, ahead:], torch.arange(ahead, len(TOKENS))[None]
             own_rows = tensors.get(f"model.layers.{n}.embed_tokens.weight")
             embedded = model.get_input_embeddings()(read) if own_rows is None else torch.from_numpy(own_rows)[read]
             mask = torch.full((at.shape[1],) * 2, -torch.inf).triu(1)[None, None]
-            turned = decoder.rotary_emb(embedded, position_ids=at)
+            turned = decoder.rotary_emb(embedded, position_ids=at, **kind)
             states = layer(embedded, states[:, :-1], turned, mask, at, None)
-            head = tensors.get(f"model.layers.{n}.shared_head.head.weight")
-            weights = model.lm_head.weight if head is None else torch.from_numpy(head)
+            heads = [tensors.get(f"model.layers.{n}.{own}.weight") for own in ("shared_head.head", f"{_STEP}.output")]
+            head = next((torch.from_numpy(found) for found in heads if found is not None), None)
+            weights = model.lm_head.weight if head is None else head
             rows.append((states @ weights.T)[0].numpy())
     return np.concatenate(rows)

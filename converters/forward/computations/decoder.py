@@ -6,7 +6,7 @@ One pass for all decoder families, parametrized by `Recipe` and hparams. Definit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.feed_forward import apart_from_experts, beside_experts, feed_forward
@@ -40,14 +40,17 @@ def logits_and_further(model: Model, tokens: Sequence[int], progress: Callable[[
     llama.cpp's graphs of the kind `LLM_GRAPH_TYPE_DECODER_MTP` (`src/models/{glm4-moe,qwen35}.cpp`).
     """
     x = model.norm(LAST_NORMS[model.recipe.output_norm], _last_states(model, tokens, progress))
-    found = [unembedded(model, model.selected(x))]
+    return torch.cat([unembedded(model, model.selected(x)), *further_logits(model, tokens, x)])
+
+
+def further_logits(model: Model, tokens: Sequence[int], x: Tensor) -> Iterator[Tensor]:
+    """Yield the logits of each block that predicts further tokens, over the decoder's normalized states x."""
     for ahead in range(1, min(1 + model.sizes["n_nextn"], len(tokens))):
         x = _further_states(model, ahead, tokens[ahead:], x[:-1])
         requested = range(len(tokens)) if model.places.rows is None else model.places.rows
         rows = x[[row for row in requested if row < len(x)]]
         own = f"blk.{model.sizes['n_layer'] + ahead - 1}.nextn.shared_head_head"
-        found.append(model.linear(own, rows) if model.has(own) else unembedded(model, rows))
-    return torch.cat(found)
+        yield model.linear(own, rows) if model.has(own) else unembedded(model, rows)
 
 
 def _further_states(model: Model, ahead: int, tokens: Sequence[int], states: Tensor) -> Tensor:
@@ -58,8 +61,8 @@ def _further_states(model: Model, ahead: int, tokens: Sequence[int], states: Ten
     read = model.weights.rows(f"{own if model.has(own) else 'token_embd'}.weight", tokens) * _embedding_scale(model)
     both = torch.cat([model.norm(f"{name}nextn.enorm", read), model.norm(f"{name}nextn.hnorm", states)], dim=-1)
     x = after_block(block, name, model.linear(f"{name}nextn.eh_proj", both))
-    norm = f"{name}nextn.shared_head_norm"
-    return model.norm(norm if model.has(norm) else LAST_NORMS[model.recipe.output_norm], x)
+    norms = (f"{name}nextn.shared_head_norm", f"{name}layer_output_norm")  # the latter is Ling 2's name for it
+    return model.norm(next(filter(model.has, norms), LAST_NORMS[model.recipe.output_norm]), x)
 
 
 def _last_states(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
@@ -125,7 +128,9 @@ def after_block(model: Model, block: str, x: Tensor) -> Tensor:
     x = x + scale * seen
     if model.has(f"{block}ffn_norm_exps"):
         return x + apart_from_experts(model, block, x, start)
-    fed = _after(model, f"{block}layer_output_norm", _fed(model, block, x, start))  # Grok 1's name for it
+    fed = _fed(model, block, x, start)
+    if not model.has(f"{block}nextn.eh_proj"):
+        fed = _after(model, f"{block}layer_output_norm", fed)  # Grok 1's name for it
     return x + scale * _after(model, f"{block}post_ffw_norm", fed)
 
 

@@ -22,7 +22,7 @@ from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
 from helpers.hf_export import check_tensors
 from helpers.llama_cpp import continuations
-from helpers.next_tokens import APART, LAST, MODELS, further_logits, predicting
+from helpers.next_tokens import APART, LAST, MODELS, OWN, further_logits, predicting
 from helpers.tiny import TOKENS
 from helpers.tiny_models import make, relative, write
 
@@ -41,7 +41,7 @@ def test_they_are_carried(name: str, tmp_path: Path) -> None:
     key = source.architecture.name
     assert made.metadata[f"{key}.block_count"].data == blocks + 1
     assert made.metadata[f"{key}.nextn_predict_layers"].data == 1
-    extras = [extra for extra in EXTRA if name not in APART or extra not in ("embed_tokens", "shared_head_head")]
+    extras = EXTRA[:3] if name in OWN else [e for e in EXTRA if name not in APART or e not in EXTRA[3:5]]
     assert {f"blk.{blocks}.nextn.{extra}.weight" for extra in extras} <= set(made.tensors)
     again = graph_of(str(path))
     assert again.sizes["n_layer"] == blocks and {node.name for node in again.nodes} == {n.name for n in source.nodes}
@@ -64,7 +64,7 @@ def test_hunyuans_own_name_of_the_last_norm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["glm4moe", "qwen3next", "qwen35", "qwen35moe"])
+@pytest.mark.parametrize("name", ["glm4moe", "qwen3next", "qwen35", "qwen35moe", "glm 5", "deepseek v3.2"])
 def test_the_road_back_has_them_under_their_names(name: str, tmp_path: Path) -> None:
     predicting(name, tmp_path / "hf")
     gguf = write(understand(open_checkpoint(str(tmp_path / "hf"))), tmp_path / "x.gguf")
@@ -133,7 +133,7 @@ def test_a_file_without_them_is_verified_without_an_option(tmp_path: Path) -> No
 
 def test_a_model_without_them(tmp_path: Path) -> None:
     make("llama", tmp_path / "llama")
-    with pytest.raises(UsageError, match=r"for this architecture: found llama, expected bailingmoe2, deepseek2"):
+    with pytest.raises(UsageError, match=r"found llama, expected bailingmoe2, bailingmoe3, deepseek2"):
         understand(open_checkpoint(str(tmp_path / "llama")), mtp=True)
     make("glm4moe", tmp_path / "glm")
     with pytest.raises(MissingError, match="found 4 blocks, expected 5"):  # transformers states one and has none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,21 @@ from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.forward.model import Places
 from ggferry.converters.next_token_blocks import LOADED_ALONE
+from ggferry.converters.proof.logits import check_logits
 from ggferry.converters.proof.runtime_keys import check
+from ggferry.converters.schema.layouts import SAME
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import UsageError, VerificationError
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
 from helpers.llama_cpp import draft_candidates
-from helpers.next_tokens import MODELS, predicting
+from helpers.next_tokens import LAST, MODELS, further_logits, predicting, states_before
 from helpers.tiny import TOKENS
-from helpers.tiny_models import make, write
+from helpers.tiny_models import make, relative, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OF_DECODER = ("token_embd.weight", "output_norm.weight", "output.weight")
@@ -55,6 +60,39 @@ def test_tensors_and_keys(name: str, tmp_path: Path) -> None:
     }
     assert not [found for found in check(own["general.architecture"].data, own, only) if "tensor" in found.kind]
     assert any("of the decoder" in note for note in made.receipt["notes"])
+    proved = made.receipt["logits"]
+    assert proved["what"].startswith("logits of the blocks that predict further tokens (over fixed states")
+    assert "blocks that predict further tokens: 1" in proved["reached"] and proved["limit"] < 1e-5
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", MODELS)
+def test_over_the_decoders_states_it_computes_what_transformers_module_does(name: str, tmp_path: Path) -> None:
+    count = 2 if name in LAST else 1
+    predicting(name, tmp_path / "hf", count)
+    further = further_logits(name, tmp_path / "hf", count)
+    states = states_before(tmp_path / "hf")
+    source = understand(graph_of(str(tmp_path / "hf")).checkpoint, mtp_only=True)
+    assert relative(further, forward(source, TOKENS, inputs={"states": states})) <= 1e-5
+    made = graph_of(str(write(source, tmp_path / "x.gguf")))
+    whole = forward(made, TOKENS, inputs={"states": states})
+    assert relative(further, whole) <= 1e-5
+    some = forward(made, TOKENS, inputs={"states": states}, places=Places(rows=(0, 1)))
+    assert len(some) == 2 * count and relative(whole[:2], some[:2]) <= 1e-5
+    with pytest.raises(UsageError, match="one a token"):
+        forward(made, TOKENS, inputs={"states": states[1:]})
+
+
+@pytest.mark.parametrize("wrong", ["nextn.enorm.weight", "nextn.hnorm.weight", "attn_norm.weight"])
+def test_a_mistake_in_the_layout_is_noticed_by_the_forward_pass(wrong: str, tmp_path: Path) -> None:
+    """Qwen's norms are written with 1 added: one that is not has the values that the layout, so planted, asks for."""
+    predicting("qwen35", tmp_path / "hf")
+    source = understand(graph_of(str(tmp_path / "hf")).checkpoint, mtp_only=True)
+    nodes = [replace(node, layout=SAME) if node.name.endswith(f".{wrong}") else node for node in source.nodes]
+    planted = replace(source, nodes=tuple(nodes), by_name={node.name: node for node in nodes})
+    assert check_logits(source, graph_of(str(write(source, tmp_path / "good.gguf")))).relative_rms < 1e-5
+    with pytest.raises(VerificationError, match="the forward pass of the output differs"):
+        check_logits(source, graph_of(str(write(planted, tmp_path / "x.gguf"))))
 
 
 def test_it_is_verified_without_an_option_and_not_taken_for_another(tmp_path: Path) -> None:
@@ -75,7 +113,7 @@ def test_it_is_verified_without_an_option_and_not_taken_for_another(tmp_path: Pa
 
 def test_refusals(tmp_path: Path) -> None:
     make("llama", tmp_path / "llama")
-    with pytest.raises(UsageError, match=r"--mtp-only: .* found llama, expected deepseek2"):
+    with pytest.raises(UsageError, match=r"--mtp-only: .* found llama, expected bailingmoe2, bailingmoe3, deepseek2"):
         convert(request_of(tmp_path / "llama", tmp_path / "x.gguf", mtp_only=True))
     predicting("qwen35", tmp_path / "hf")
     with pytest.raises(UsageError, match="--no-mtp and --mtp-only"):

@@ -16,13 +16,14 @@ from safetensors.numpy import load_file, save_file
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.forward.evaluate import forward, part_compared
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import GgferryError, InconsistentError, ShapeError
 from ggferry.formats.readers.gguf import open_gguf
 from helpers.llama_cpp import continuations
+from helpers.next_tokens import further_logits, predicting
 from helpers.tiny_models import TOKENS, make, relative, write
 
 Config = dict[str, Any]
@@ -282,6 +283,25 @@ def test_ling_2_is_glms_graph(tmp_path: Path) -> None:
     made = open_gguf(str(check(tmp_path, logits))).metadata
     assert made["bailingmoe2.expert_shared_feed_forward_length"].data * 2 == 80
     assert made["bailingmoe2.rope.dimension_count"].data == 6
+
+
+def test_what_predicts_further_tokens_of_ling_2_is_glms_block(tmp_path: Path) -> None:
+    """Its last norm is called otherwise, and stands before the output; alone, no runtime takes such blocks."""
+    predicting("glm4moe", tmp_path, attention_bias=False, num_attention_heads=4, num_key_value_heads=2)
+    further = further_logits("glm4moe", tmp_path)
+    path, config = tmp_path / "model.safetensors", json.loads((tmp_path / "config.json").read_text())
+    config |= {"architectures": ["BailingMoeV2ForCausalLM"], "num_experts": config.pop("n_routed_experts")}
+    config |= {"num_shared_experts": config.pop("n_shared_experts"), "score_function": "sigmoid"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    named = {name.replace("shared_head.norm", "final_layernorm"): x for name, x in fused(load_file(path)).items()}
+    save_file({name: np.ascontiguousarray(x) for name, x in named.items()}, path)
+    source = understand(open_checkpoint(str(tmp_path)))
+    assert relative(further, forward(source, TOKENS, part=part_compared(source))[len(TOKENS) :]) <= 1e-5
+    only = understand(open_checkpoint(str(tmp_path)), mtp_only=True)
+    assert not only.runtimes and any("loads no file of such blocks alone" in note for note in only.notes)
+    again = graph_of(str(write(only, tmp_path / "x.gguf")))
+    assert again.by_name.keys() == only.by_name.keys()
+    assert relative(forward(only, TOKENS), forward(again, TOKENS)) <= 1e-6
 
 
 @pytest.mark.slow
