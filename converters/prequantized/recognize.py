@@ -129,15 +129,21 @@ _SIGNS = {
 _AUTO_ROUND = {
     f"{prefix}{form}": scheme
     for prefix in ("auto_round:", "")
-    for form, scheme in (("auto_gptq", "gptq"), ("gptq", "gptq"), ("auto_awq", "awq"), ("awq", "awq"))
-}
+    for form, scheme in (
+        ("auto_gptq", "gptq"),
+        ("gptq", "gptq"),
+        ("gptqmodel", "gptq"),
+        ("auto_awq", "awq"),
+        ("awq", "awq"),
+    )
+} | {"auto_round": "gptq"}
 """What AutoRound packs as the schemes of others: `packing_format` → scheme. Source: auto-round `inference/backend.py`
-(`BackendInfos`: 'auto_gptq' has the zero points of GPTQ's first format), transformers' `AutoRoundConfig`."""
+(`GPTQ_FORMAT`, `GPTQ_FORMAT_NO_ZP`, `AWQ_FORMAT`), transformers' `AutoRoundConfig`."""
 
 
 def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
     """Return the name of the scheme, also for configurations that do not state it: MLX's, and old ones."""
-    declared = config.get("quant_method")
+    declared = config.get("quant_method", config.get("method"))  # GPTQModel is about to write the latter alone
     if isinstance(declared, str) and declared.lower() in ("auto-round", "intel/auto-round"):
         form, kind = config.get("packing_format", "auto_round:gptq"), config.get("data_type", "int")
         return (_AUTO_ROUND.get(str(form)) if kind == "int" else None) or f"auto-round, {form} of {kind}"

@@ -194,7 +194,7 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
         ({**compressed(4, 32, "pack-quantized"), "sparsity_config": {"format": "sparse-24"}}, "sparse-24"),
         ({**compressed(4, 32, "pack-quantized"), "transform_config": {"R1": {}}}, "R1"),
         (gptq_config(4, 32, checkpoint_format="marlin"), "marlin"),
-        (gptq_config(5, 32), "bits"),
+        (gptq_config(9, 32), "bits"),
     ],
 )
 def test_other_schemes_are_refused_by_name(config: Any, named: str, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def gptq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Arra
     stored = np.asarray(read(words, slice(None), _cover(r)))[:, r - r.min()].T
     levels = _bits(stored, c * bits, bits)
     tall = read.shape(f"{base}.scales")
-    size = settings.get("group_size") or _gptq_group(columns, 1 if tall[1] == 1 else tall[0])
+    size = _gptq_group(settings, base, columns, 1 if tall[1] == 1 else tall[0])
     groups = c // (columns if size == -1 else size)
     if order in read and read.shape(order)[0]:
         groups = np.asarray(read(order, _cover(c)))[c - c.min()].astype(np.int64)
@@ -134,14 +134,22 @@ def gptq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Arra
         scale, product = (x[r] if tall[1] == 1 else x[groups][:, r].T for x in (scale, product))
         return levels.astype(np.float32) * scale - product
     zeros = _bits(np.asarray(read(f"{base}.qzeros"))[groups], r * bits, bits)
-    if settings.get("checkpoint_format", "gptq") == "gptq":  # its first version keeps zeros less one
+    plain = settings.get("packing_format") in ("auto_round", "auto_round:gptqmodel", "gptqmodel")
+    if not plain and "gptq_v2" not in (settings.get("format"), settings.get("checkpoint_format")):
+        # the first version keeps zeros less one
         zeros = (zeros + 1) % (1 << bits)
     scales = _floats(read, f"{base}.scales")[groups][:, r]
     return ((levels - zeros.T).astype(np.float32) * scales.T).astype(np.float32)
 
 
-def _gptq_group(columns: int, groups: int) -> int:
-    """Return the columns of a group where nothing states it: equal parts, else the next power of two."""
+def _gptq_group(settings: Settings, base: str, columns: int, groups: int) -> int:
+    """Return the columns of a group: of the stated sizes one that makes so many, the layer's own first; where none is
+    stated, equal parts, else the next power of two."""
+    single = {**(settings.get("dynamic") or {}), **(settings.get("extra_config") or {})}
+    stated = [single.get(base), settings, *single.values()]
+    for size in (each["group_size"] for each in stated if isinstance(each, dict) and each.get("group_size")):
+        if -(-columns // (columns if size == -1 else size)) == groups:
+            return int(size)
     return columns // groups if columns % groups == 0 else 1 << (-(-columns // groups) - 1).bit_length()
 
 
