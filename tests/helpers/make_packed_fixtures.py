@@ -56,6 +56,63 @@ def auto_round() -> None:
         store(name, "auto-round 0.16.1, QuantLinear", state, layer(torch.eye(128)).T, config)
 
 
+def compressed() -> None:
+    """Compress by compressed-tensors, and decompress by it with the scales in float32."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    packed, plain, floats = "pack-quantized", "naive-quantized", "float-quantized"
+    four = {"num_bits": 4, "strategy": "group", "group_size": 32}
+    for name, form, rows, columns, own, others in (
+        ("ct-3-asymmetric", packed, 70, 96, {"num_bits": 3, "strategy": "group", "group_size": 32}, ()),
+        ("ct-6-asymmetric", packed, 64, 96, {"num_bits": 6, "strategy": "channel"}, ()),
+        ("ct-4-of-two-groups", packed, 64, 128, {"num_bits": 4, "strategy": "group", "group_size": 64}, (four,)),
+        ("ct-4-in-int8", plain, 64, 96, {"num_bits": 4, "strategy": "channel"}, ()),
+        ("ct-8-beside-4", plain, 64, 96, {"num_bits": 8, "strategy": "channel"}, ({**four, "format": packed},)),
+        ("ct-float8-blocks-as-text", floats, 64, 96, {"num_bits": 8, "block_structure": [32, 64]}, ()),
+    ):
+        kind = {"type": "float", "strategy": "block"} if form == floats else {}
+        weights = QuantizationArgs(**own, **kind, symmetric="asymmetric" not in name)
+        values = weight(rows, columns)
+        tall, wide = weights.block_structure or (1, weights.group_size or columns)
+        parts = nn.functional.pad(values, (0, -columns % wide)).reshape(rows // tall, tall, -1, wide)
+        scale, zero = calculate_qparams(parts.amin((1, 3)), parts.amax((1, 3)), weights)
+        scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+        compressor = BaseCompressor.get_value_from_registry(form)
+        scale = scale.bfloat16().float()
+        state = compressor.compress({"weight": values, "weight_scale": scale, "weight_zero_point": zero}, scheme)
+        meaning = compressor.decompress(state, scheme)["weight"]
+        state["weight_scale"] = state["weight_scale"].bfloat16()
+        written = weights.model_dump(mode="json")
+        written |= {"block_structure": "32x64"} if form == floats else {}
+        groups = [{"targets": ["re:.*down_proj"], "weights": other, "format": other.get("format")} for other in others]
+        groups.append({"targets": ["re:.*up_proj"], "weights": written, "format": form if "beside" in name else None})
+        config = {
+            "quant_method": "compressed-tensors",
+            "format": form,
+            "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
+        }
+        tensors = {f"{LAYER}.{key}": value for key, value in state.items()}
+        store(name, "compressed-tensors 0.20.0, BaseCompressor", tensors, meaning, config)
+
+
+def bitsandbytes() -> None:
+    """Quantize by bitsandbytes, and dequantize by it to float32; the codes are kept as another type, as FSDP asks.
+
+    On a CPU it dequantizes wrongly (0.50.2) where a row is no whole number of blocks.
+    """
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    for name, storage in (("bnb-nf4-as-bfloat16", torch.bfloat16), ("bnb-nf4-as-float32", torch.float32)):
+        codes, state = quantize_4bit(weight(48, 128).bfloat16(), quant_type="nf4", quant_storage=storage)
+        tensors = {f"{LAYER}.weight": codes}
+        tensors |= {f"{LAYER}.weight.{key}": value for key, value in state.as_dict(packed=True).items()}
+        state.dtype = torch.float32
+        config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": str(storage)[6:]}
+        store(name, "bitsandbytes 0.50.2, quantize_4bit", tensors, dequantize_4bit(codes, state), config)
+
+
 if __name__ == "__main__":
-    made: Any = {"auto_round": auto_round}
+    made: Any = {"auto_round": auto_round, "compressed": compressed, "bitsandbytes": bitsandbytes}
     made[sys.argv[1]]()

@@ -66,6 +66,8 @@ class Scheme:
 def block_size(checkpoint: Checkpoint, declared: Any) -> tuple[int, int]:
     if declared is None:
         return 0, 0
+    if isinstance(declared, str) and len(sizes := declared.split("x")) == 2 and all(map(str.isdecimal, sizes)):
+        declared = [int(size[:9]) for size in sizes]
     if not (isinstance(declared, list) and len(declared) == 2 and all(type(n) is int and n > 0 for n in declared)):
         raise InconsistentError(
             "block size of scales", path=checkpoint.path, found=declared, expected="[rows, columns]"
@@ -81,11 +83,13 @@ def take(
     zero: Grid | None = None,
     order: TensorRef | None = None,
     target: str = "",
+    stored: int = 8,
 ) -> None:
-    """Add a matrix whose values are the elements of `ref`, and note what is used; `target`: its name, if another."""
+    """Add a matrix whose values are the elements of `ref`, and note what is used; `target`: its name, if another;
+    `stored`: bits that integers have, of the eight of an int8."""
     rows, columns = matrix(checkpoint, ref)
-    values = Scaled(checkpoint, ref, columns, scale, zero, 0, order)
-    form = "fp8" if ref.type.name in FP8 else "int8"
+    values = Scaled(checkpoint, ref, columns, scale, zero, 0, order, stored=stored)
+    form = "fp8" if ref.type.name in FP8 else f"int{stored}"
     found.matrices[ref.name] = Matrix(target or ref.name, (rows, columns), values, groups=values.groups(), form=form)
     found.used |= {grid.ref.name for grid in (scale, zero) if grid} | ({order.name} if order else set())
 
@@ -116,9 +120,11 @@ def grid(
     tall: int,
     wide: int,
     bits: int = 0,
+    dense: bool = False,
 ) -> Grid:
     """What patch of a matrix of `shape` each number of `ref` stands for. `tall`, `wide`: as the configuration has it,
-    0 where it has none. `bits`: those of numbers packed down the rows. Raises ShapeError when it cannot be so."""
+    0 where it has none. `bits`: those of numbers packed down the rows, `dense`: over the ends of words. Raises
+    ShapeError when it cannot be so."""
     matrix(checkpoint, weight)
     rows, columns = shape
     if ref.elements == 1 and not bits:
@@ -128,7 +134,8 @@ def grid(
         return Grid(ref, 1)
     down = -(-rows // (tall or 1))
     expected = -(-columns // wide) if wide and across != 1 else across
-    known = 0 < len(ref.shape) <= 2 and high == (-(-down // (WORD_BITS // bits)) if bits else down)
+    stored = down if not bits else -(-down * bits // WORD_BITS) if dense else -(-down // (WORD_BITS // bits))
+    known = 0 < len(ref.shape) <= 2 and high == stored
     if not known or across != expected or not across or (not wide and columns % across):
         raise ShapeError(
             f"{ref.name!r} against {weight.name!r} of {rows} × {columns}",
@@ -136,7 +143,7 @@ def grid(
             found=list(ref.shape),
             expected=[down, -(-columns // wide) if wide else 1],
         )
-    return Grid(ref, tall or 1, wide or columns // across, bits)
+    return Grid(ref, tall or 1, wide or columns // across, bits, dense)
 
 
 def of_type(checkpoint: Checkpoint, ref: TensorRef, *types: str) -> TensorRef:
@@ -153,6 +160,13 @@ def seen_as(ref: TensorRef, kind: str, columns: int) -> TensorRef:
     shape = (ref.shape[0], columns)
     (span,) = ref.spans
     return replace(ref, type=block_type(kind), shape=shape, spans=(replace(span, shape=shape),))
+
+
+def as_bytes(ref: TensorRef) -> TensorRef:
+    """Return a tensor in one piece as a vector of bytes."""
+    (span,) = ref.spans
+    shape = (ref.nbytes,)
+    return replace(ref, type=block_type("U8"), shape=shape, spans=(replace(span, shape=shape),))
 
 
 def of_shape(checkpoint: Checkpoint, ref: TensorRef, beside: str, *shapes: tuple[int, ...]) -> TensorRef:

@@ -64,8 +64,9 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
                 _mxfp8(checkpoint, found, ref, scale)
                 continue
             kind, widths = ("int", _WIDTHS) if ref.type.name == "I8" else ("float", (8,))
-            settings = _settings(checkpoint, groups, name, kind, widths)
-            take(checkpoint, found, ref, *_grids(checkpoint, settings, ref, scale, ref.shape, 0))
+            settings = _settings(checkpoint, groups, name, kind, widths, scale, matrix(checkpoint, ref))
+            stored = settings["num_bits"] if kind == "int" else 8
+            take(checkpoint, found, ref, *_grids(checkpoint, settings, ref, scale, ref.shape, 0), stored=stored)
         if name in found.matrices:
             base = name.removesuffix("_packed")
             found.used |= {f"{base}_{end}" for end in ("shape", "zero_point", "g_idx")}
@@ -94,26 +95,70 @@ def _weight_settings(checkpoint: Checkpoint, config: Config) -> Iterator[Config]
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict):
-            yield weights
+            yield {**weights, "format": group.get("format")}
 
 
-def _settings(checkpoint: Checkpoint, groups: list[Config], name: str, kind: str, bits: tuple[int, ...]) -> Config:
-    """The settings of this kind of number with one of these widths. Raises UnsupportedError where there is none, or
-    several unlike."""
-    fitting = [group for group in groups if group.get("num_bits") in bits and group.get("type", kind) == kind]
+def _settings(
+    checkpoint: Checkpoint,
+    groups: list[Config],
+    name: str,
+    kind: str,
+    bits: tuple[int, ...],
+    scale: TensorRef,
+    shape: tuple[int, int],
+) -> Config:
+    """The settings of this kind of number with one of these widths, and with such scales where groups are unlike: the
+    regular expressions that name layers are not run. Raises UnsupportedError where there is none, or several unlike."""
+    packed = name.endswith("_packed")
+    fitting = [
+        group
+        for group in groups
+        if group.get("num_bits") in bits
+        and group.get("type", kind) == kind
+        and (not group.get("format") or (group["format"] == "pack-quantized") == packed)
+    ]
     keys = ("num_bits", "strategy", "group_size", "block_structure")
-    if not fitting or any(group.get(key) != fitting[0].get(key) for group in fitting for key in keys):
+    if any(group.get(key) != fitting[0].get(key) for group in fitting for key in keys):
+        patches = [(group, _patch(checkpoint, group, scale, shape)) for group in fitting]
+        fitting = [group for group, patch in patches if patch is not None]
+        widths = {group["num_bits"] for group in fitting} if packed else set()
+        if len({patch for _, patch in patches if patch is not None}) > 1 or len(widths) > 1:
+            fitting = []
+    if not fitting:
         raise UnsupportedError(
             f"config_groups do not say how {name!r} is quantized",
             path=checkpoint.path,
             found=[group.get("num_bits") for group in groups],
-            expected=f"{kind} of one of {list(bits)} bits",
+            expected=f"{kind} of one of {list(bits)} bits, and one group whose scales are {list(scale.shape)}",
         )
-    return fitting[0]
+    return max(fitting, key=lambda group: int(group["num_bits"]))
+
+
+def _patch(checkpoint: Checkpoint, group: Config, scale: TensorRef, shape: tuple[int, int]) -> tuple[int, int] | None:
+    """Rows and columns that share a scale by these settings; None where `scale` has another number of them."""
+    (rows, columns), size = shape, group.get("group_size")
+    tall, wide = rows, columns
+    if group.get("strategy") == "block":
+        tall, wide = block_size(checkpoint, group.get("block_structure"))
+    elif group.get("strategy") == "group" and type(size) is int and size > 0:
+        tall, wide = 1, size
+    elif group.get("strategy") == "channel":
+        tall = 1
+    if not tall or not wide:
+        return None
+    down, across = -(-rows // tall), -(-columns // wide)
+    high, count = (*scale.shape, 1, 1)[:2]
+    return (min(tall, rows), min(wide, columns)) if (high, count) == (down, across) else None
 
 
 def _grids(
-    checkpoint: Checkpoint, settings: Config, weight: TensorRef, scale: TensorRef, shape: tuple[int, ...], bits: int
+    checkpoint: Checkpoint,
+    settings: Config,
+    weight: TensorRef,
+    scale: TensorRef,
+    shape: tuple[int, ...],
+    bits: int,
+    dense: bool = False,
 ) -> tuple[Grid, Grid | None, TensorRef | None]:
     """Scale, zero point and column order of a weight named `….weight` or `….weight_packed`."""
     base = weight.name.removesuffix("_packed")
@@ -130,7 +175,7 @@ def _grids(
     if zero is None:
         return scales, None, order
     packed = bits if bits and zero.type.name == "I32" else 0
-    return scales, grid(checkpoint, weight, zero, shape, tall, wide, packed), order
+    return scales, grid(checkpoint, weight, zero, shape, tall, wide, packed, dense and packed > 0), order
 
 
 def _packed(checkpoint: Checkpoint, groups: list[Config], found: Found, ref: TensorRef) -> None:
@@ -146,11 +191,11 @@ def _packed(checkpoint: Checkpoint, groups: list[Config], found: Found, ref: Ten
         raise UnsupportedError(
             f"{ref.name!r} holds {columns} columns in {words} words", path=checkpoint.path, expected="1 to 8 bits each"
         )
-    settings = _settings(checkpoint, groups, ref.name, "int", fitting)
-    bits, shape = settings["num_bits"], (rows, columns)
-    scale = piece(checkpoint, f"{base}_scale", ref.name)
+    scale, shape = piece(checkpoint, f"{base}_scale", ref.name), (rows, columns)
+    settings = _settings(checkpoint, groups, ref.name, "int", fitting, scale, shape)
+    bits = settings["num_bits"]
     dense = _is_dense(checkpoint, ref, columns, bits)
-    scales, zero, order = _grids(checkpoint, settings, ref, scale, shape, bits)
+    scales, zero, order = _grids(checkpoint, settings, ref, scale, shape, bits, dense)
     values = Scaled(checkpoint, ref, columns, scales, zero, bits, order, dense)
     found.matrices[ref.name] = Matrix(base, shape, values, groups=values.groups(), form=f"int{bits}")
     found.used.add(scale.name)
@@ -162,14 +207,12 @@ def _dense_words(columns: int, bits: int) -> int:
 
 def _is_dense(checkpoint: Checkpoint, ref: TensorRef, columns: int, bits: int) -> bool:
     """True where values run on over the ends of words, as compressed-tensors 0.20 packs; with older versions what was
-    left of a word was padding. UnsupportedError where the number of words tells nothing, or there are zero points."""
+    left of a word was padding. UnsupportedError where the number of words tells nothing."""
     if WORD_BITS % bits == 0 or ref.columns != _dense_words(columns, bits):
         return False
-    padded = -(-columns // (WORD_BITS // bits)) == ref.columns > 1
-    zeros = f"{ref.name.removesuffix('_packed')}_zero_point" in checkpoint.tensors
-    if padded or zeros:
+    if -(-columns // (WORD_BITS // bits)) == ref.columns > 1:
         raise UnsupportedError(
-            f"{ref.name!r}: {columns} columns of {bits} bits in {ref.columns} words" + " and zero points" * zeros,
+            f"{ref.name!r}: {columns} columns of {bits} bits in {ref.columns} words",
             path=checkpoint.path,
             hint=DEQUANTIZE,
         )

@@ -6,7 +6,6 @@ Source: GPTQModel's and AutoGPTQ's `quantize_config.json`; auto-round `utils/bit
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from ggferry.converters.prequantized.schemes._gptq_2023 import (
 from ggferry.converters.prequantized.schemes._single_layers import for_layer, has_single_layers
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
-from ggferry.quant.codecs.packed import WORD_BITS, gptq_zeros, unpack_stream
+from ggferry.quant.codecs.packed import WORD_BITS, gptq_zeros, unit, unpack_stream
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
@@ -109,7 +108,7 @@ class Gptq:
 
     def _centered_levels(self, start: int, stop: int) -> tuple[Array, Array]:
         """Return the levels of these rows less their zero points, int16 `(rows, columns)`, and each column's group."""
-        per, words = gptq_unit(self.bits)
+        per, words = unit(self.bits)
         low, high = start // per, -(-stop // per)
         last = min(high * words, self.zeros.columns)
         stored = raw_columns(self.checkpoint, self.zeros, low * words, last)
@@ -120,12 +119,6 @@ class Gptq:
         levels = unpack_stream(rotated.view(np.uint8), self.bits, count)
         groups = self._groups(count)
         return levels - np.ascontiguousarray(zeros.T)[:, groups], groups  # uint8 − int16 → int16
-
-
-def gptq_unit(bits: int) -> tuple[int, int]:
-    """Return (values, words) of the shortest run of values that fills whole words."""
-    words = math.lcm(bits, WORD_BITS) // WORD_BITS
-    return words * WORD_BITS // bits, words
 
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
