@@ -141,12 +141,15 @@ _AUTO_ROUND = {
 (`GPTQ_FORMAT`, `GPTQ_FORMAT_NO_ZP`, `AWQ_FORMAT`), transformers' `AutoRoundConfig`."""
 
 
+_FOUR_BIT_FLOATS = frozenset({"mx_fp", "mx_fp_rceil", "nv_fp", "nv_fp4_with_static_gs"})
+"""AutoRound's names of MXFP4, MXFP8 and NVFP4, which it packs as compressed-tensors does: `qlinear_fp.py`."""
+
+
 def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
     """Return the name of the scheme, also for configurations that do not state it: MLX's, and old ones."""
     declared = config.get("quant_method", config.get("method"))  # GPTQModel is about to write the latter alone
     if isinstance(declared, str) and declared.lower() in ("auto-round", "intel/auto-round"):
-        form, kind = config.get("packing_format", "auto_round:gptq"), config.get("data_type", "int")
-        return (_AUTO_ROUND.get(str(form)) if kind == "int" else None) or f"auto-round, {form} of {kind}"
+        return _of_auto_round(config)
     if isinstance(declared, str):
         return declared.lower()
     for key, method in _SIGNS.items():
@@ -155,6 +158,23 @@ def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
     if "bits" not in config or "group_size" not in config:
         return "unnamed"
     return "gptq" if any(name.endswith((".qweight", ".g_idx")) for name in tensors) else "mlx"
+
+
+def _of_auto_round(config: Config) -> str:
+    """Return the scheme whose layout AutoRound packed; a name of no scheme for what is none of ours."""
+    form, kind = str(config.get("packing_format", "auto_round:gptq")), config.get("data_type", "int")
+    turned = next((key for key in ("rotation_config", "spinquant_config") if config.get(key)), None)
+    if turned is not None:
+        return f"auto-round with activations that are rotated while the model runs ({turned})"
+    single = config.get("extra_config")
+    layers = single.values() if isinstance(single, dict) else ()
+    kinds = {
+        str(kind),
+        *(str(layer["data_type"]) for layer in layers if isinstance(layer, dict) and "data_type" in layer),
+    }
+    if form == "auto_round:llm_compressor" and kinds <= _FOUR_BIT_FLOATS:
+        return "compressed-tensors"
+    return (_AUTO_ROUND.get(form) if kind == "int" else None) or f"auto-round, {form} of {kind}"
 
 
 def _refuse_unexplained(checkpoint: Checkpoint, packed: list[TensorRef]) -> None:

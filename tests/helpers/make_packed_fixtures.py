@@ -2,7 +2,7 @@
 
 Run by hand, where the library is installed (`pip install --no-deps auto-round`, …); the tests need none of them.
 
-    python tests/helpers/make_packed_fixtures.py auto_round | compressed | bitsandbytes
+    python tests/helpers/make_packed_fixtures.py auto_round | micro_scales | compressed | bitsandbytes
 """
 
 from __future__ import annotations
@@ -54,6 +54,43 @@ def auto_round() -> None:
         config = settings if "method" in settings else {**AUTO_ROUND, "bits": bits, "group_size": group, **settings}
         config |= {"bits": 4, "group_size": 64} if name == "autoround-8-among-4" else {}
         store(name, "auto-round 0.16.1, QuantLinear", state, layer(torch.eye(128)).T, config)
+
+
+def micro_scales() -> None:
+    """Pack by AutoRound's `QuantLinear` of four and eight bit floats; its own inference says what they mean.
+
+    Zeros are kept without their sign.
+    """
+    from auto_round.data_type.nvfp import nv_fp4
+    from auto_round.experimental.qmodules.mx import MXFP4QuantLinear, MXFP8QuantLinear
+    from auto_round.experimental.qmodules.nvfp4 import NVFP4QuantLinear
+    from auto_round.export.export_to_autoround.qlinear_fp import QuantLinear
+    from auto_round.schemes import QuantizationScheme
+
+    for name, reader, kind, bits, group in (
+        ("autoround-mxfp4", MXFP4QuantLinear, "mx_fp", 4, 32),
+        ("autoround-mxfp8", MXFP8QuantLinear, "mx_fp", 8, 32),
+        ("autoround-nvfp4", NVFP4QuantLinear, "nv_fp", 4, 16),
+    ):
+        linear = nn.Linear(128, 64, bias=False)
+        linear.weight.data = weight(64, 128)
+        whole = None
+        if kind == "nv_fp":
+            whole = torch.tensor(2.0**13)  # a power of two: in which order is multiplied makes no difference
+            scales = nv_fp4(linear.weight.data, 4, 16, global_scale=whole)[1].reshape(64, -1)
+        else:
+            greatest = linear.weight.data.reshape(64, -1, 32).abs().amax(-1)
+            scales = torch.floor(torch.log2(greatest)) - (2 if bits == 4 else 8)
+        layer = QuantLinear(bits, group, 128, 64, False, data_type=kind, act_bits=16)
+        layer.pack(linear, scales, global_scale=whole, device="cpu")
+        state = {f"{LAYER}.{key}": value.clone() for key, value in layer.state_dict().items()}
+        config = {**AUTO_ROUND, "bits": bits, "group_size": group, "sym": True, "data_type": kind}
+        config |= {"packing_format": "auto_round:llm_compressor", "act_bits": 16}
+        scheme = QuantizationScheme(bits=bits, group_size=group, data_type=kind, act_group_size=group)
+        inference = reader(128, 64, scheme)
+        for key, value in layer.state_dict().items():
+            setattr(inference, key, value)
+        store(name, "auto-round 0.16.1, QuantLinear", state, inference.dequant_weight_online() + 0.0, config)
 
 
 def compressed() -> None:
@@ -114,5 +151,10 @@ def bitsandbytes() -> None:
 
 
 if __name__ == "__main__":
-    made: Any = {"auto_round": auto_round, "compressed": compressed, "bitsandbytes": bitsandbytes}
+    made: Any = {
+        "auto_round": auto_round,
+        "micro_scales": micro_scales,
+        "compressed": compressed,
+        "bitsandbytes": bitsandbytes,
+    }
     made[sys.argv[1]]()

@@ -45,6 +45,7 @@ _COMPRESSED = frozenset(
         "nvfp4-pack-quantized",
         "mxfp4-pack-quantized",
         "mxfp8-quantized",
+        "auto_round:llm_compressor",
     }
 )
 _WIDTHS = tuple(range(1, 9))
@@ -52,7 +53,7 @@ _WIDTHS = tuple(range(1, 9))
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
     groups = list(_weight_settings(checkpoint, config))
-    found = Found(f"compressed-tensors, {config.get('format')}")
+    found = Found(f"compressed-tensors, {config.get('format', config.get('packing_format'))}")
     for name, ref in checkpoint.tensors.items():
         if name.endswith(".weight_packed") and ref.type.name == "U8":
             _four_bits(checkpoint, found, ref)
@@ -78,7 +79,7 @@ def _weight_settings(checkpoint: Checkpoint, config: Config) -> Iterator[Config]
     sparsity = config.get("sparsity_config")
     sparse = sparsity.get("format") if isinstance(sparsity, dict) else None
     odd = {
-        "format": config.get("format") if config.get("format") not in _COMPRESSED else None,
+        "format": form if (form := config.get("format", config.get("packing_format"))) not in _COMPRESSED else None,
         "sparsity": None if sparse == "dense" else sparse,
         "transform_config": config.get("transform_config") or None,
     }

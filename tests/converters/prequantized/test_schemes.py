@@ -188,6 +188,7 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
         ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "gemv"),
         ({"quant_method": "eetq"}, "order of a CUDA kernel"),
         ({"quant_method": "vptq"}, "vptq"),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "rotation_config": {"a": 1}}, "rotated while"),
         ({"quant_method": "quip"}, "quip"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ"),
         ({**compressed(4, 32, "marlin-24")}, "marlin-24"),
