@@ -61,6 +61,14 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     if config is None:
         _refuse_unexplained(checkpoint, packed)
         return checkpoint
+    if config.get("quantization_mode") == "online" and method_of(config) == "bitnet":
+        raise UnsupportedError(
+            "BitNet whose weights are rounded to three values while the model runs, by the mean of each matrix",
+            path=checkpoint.path,
+            found="quantization_mode 'online'",
+            expected="'offline', with packed weights and a weight_scale",
+            hint="convert the packed checkpoint (microsoft publishes both)",
+        )
     if not packed:
         return checkpoint  # an old configuration of weights that somebody has dequantized
     method = method_of(config, checkpoint.tensors)
