@@ -13,7 +13,14 @@ from dataclasses import replace
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.prequantized.exact_blocks import exact_types
 from ggferry.converters.prequantized.own_scales import with_own_scales
-from ggferry.converters.prequantized.schemes._common import DEQUANTIZE, FP8, Config, Found, Scheme
+from ggferry.converters.prequantized.schemes._common import (
+    DEQUANTIZE,
+    FP8,
+    Config,
+    Found,
+    Scheme,
+    transforms_activations,
+)
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, UnsupportedError
 from ggferry.formats.json_files.text import load_json
@@ -61,15 +68,8 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     if config is None:
         _refuse_unexplained(checkpoint, packed)
         return checkpoint
-    if config.get("quantization_mode") == "online" and method_of(config) == "bitnet":
-        raise UnsupportedError(
-            "BitNet whose weights are rounded to three values while the model runs, by the mean of each matrix",
-            path=checkpoint.path,
-            found="quantization_mode 'online'",
-            expected="'offline', with packed weights and a weight_scale",
-            hint="convert the packed checkpoint (microsoft publishes both)",
-        )
     if not packed:
+        _refuse_what_running_adds(checkpoint, config)
         return checkpoint  # an old configuration of weights that somebody has dequantized
     method = method_of(config, checkpoint.tensors)
     schemes = {name: scheme for scheme in _schemes() for name in scheme.methods}
@@ -83,6 +83,25 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
         )
     found = schemes[method].find(checkpoint, config)
     return _shown(checkpoint, found) if found.matrices else checkpoint
+
+
+def _refuse_what_running_adds(checkpoint: Checkpoint, config: Config) -> None:
+    """Raise UnsupportedError where plain weights are not what the model computes with."""
+    if config.get("quantization_mode") == "online" and method_of(config) == "bitnet":
+        raise UnsupportedError(
+            "BitNet whose weights are rounded to three values while the model runs, by the mean of each matrix",
+            path=checkpoint.path,
+            found="quantization_mode 'online'",
+            expected="'offline', with packed weights and a weight_scale",
+            hint="convert the packed checkpoint (microsoft publishes both)",
+        )
+    if transforms_activations(config.get("transform_config")):
+        raise UnsupportedError(
+            "activations are transformed while the model runs (transform_config)",
+            path=checkpoint.path,
+            expected="transforms of weights alone, which are in them",
+            hint=DEQUANTIZE,
+        )
 
 
 def _schemes() -> tuple[Scheme, ...]:

@@ -63,6 +63,24 @@ class Scheme:
     find: Callable[[Checkpoint, Config], Found]
 
 
+def transforms_activations(declared: Any) -> bool:
+    """Return whether compressed-tensors' `transform_config` has more than transforms that weights have in them already
+    (`TransformLocation.is_online`); also where it is nothing that can be read."""
+    if not declared:
+        return False
+    schemes = declared.get("config_groups") if isinstance(declared, dict) else None
+    if not isinstance(schemes, dict):
+        return True
+    for scheme in schemes.values():
+        places = scheme.get("apply") if isinstance(scheme, dict) else None
+        if not isinstance(places, list) or any(
+            not isinstance(place, dict) or place.get("location") not in ("weight_input", "weight_output")
+            for place in places
+        ):
+            return True
+    return False
+
+
 def block_size(checkpoint: Checkpoint, declared: Any) -> tuple[int, int]:
     if declared is None:
         return 0, 0

@@ -30,6 +30,7 @@ from ggferry.converters.prequantized.schemes._common import (
     of_type,
     piece,
     take,
+    transforms_activations,
 )
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
@@ -81,7 +82,7 @@ def _weight_settings(checkpoint: Checkpoint, config: Config) -> Iterator[Config]
     odd = {
         "format": form if (form := config.get("format", config.get("packing_format"))) not in _COMPRESSED else None,
         "sparsity": None if sparse == "dense" else sparse,
-        "transform_config": config.get("transform_config") or None,
+        "transform_config": declared if transforms_activations(declared := config.get("transform_config")) else None,
     }
     for key, value in odd.items():
         if value:

@@ -35,7 +35,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
-from helpers.packed_fp8_gptq import BLOCKS, CASES, compressed, fp8, gptq, gptq_config
+from helpers.packed_fp8_gptq import BLOCKS, CASES, compressed, fp8, gptq, gptq_config, integers
 from helpers.quantized_llama import (
     Tensors,
     changed,
@@ -195,6 +195,23 @@ def test_weights_that_are_rounded_while_the_model_runs_are_refused(tmp_path: Pat
     settings["quantization_mode"] = "offline"
     write(source, model(plain)[0], settings)
     convert(request(source, tmp_path / "out.gguf"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_transforms_of_activations_are_refused_and_those_of_weights_are_in_them(packed: bool, tmp_path: Path) -> None:
+    def plain(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        return {name: torch.from_numpy(weight).bfloat16()}, weight
+
+    tensors, _ = model(integers(4, 32, packed=True) if packed else plain)
+    places = [{"targets": ["re:.*up_proj$"], "location": "weight_input", "inverse": False}]
+    settings = compressed(4, 32, "pack-quantized")
+    settings["transform_config"] = {"config_groups": {"R1": {"type": "hadamard", "apply": places}}}
+    source = write(tmp_path / "in", tensors, settings)
+    convert(request(source, tmp_path / "out.gguf"))
+    places.append({"targets": ["re:.*down_proj$"], "location": "input", "inverse": True})
+    write(source, tensors, settings)
+    with pytest.raises(UnsupportedError, match="transform_config"):
+        convert(request(source, tmp_path / "other.gguf"))
 
 
 @pytest.mark.parametrize(
