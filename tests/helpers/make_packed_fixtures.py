@@ -2,7 +2,7 @@
 
 Run by hand, where the library is installed (`pip install --no-deps auto-round`, …); the tests need none of them.
 
-    python tests/helpers/make_packed_fixtures.py auto_round | micro_scales | compressed | bitsandbytes
+    python tests/helpers/make_packed_fixtures.py auto_round | micro_scales | compressed | modelopt | bitsandbytes
 """
 
 from __future__ import annotations
@@ -134,6 +134,23 @@ def compressed() -> None:
         store(name, "compressed-tensors 0.20.0, BaseCompressor", tensors, meaning, config)
 
 
+def modelopt() -> None:
+    """Quantize by ModelOpt's tensors, as its export does, and dequantize by them in float32; zeros without a sign."""
+    from modelopt.torch.quantization.qtensor import MXFP4QTensor, MXFP8QTensor
+
+    values = weight(64, 96)
+    for name, kind, algorithm in (
+        ("modelopt-mxfp4", MXFP4QTensor, "W4A8_MXFP4_FP8"),
+        ("modelopt-mxfp8", MXFP8QTensor, "MXFP8"),
+    ):
+        made, scale = kind.quantize(values, 32)[:2] if kind is MXFP4QTensor else kind.quantize(values)
+        meaning = made.dequantize(torch.float32, scale=scale, block_sizes={-1: 32})
+        scale = scale.reshape(64, 3)
+        tensors = {f"{LAYER}.weight": made._quantized_data, f"{LAYER}.weight_scale": scale}
+        config = {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": 32}
+        store(name, "nvidia-modelopt 0.47.0, QTensor", tensors, meaning + 0.0, config)
+
+
 def bitsandbytes() -> None:
     """Quantize by bitsandbytes, and dequantize by it to float32; the codes are kept as another type, as FSDP asks.
 
@@ -155,6 +172,7 @@ if __name__ == "__main__":
         "auto_round": auto_round,
         "micro_scales": micro_scales,
         "compressed": compressed,
+        "modelopt": modelopt,
         "bitsandbytes": bitsandbytes,
     }
     made[sys.argv[1]]()

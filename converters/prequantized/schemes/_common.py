@@ -8,6 +8,7 @@ from typing import Any
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Rows, Scaled
 from ggferry.converters.prequantized.exact_blocks import Groups, ScaledBlocks
+from ggferry.converters.prequantized.micro_scales import MX_GROUP, Mxfp4Blocks, Mxfp8Values
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UnsupportedError
 from ggferry.quant.codec import block_type
@@ -112,6 +113,25 @@ def take(
     found.used |= {grid.ref.name for grid in (scale, zero) if grid} | ({order.name} if order else set())
 
 
+def take_micro_scales(checkpoint: Checkpoint, found: Found, ref: TensorRef, target: str, scale: TensorRef) -> str:
+    """Add a matrix of MXFP8 (E4M3) or MXFP4 (bytes of two values) named `target`, whose exponents are `scale`, and
+    return what it is. Raises ShapeError or UnsupportedError."""
+    rows, across = matrix(checkpoint, of_type(checkpoint, ref, "F8_E4M3", "U8"))
+    wide = ref.type.name == "F8_E4M3"
+    columns = across if wide else 2 * across
+    if columns % MX_GROUP:
+        raise ShapeError(f"{ref.name!r} in groups of {MX_GROUP}", path=checkpoint.path, found=list(ref.shape))
+    of_shape(checkpoint, of_type(checkpoint, scale, "U8"), ref.name, (rows, columns // MX_GROUP))
+    found.used.add(scale.name)
+    if wide:
+        values = Mxfp8Values(checkpoint, ref, scale)
+        found.matrices[ref.name] = Matrix(target, (rows, columns), values, form="mxfp8")
+        return "MXFP8"
+    blocks = Mxfp4Blocks(checkpoint, ref, scale)
+    found.matrices[ref.name] = Matrix(target, (rows, columns), blocks, "MXFP4", form="mxfp4")
+    return "MXFP4"
+
+
 def take_fp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, tall: int, wide: int) -> None:
     """A matrix of FP8 with the scale beside it, under either name. Raises MissingError."""
     scale = checkpoint.tensors.get(f"{ref.name}_scale_inv") or checkpoint.tensors.get(f"{ref.name}_scale")
@@ -119,6 +139,7 @@ def take_fp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, tall: int, wi
         raise MissingError(
             f"{ref.name!r} is FP8 and has no scale", path=checkpoint.path, expected=f"{ref.name}_scale_inv"
         )
+    of_type(checkpoint, scale, "F32", "F16", "BF16", "F8_E8M0")
     take(checkpoint, found, ref, grid(checkpoint, ref, scale, ref.shape, tall, wide))
 
 

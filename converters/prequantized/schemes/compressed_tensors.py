@@ -12,7 +12,6 @@ from ggferry.converters.prequantized.micro_scales import (
     GROUP,
     MX_GROUP,
     Mxfp4Blocks,
-    Mxfp8Values,
     Nvfp4Values,
     scaled_blocks,
 )
@@ -30,6 +29,7 @@ from ggferry.converters.prequantized.schemes._common import (
     of_type,
     piece,
     take,
+    take_micro_scales,
     transforms_activations,
 )
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -63,7 +63,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         elif name.endswith(".weight") and ref.type.name in FP8 | {"I8"}:
             scale = piece(checkpoint, f"{name}_scale", name)
             if scale.type.name == "U8":
-                _mxfp8(checkpoint, found, ref, scale)
+                take_micro_scales(checkpoint, found, of_type(checkpoint, ref, "F8_E4M3"), name, scale)
                 continue
             kind, widths = ("int", _WIDTHS) if ref.type.name == "I8" else ("float", (8,))
             settings = _settings(checkpoint, groups, name, kind, widths, scale, matrix(checkpoint, ref))
@@ -242,15 +242,6 @@ def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
         found.matrices[ref.name] = Matrix(base, shape, values, groups=blocks, form="nvfp4")
         found.used |= {given.name} if given is not None else set()
         found.used.add(whole.name)
-    found.used.add(scale.name)
-
-
-def _mxfp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, scale: TensorRef) -> None:
-    rows, columns = matrix(checkpoint, of_type(checkpoint, ref, "F8_E4M3"))
-    if columns % MX_GROUP:
-        raise ShapeError(f"{ref.name!r} in groups of {MX_GROUP}", path=checkpoint.path, found=list(ref.shape))
-    of_shape(checkpoint, of_type(checkpoint, scale, "U8"), ref.name, (rows, columns // MX_GROUP))
-    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), Mxfp8Values(checkpoint, ref, scale), form="mxfp8")
     found.used.add(scale.name)
 
 

@@ -35,6 +35,8 @@ BLOCKS = {
     "autoround-mxfp4": "MXFP4",
     "autoround-mxfp8": "",
     "autoround-nvfp4": "NVFP4",
+    "modelopt-mxfp4": "MXFP4",
+    "modelopt-mxfp8": "",
     "ct-3-asymmetric": "Q4_0",
     "ct-6-asymmetric": "Q8_0",
     "ct-4-of-two-groups": "Q4_0",

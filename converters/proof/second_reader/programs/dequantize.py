@@ -107,6 +107,10 @@ def fp8(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array
 
 
 def modelopt(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    if read.kind(f"{name}_scale") == "U8":  # exponents of microscaling
+        wide = read.kind(name) != "U8"
+        levels = _block(read, name, r, c).astype(np.float32) if wide else E2M1[_nibbles(read, name, r, c)]
+        return levels * _powers(_block(read, f"{name}_scale", r, c // 32))
     if read.kind(name) != "U8":
         return fp8(read, {"weight_block_size": None}, name, r, c)
     whole = _floats(read, f"{name}_scale_2").reshape(())
