@@ -190,9 +190,9 @@ def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
 def _of_auto_round(config: Config) -> str:
     """Return the scheme whose layout AutoRound packed; a name of no scheme for what is none of ours."""
     form, kind = str(config.get("packing_format", "auto_round:gptq")), config.get("data_type", "int")
-    turned = next((key for key in ("rotation_config", "spinquant_config") if config.get(key)), None)
-    if turned is not None:
-        return f"auto-round with activations that are rotated while the model runs ({turned})"
+    rotated = next((key for key in ("rotation_config", "spinquant_config") if config.get(key)), None)
+    if rotated is not None:
+        return f"auto-round with activations that are rotated while the model runs ({rotated})"
     single = config.get("extra_config")
     layers = single.values() if isinstance(single, dict) else ()
     kinds = {

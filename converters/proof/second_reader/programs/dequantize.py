@@ -147,11 +147,14 @@ def gptq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Arra
 
 
 def _gptq_group(settings: Settings, base: str, columns: int, groups: int) -> int:
-    """Return the columns of a group: of the stated sizes one that makes so many, the layer's own first; where none is
-    stated, equal parts, else the next power of two."""
+    """Return the columns of a group.
+
+    That is one of the stated sizes that makes so many groups, the layer's own first; where none is stated, equal parts,
+    else the next power of two.
+    """
     single = {**(settings.get("dynamic") or {}), **(settings.get("extra_config") or {})}
-    stated = [single.get(base), settings, *single.values()]
-    for size in (each["group_size"] for each in stated if isinstance(each, dict) and each.get("group_size")):
+    declared = [single.get(base), settings, *single.values()]
+    for size in (each["group_size"] for each in declared if isinstance(each, dict) and each.get("group_size")):
         if -(-columns // (columns if size == -1 else size)) == groups:
             return int(size)
     return columns // groups if columns % groups == 0 else 1 << (-(-columns // groups) - 1).bit_length()
@@ -265,8 +268,10 @@ def _weights(read: Named, settings: Settings, name: str, columns: int) -> Settin
 def _zeros(
     read: Named, name: str, shape: tuple[int, ...], tall: int, wide: int, bits: int, r: Array, c: Array
 ) -> Array:
-    """Return the zero point of each element. `bits`: of packed ones, less than 0 where what is left of a word is
-    padding; 0 where they are not packed."""
+    """Return the zero point of each element.
+
+    `bits`: of packed ones, less than 0 where what is left of a word is padding; 0 where they are not packed.
+    """
     if not bits or read.kind(name) != "I32":
         return _spread(read, name, shape, tall, wide, r, c)
     stored = np.asarray(read(name)).T  # words hold those of consecutive rows
