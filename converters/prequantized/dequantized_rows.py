@@ -24,7 +24,7 @@ from ggferry.converters.prequantized.exact_blocks import (
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Span, TensorRef
 from ggferry.formats.errors import OutOfRangeError, TruncatedError
 from ggferry.quant.codec import block_type
-from ggferry.quant.codecs.packed import WORD_BITS, unpack, unpack_down, unpack_stream
+from ggferry.quant.codecs.packed import WORD_BITS, unit, unpack, unpack_down, unpack_stream
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
@@ -44,15 +44,16 @@ class Grid:
         ref: The tensor that holds the numbers.
         tall: Rows of a patch; 0 for all rows.
         wide: Columns of a patch; 0 for all columns.
-        bits: Bits of each number where a word holds those of consecutive rows, signed by an offset; 0 where each number
-            is
-            an element.
+        bits: Bits of each number where words hold those of consecutive rows, signed by an offset; 0 where each number
+            is an element.
+        dense: Whether packed numbers continue across the ends of words.
     """
 
     ref: TensorRef
     tall: int = 0
     wide: int = 0
     bits: int = 0
+    dense: bool = False
 
     def range(self, checkpoint: Checkpoint, rows: int) -> tuple[int, int]:
         """Return the least and the greatest of integers, for a matrix of so many rows; they are read in pieces."""
@@ -72,9 +73,15 @@ class Grid:
     def _unpacked(self, checkpoint: Checkpoint, rows: Array) -> Floats:
         """Return the numbers at these ascending places along the first axis, of those that words hold."""
         low, high = int(rows[0]), int(rows[-1]) + 1
-        per = WORD_BITS // self.bits
-        words = raw_rows(checkpoint, self.ref, low // per, -(-high // per)).view("<u4")
-        found: Floats = unpack_down(words, self.bits)[rows - low // per * per].astype(np.float32)
+        per, size = unit(self.bits) if self.dense else (WORD_BITS // self.bits, 1)
+        last = min(self.ref.rows, -(-high // per) * size)
+        words = raw_rows(checkpoint, self.ref, low // per * size, last).view("<u4")
+        if self.dense:
+            columns = np.ascontiguousarray(words.T).view(np.uint8)
+            stored = unpack_stream(columns, self.bits, len(words) * WORD_BITS // self.bits).T
+        else:
+            stored = unpack_down(words, self.bits)
+        found: Floats = stored[rows - low // per * per].astype(np.float32)
         found -= np.float32(1 << self.bits - 1)
         return found
 

@@ -13,7 +13,14 @@ from dataclasses import replace
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.prequantized.exact_blocks import exact_types
 from ggferry.converters.prequantized.own_scales import with_own_scales
-from ggferry.converters.prequantized.schemes._common import DEQUANTIZE, FP8, Config, Found, Scheme
+from ggferry.converters.prequantized.schemes._common import (
+    DEQUANTIZE,
+    FP8,
+    Config,
+    Found,
+    Scheme,
+    transforms_activations,
+)
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, UnsupportedError
 from ggferry.formats.json_files.text import load_json
@@ -62,6 +69,7 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
         _refuse_unexplained(checkpoint, packed)
         return checkpoint
     if not packed:
+        _refuse_what_running_adds(checkpoint, config)
         return checkpoint  # an old configuration of weights that somebody has dequantized
     method = method_of(config, checkpoint.tensors)
     schemes = {name: scheme for scheme in _schemes() for name in scheme.methods}
@@ -75,6 +83,25 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
         )
     found = schemes[method].find(checkpoint, config)
     return _shown(checkpoint, found) if found.matrices else checkpoint
+
+
+def _refuse_what_running_adds(checkpoint: Checkpoint, config: Config) -> None:
+    """Raise UnsupportedError where plain weights are not what the model computes with."""
+    if config.get("quantization_mode") == "online" and method_of(config) == "bitnet":
+        raise UnsupportedError(
+            "BitNet whose weights are rounded to three values while the model runs, by the mean of each matrix",
+            path=checkpoint.path,
+            found="quantization_mode 'online'",
+            expected="'offline', with packed weights and a weight_scale",
+            hint="convert the packed checkpoint (microsoft publishes both)",
+        )
+    if transforms_activations(config.get("transform_config")):
+        raise UnsupportedError(
+            "activations are transformed while the model runs (transform_config)",
+            path=checkpoint.path,
+            expected="transforms of weights alone, which are in them",
+            hint=DEQUANTIZE,
+        )
 
 
 def _schemes() -> tuple[Scheme, ...]:
@@ -129,18 +156,27 @@ _SIGNS = {
 _AUTO_ROUND = {
     f"{prefix}{form}": scheme
     for prefix in ("auto_round:", "")
-    for form, scheme in (("auto_gptq", "gptq"), ("gptq", "gptq"), ("auto_awq", "awq"), ("awq", "awq"))
-}
+    for form, scheme in (
+        ("auto_gptq", "gptq"),
+        ("gptq", "gptq"),
+        ("gptqmodel", "gptq"),
+        ("auto_awq", "awq"),
+        ("awq", "awq"),
+    )
+} | {"auto_round": "gptq"}
 """What AutoRound packs as the schemes of others: `packing_format` → scheme. Source: auto-round `inference/backend.py`
-(`BackendInfos`: 'auto_gptq' has the zero points of GPTQ's first format), transformers' `AutoRoundConfig`."""
+(`GPTQ_FORMAT`, `GPTQ_FORMAT_NO_ZP`, `AWQ_FORMAT`), transformers' `AutoRoundConfig`."""
+
+
+_FOUR_BIT_FLOATS = frozenset({"mx_fp", "mx_fp_rceil", "nv_fp", "nv_fp4_with_static_gs"})
+"""AutoRound's names of MXFP4, MXFP8 and NVFP4, which it packs as compressed-tensors does: `qlinear_fp.py`."""
 
 
 def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
     """Return the name of the scheme, also for configurations that do not state it: MLX's, and old ones."""
-    declared = config.get("quant_method")
+    declared = config.get("quant_method", config.get("method"))  # GPTQModel is about to write the latter alone
     if isinstance(declared, str) and declared.lower() in ("auto-round", "intel/auto-round"):
-        form, kind = config.get("packing_format", "auto_round:gptq"), config.get("data_type", "int")
-        return (_AUTO_ROUND.get(str(form)) if kind == "int" else None) or f"auto-round, {form} of {kind}"
+        return _of_auto_round(config)
     if isinstance(declared, str):
         return declared.lower()
     for key, method in _SIGNS.items():
@@ -149,6 +185,23 @@ def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
     if "bits" not in config or "group_size" not in config:
         return "unnamed"
     return "gptq" if any(name.endswith((".qweight", ".g_idx")) for name in tensors) else "mlx"
+
+
+def _of_auto_round(config: Config) -> str:
+    """Return the scheme whose layout AutoRound packed; a name of no scheme for what is none of ours."""
+    form, kind = str(config.get("packing_format", "auto_round:gptq")), config.get("data_type", "int")
+    rotated = next((key for key in ("rotation_config", "spinquant_config") if config.get(key)), None)
+    if rotated is not None:
+        return f"auto-round with activations that are rotated while the model runs ({rotated})"
+    single = config.get("extra_config")
+    layers = single.values() if isinstance(single, dict) else ()
+    kinds = {
+        str(kind),
+        *(str(layer["data_type"]) for layer in layers if isinstance(layer, dict) and "data_type" in layer),
+    }
+    if form == "auto_round:llm_compressor" and kinds <= _FOUR_BIT_FLOATS:
+        return "compressed-tensors"
+    return (_AUTO_ROUND.get(form) if kind == "int" else None) or f"auto-round, {form} of {kind}"
 
 
 def _refuse_unexplained(checkpoint: Checkpoint, packed: list[TensorRef]) -> None:

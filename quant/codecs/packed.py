@@ -6,6 +6,7 @@ Sources: GPTQModel `nn_modules/qlinear/__init__.py` (`dequantize_weight`), compr
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ggferry.quant.kernels import Compiled
@@ -27,6 +28,12 @@ def unpack(words: Array, bits: int) -> Array:
     shifts = np.arange(WORD_BITS // bits, dtype=np.uint32) * np.uint32(bits)
     out = words[..., None] >> shifts & np.uint32((1 << bits) - 1)
     return out.astype(np.uint8).reshape(*words.shape[:-1], -1)
+
+
+def unit(bits: int) -> tuple[int, int]:
+    """Return (values, words) of the shortest run of values that fills whole words."""
+    words = math.lcm(bits, WORD_BITS) // WORD_BITS
+    return words * WORD_BITS // bits, words
 
 
 def unpack_down(words: Array, bits: int) -> Array:

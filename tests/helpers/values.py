@@ -31,6 +31,12 @@ def dequantized_values(source: Path, *names: str) -> dict[str, tuple[np.ndarray,
     assert isinstance(made, Dequantized)
     for name in names:
         ref = checkpoint.tensors[name]
+        if ref.type.quantized:  # blocks of GGUF already
+            stored = made.read(ref.spans[0].offset, ref.nbytes)
+            data = np.frombuffer(stored, np.uint8).reshape(ref.rows, -1)
+            values = gguf.dequantize(data, gguf.GGMLQuantizationType[ref.type.name])
+            found[name] = values, ref.type.name, None
+            continue
         values = values_of(checkpoint, ref, 0, ref.rows)
         kind = ref.derived.exact[0] if ref.derived and ref.derived.exact else ""
         blocks = made.as_blocks(ref, kind) if kind else None
@@ -38,6 +44,8 @@ def dequantized_values(source: Path, *names: str) -> dict[str, tuple[np.ndarray,
         if blocks is not None:
             data = np.frombuffer(made.read(blocks.spans[0].offset, blocks.nbytes), np.uint8).reshape(ref.rows, -1)
             held = gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
+            own = made.own_scale(ref)
+            held = held if own is None else held * own.scales
         found[name] = values, kind, held
     checkpoint.close()
     return found

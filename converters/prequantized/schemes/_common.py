@@ -8,6 +8,7 @@ from typing import Any
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Rows, Scaled
 from ggferry.converters.prequantized.exact_blocks import Groups, ScaledBlocks
+from ggferry.converters.prequantized.micro_scales import MX_GROUP, Mxfp4Blocks, Mxfp8Values
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UnsupportedError
 from ggferry.quant.codec import block_type
@@ -63,9 +64,29 @@ class Scheme:
     find: Callable[[Checkpoint, Config], Found]
 
 
+def transforms_activations(declared: Any) -> bool:
+    """Return whether compressed-tensors' `transform_config` has more than transforms that weights have in them already
+    (`TransformLocation.is_online`); also where it is nothing that can be read."""
+    if not declared:
+        return False
+    schemes = declared.get("config_groups") if isinstance(declared, dict) else None
+    if not isinstance(schemes, dict):
+        return True
+    for scheme in schemes.values():
+        places = scheme.get("apply") if isinstance(scheme, dict) else None
+        if not isinstance(places, list) or any(
+            not isinstance(place, dict) or place.get("location") not in ("weight_input", "weight_output")
+            for place in places
+        ):
+            return True
+    return False
+
+
 def block_size(checkpoint: Checkpoint, declared: Any) -> tuple[int, int]:
     if declared is None:
         return 0, 0
+    if isinstance(declared, str) and len(sizes := declared.split("x")) == 2 and all(map(str.isdecimal, sizes)):
+        declared = [int(size[:9]) for size in sizes]
     if not (isinstance(declared, list) and len(declared) == 2 and all(type(n) is int and n > 0 for n in declared)):
         raise InconsistentError(
             "block size of scales", path=checkpoint.path, found=declared, expected="[rows, columns]"
@@ -81,13 +102,34 @@ def take(
     zero: Grid | None = None,
     order: TensorRef | None = None,
     target: str = "",
+    stored: int = 8,
 ) -> None:
-    """Add a matrix whose values are the elements of `ref`, and note what is used; `target`: its name, if another."""
+    """Add a matrix whose values are the elements of `ref`, and note what is used; `target`: its name, if another;
+    `stored`: bits that integers have, of the eight of an int8."""
     rows, columns = matrix(checkpoint, ref)
-    values = Scaled(checkpoint, ref, columns, scale, zero, 0, order)
-    form = "fp8" if ref.type.name in FP8 else "int8"
+    values = Scaled(checkpoint, ref, columns, scale, zero, 0, order, stored=stored)
+    form = "fp8" if ref.type.name in FP8 else f"int{stored}"
     found.matrices[ref.name] = Matrix(target or ref.name, (rows, columns), values, groups=values.groups(), form=form)
     found.used |= {grid.ref.name for grid in (scale, zero) if grid} | ({order.name} if order else set())
+
+
+def take_micro_scales(checkpoint: Checkpoint, found: Found, ref: TensorRef, target: str, scale: TensorRef) -> str:
+    """Add a matrix of MXFP8 (E4M3) or MXFP4 (bytes of two values) named `target`, whose exponents are `scale`, and
+    return what it is. Raises ShapeError or UnsupportedError."""
+    rows, across = matrix(checkpoint, of_type(checkpoint, ref, "F8_E4M3", "U8"))
+    wide = ref.type.name == "F8_E4M3"
+    columns = across if wide else 2 * across
+    if columns % MX_GROUP:
+        raise ShapeError(f"{ref.name!r} in groups of {MX_GROUP}", path=checkpoint.path, found=list(ref.shape))
+    of_shape(checkpoint, of_type(checkpoint, scale, "U8"), ref.name, (rows, columns // MX_GROUP))
+    found.used.add(scale.name)
+    if wide:
+        values = Mxfp8Values(checkpoint, ref, scale)
+        found.matrices[ref.name] = Matrix(target, (rows, columns), values, form="mxfp8")
+        return "MXFP8"
+    blocks = Mxfp4Blocks(checkpoint, ref, scale)
+    found.matrices[ref.name] = Matrix(target, (rows, columns), blocks, "MXFP4", form="mxfp4")
+    return "MXFP4"
 
 
 def take_fp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, tall: int, wide: int) -> None:
@@ -97,6 +139,7 @@ def take_fp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, tall: int, wi
         raise MissingError(
             f"{ref.name!r} is FP8 and has no scale", path=checkpoint.path, expected=f"{ref.name}_scale_inv"
         )
+    of_type(checkpoint, scale, "F32", "F16", "BF16", "F8_E8M0")
     take(checkpoint, found, ref, grid(checkpoint, ref, scale, ref.shape, tall, wide))
 
 
@@ -116,9 +159,11 @@ def grid(
     tall: int,
     wide: int,
     bits: int = 0,
+    dense: bool = False,
 ) -> Grid:
     """What patch of a matrix of `shape` each number of `ref` stands for. `tall`, `wide`: as the configuration has it,
-    0 where it has none. `bits`: those of numbers packed down the rows. Raises ShapeError when it cannot be so."""
+    0 where it has none. `bits`: those of numbers packed down the rows, `dense`: over the ends of words. Raises
+    ShapeError when it cannot be so."""
     matrix(checkpoint, weight)
     rows, columns = shape
     if ref.elements == 1 and not bits:
@@ -128,7 +173,8 @@ def grid(
         return Grid(ref, 1)
     down = -(-rows // (tall or 1))
     expected = -(-columns // wide) if wide and across != 1 else across
-    known = 0 < len(ref.shape) <= 2 and high == (-(-down // (WORD_BITS // bits)) if bits else down)
+    stored = down if not bits else -(-down * bits // WORD_BITS) if dense else -(-down // (WORD_BITS // bits))
+    known = 0 < len(ref.shape) <= 2 and high == stored
     if not known or across != expected or not across or (not wide and columns % across):
         raise ShapeError(
             f"{ref.name!r} against {weight.name!r} of {rows} × {columns}",
@@ -136,7 +182,7 @@ def grid(
             found=list(ref.shape),
             expected=[down, -(-columns // wide) if wide else 1],
         )
-    return Grid(ref, tall or 1, wide or columns // across, bits)
+    return Grid(ref, tall or 1, wide or columns // across, bits, dense)
 
 
 def of_type(checkpoint: Checkpoint, ref: TensorRef, *types: str) -> TensorRef:
@@ -153,6 +199,13 @@ def seen_as(ref: TensorRef, kind: str, columns: int) -> TensorRef:
     shape = (ref.shape[0], columns)
     (span,) = ref.spans
     return replace(ref, type=block_type(kind), shape=shape, spans=(replace(span, shape=shape),))
+
+
+def as_bytes(ref: TensorRef) -> TensorRef:
+    """Return a tensor in one piece as a vector of bytes."""
+    (span,) = ref.spans
+    shape = (ref.nbytes,)
+    return replace(ref, type=block_type("U8"), shape=shape, spans=(replace(span, shape=shape),))
 
 
 def of_shape(checkpoint: Checkpoint, ref: TensorRef, beside: str, *shapes: tuple[int, ...]) -> TensorRef:

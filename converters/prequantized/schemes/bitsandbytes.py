@@ -18,6 +18,7 @@ from ggferry.converters.prequantized.schemes._common import (
     Found,
     Matrix,
     Scheme,
+    as_bytes,
     matrix,
     of_shape,
     of_type,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 STATE = ".quant_state.bitsandbytes__"
 MAX_STATE = 1 << 16  # bytes; the JSON of one matrix has about 160
+STORAGE = ("U8", "I8", "BF16", "F16", "F32")
 PER_LEVEL = 7.874015718698502e-3
 """1/127 as `int8_vectorwise_dequant` has it."""
 
@@ -151,7 +153,9 @@ def _eight_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
 
 
 def _four_bits(checkpoint: Checkpoint, found: Found, base: str, state: TensorRef, kind: str) -> None:
-    codes = of_type(checkpoint, piece(checkpoint, base, state.name), "U8")
+    codes = of_type(checkpoint, piece(checkpoint, base, state.name), *STORAGE)
+    if codes.type.name != "U8":  # bytes seen as another type, which FSDP asks for: `bnb_4bit_quant_storage`
+        codes = as_bytes(codes)
     fields = _state(checkpoint, state)
     shape, block = fields.get("shape"), _number(checkpoint, state, fields, "blocksize")
     if not (isinstance(shape, list) and len(shape) == 2 and all(_is_size(size) for size in shape)):

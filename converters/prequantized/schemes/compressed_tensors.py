@@ -12,7 +12,6 @@ from ggferry.converters.prequantized.micro_scales import (
     GROUP,
     MX_GROUP,
     Mxfp4Blocks,
-    Mxfp8Values,
     Nvfp4Values,
     scaled_blocks,
 )
@@ -30,6 +29,8 @@ from ggferry.converters.prequantized.schemes._common import (
     of_type,
     piece,
     take,
+    take_micro_scales,
+    transforms_activations,
 )
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
@@ -45,6 +46,7 @@ _COMPRESSED = frozenset(
         "nvfp4-pack-quantized",
         "mxfp4-pack-quantized",
         "mxfp8-quantized",
+        "auto_round:llm_compressor",
     }
 )
 _WIDTHS = tuple(range(1, 9))
@@ -52,7 +54,7 @@ _WIDTHS = tuple(range(1, 9))
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
     groups = list(_weight_settings(checkpoint, config))
-    found = Found(f"compressed-tensors, {config.get('format')}")
+    found = Found(f"compressed-tensors, {config.get('format', config.get('packing_format'))}")
     for name, ref in checkpoint.tensors.items():
         if name.endswith(".weight_packed") and ref.type.name == "U8":
             _four_bits(checkpoint, found, ref)
@@ -61,11 +63,12 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         elif name.endswith(".weight") and ref.type.name in FP8 | {"I8"}:
             scale = piece(checkpoint, f"{name}_scale", name)
             if scale.type.name == "U8":
-                _mxfp8(checkpoint, found, ref, scale)
+                take_micro_scales(checkpoint, found, of_type(checkpoint, ref, "F8_E4M3"), name, scale)
                 continue
             kind, widths = ("int", _WIDTHS) if ref.type.name == "I8" else ("float", (8,))
-            settings = _settings(checkpoint, groups, name, kind, widths)
-            take(checkpoint, found, ref, *_grids(checkpoint, settings, ref, scale, ref.shape, 0))
+            settings = _settings(checkpoint, groups, name, kind, widths, scale, matrix(checkpoint, ref))
+            stored = settings["num_bits"] if kind == "int" else 8
+            take(checkpoint, found, ref, *_grids(checkpoint, settings, ref, scale, ref.shape, 0), stored=stored)
         if name in found.matrices:
             base = name.removesuffix("_packed")
             found.used |= {f"{base}_{end}" for end in ("shape", "zero_point", "g_idx")}
@@ -77,9 +80,9 @@ def _weight_settings(checkpoint: Checkpoint, config: Config) -> Iterator[Config]
     sparsity = config.get("sparsity_config")
     sparse = sparsity.get("format") if isinstance(sparsity, dict) else None
     odd = {
-        "format": config.get("format") if config.get("format") not in _COMPRESSED else None,
+        "format": form if (form := config.get("format", config.get("packing_format"))) not in _COMPRESSED else None,
         "sparsity": None if sparse == "dense" else sparse,
-        "transform_config": config.get("transform_config") or None,
+        "transform_config": declared if transforms_activations(declared := config.get("transform_config")) else None,
     }
     for key, value in odd.items():
         if value:
@@ -94,26 +97,70 @@ def _weight_settings(checkpoint: Checkpoint, config: Config) -> Iterator[Config]
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict):
-            yield weights
+            yield {**weights, "format": group.get("format")}
 
 
-def _settings(checkpoint: Checkpoint, groups: list[Config], name: str, kind: str, bits: tuple[int, ...]) -> Config:
-    """The settings of this kind of number with one of these widths. Raises UnsupportedError where there is none, or
-    several unlike."""
-    fitting = [group for group in groups if group.get("num_bits") in bits and group.get("type", kind) == kind]
+def _settings(
+    checkpoint: Checkpoint,
+    groups: list[Config],
+    name: str,
+    kind: str,
+    bits: tuple[int, ...],
+    scale: TensorRef,
+    shape: tuple[int, int],
+) -> Config:
+    """The settings of this kind of number with one of these widths, and with such scales where groups are unlike: the
+    regular expressions that name layers are not run. Raises UnsupportedError where there is none, or several unlike."""
+    packed = name.endswith("_packed")
+    fitting = [
+        group
+        for group in groups
+        if group.get("num_bits") in bits
+        and group.get("type", kind) == kind
+        and (not group.get("format") or (group["format"] == "pack-quantized") == packed)
+    ]
     keys = ("num_bits", "strategy", "group_size", "block_structure")
-    if not fitting or any(group.get(key) != fitting[0].get(key) for group in fitting for key in keys):
+    if any(group.get(key) != fitting[0].get(key) for group in fitting for key in keys):
+        patches = [(group, _patch(checkpoint, group, scale, shape)) for group in fitting]
+        fitting = [group for group, patch in patches if patch is not None]
+        widths = {group["num_bits"] for group in fitting} if packed else set()
+        if len({patch for _, patch in patches if patch is not None}) > 1 or len(widths) > 1:
+            fitting = []
+    if not fitting:
         raise UnsupportedError(
             f"config_groups do not say how {name!r} is quantized",
             path=checkpoint.path,
             found=[group.get("num_bits") for group in groups],
-            expected=f"{kind} of one of {list(bits)} bits",
+            expected=f"{kind} of one of {list(bits)} bits, and one group whose scales are {list(scale.shape)}",
         )
-    return fitting[0]
+    return max(fitting, key=lambda group: int(group["num_bits"]))
+
+
+def _patch(checkpoint: Checkpoint, group: Config, scale: TensorRef, shape: tuple[int, int]) -> tuple[int, int] | None:
+    """Rows and columns that share a scale by these settings; None where `scale` has another number of them."""
+    (rows, columns), size = shape, group.get("group_size")
+    tall, wide = rows, columns
+    if group.get("strategy") == "block":
+        tall, wide = block_size(checkpoint, group.get("block_structure"))
+    elif group.get("strategy") == "group" and type(size) is int and size > 0:
+        tall, wide = 1, size
+    elif group.get("strategy") == "channel":
+        tall = 1
+    if not tall or not wide:
+        return None
+    down, across = -(-rows // tall), -(-columns // wide)
+    high, count = (*scale.shape, 1, 1)[:2]
+    return (min(tall, rows), min(wide, columns)) if (high, count) == (down, across) else None
 
 
 def _grids(
-    checkpoint: Checkpoint, settings: Config, weight: TensorRef, scale: TensorRef, shape: tuple[int, ...], bits: int
+    checkpoint: Checkpoint,
+    settings: Config,
+    weight: TensorRef,
+    scale: TensorRef,
+    shape: tuple[int, ...],
+    bits: int,
+    dense: bool = False,
 ) -> tuple[Grid, Grid | None, TensorRef | None]:
     """Scale, zero point and column order of a weight named `….weight` or `….weight_packed`."""
     base = weight.name.removesuffix("_packed")
@@ -130,7 +177,7 @@ def _grids(
     if zero is None:
         return scales, None, order
     packed = bits if bits and zero.type.name == "I32" else 0
-    return scales, grid(checkpoint, weight, zero, shape, tall, wide, packed), order
+    return scales, grid(checkpoint, weight, zero, shape, tall, wide, packed, dense and packed > 0), order
 
 
 def _packed(checkpoint: Checkpoint, groups: list[Config], found: Found, ref: TensorRef) -> None:
@@ -146,11 +193,11 @@ def _packed(checkpoint: Checkpoint, groups: list[Config], found: Found, ref: Ten
         raise UnsupportedError(
             f"{ref.name!r} holds {columns} columns in {words} words", path=checkpoint.path, expected="1 to 8 bits each"
         )
-    settings = _settings(checkpoint, groups, ref.name, "int", fitting)
-    bits, shape = settings["num_bits"], (rows, columns)
-    scale = piece(checkpoint, f"{base}_scale", ref.name)
+    scale, shape = piece(checkpoint, f"{base}_scale", ref.name), (rows, columns)
+    settings = _settings(checkpoint, groups, ref.name, "int", fitting, scale, shape)
+    bits = settings["num_bits"]
     dense = _is_dense(checkpoint, ref, columns, bits)
-    scales, zero, order = _grids(checkpoint, settings, ref, scale, shape, bits)
+    scales, zero, order = _grids(checkpoint, settings, ref, scale, shape, bits, dense)
     values = Scaled(checkpoint, ref, columns, scales, zero, bits, order, dense)
     found.matrices[ref.name] = Matrix(base, shape, values, groups=values.groups(), form=f"int{bits}")
     found.used.add(scale.name)
@@ -162,14 +209,12 @@ def _dense_words(columns: int, bits: int) -> int:
 
 def _is_dense(checkpoint: Checkpoint, ref: TensorRef, columns: int, bits: int) -> bool:
     """True where values run on over the ends of words, as compressed-tensors 0.20 packs; with older versions what was
-    left of a word was padding. UnsupportedError where the number of words tells nothing, or there are zero points."""
+    left of a word was padding. UnsupportedError where the number of words tells nothing."""
     if WORD_BITS % bits == 0 or ref.columns != _dense_words(columns, bits):
         return False
-    padded = -(-columns // (WORD_BITS // bits)) == ref.columns > 1
-    zeros = f"{ref.name.removesuffix('_packed')}_zero_point" in checkpoint.tensors
-    if padded or zeros:
+    if -(-columns // (WORD_BITS // bits)) == ref.columns > 1:
         raise UnsupportedError(
-            f"{ref.name!r}: {columns} columns of {bits} bits in {ref.columns} words" + " and zero points" * zeros,
+            f"{ref.name!r}: {columns} columns of {bits} bits in {ref.columns} words",
             path=checkpoint.path,
             hint=DEQUANTIZE,
         )
@@ -197,15 +242,6 @@ def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
         found.matrices[ref.name] = Matrix(base, shape, values, groups=blocks, form="nvfp4")
         found.used |= {given.name} if given is not None else set()
         found.used.add(whole.name)
-    found.used.add(scale.name)
-
-
-def _mxfp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, scale: TensorRef) -> None:
-    rows, columns = matrix(checkpoint, of_type(checkpoint, ref, "F8_E4M3"))
-    if columns % MX_GROUP:
-        raise ShapeError(f"{ref.name!r} in groups of {MX_GROUP}", path=checkpoint.path, found=list(ref.shape))
-    of_shape(checkpoint, of_type(checkpoint, scale, "U8"), ref.name, (rows, columns // MX_GROUP))
-    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), Mxfp8Values(checkpoint, ref, scale), form="mxfp8")
     found.used.add(scale.name)
 
 

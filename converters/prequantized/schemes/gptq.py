@@ -1,11 +1,12 @@
-"""GPTQ of 2, 3, 4 and 8 bits, in both versions of its format, and of 2023 without a configuration.
+"""GPTQ of 2 to 8 bits, in both versions of its format, AutoRound's too, and of 2023 without a configuration.
 
-Source: GPTQModel's and AutoGPTQ's `quantize_config.json`; `_gptq_2023` has what is older.
+Source: GPTQModel's and AutoGPTQ's `quantize_config.json`; auto-round `utils/bit_packing.py` and
+`auto_round_extension/torch` (5 to 7 bits; zero points as they are, and less one); `_gptq_2023` has what is older.
 """
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import CHUNK, raw_rows, values_of
@@ -21,7 +22,6 @@ from ggferry.converters.prequantized.schemes._common import (
     piece,
 )
 from ggferry.converters.prequantized.schemes._gptq_2023 import (
-    BITS,
     Products,
     bits_by_lengths,
     bits_in,
@@ -29,9 +29,10 @@ from ggferry.converters.prequantized.schemes._gptq_2023 import (
     group_in,
     products_of,
 )
+from ggferry.converters.prequantized.schemes._single_layers import for_layer, has_single_layers
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
-from ggferry.quant.codecs.packed import WORD_BITS, gptq_zeros, unpack_stream
+from ggferry.quant.codecs.packed import WORD_BITS, gptq_zeros, unit, unpack_stream
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from ggferry.quant.types import Floats
 
 Array = Any
+WIDTHS = (2, 3, 4, 5, 6, 7, 8)
+AS_THEY_ARE = ("auto_round", "auto_round:gptqmodel", "gptqmodel")
+"""Ways in which AutoRound packs zero points as they are, as in the second version of the format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class Gptq:
 
     def _centered_levels(self, start: int, stop: int) -> tuple[Array, Array]:
         """Return the levels of these rows less their zero points, int16 `(rows, columns)`, and each column's group."""
-        per, words = gptq_unit(self.bits)
+        per, words = unit(self.bits)
         low, high = start // per, -(-stop // per)
         last = min(high * words, self.zeros.columns)
         stored = raw_columns(self.checkpoint, self.zeros, low * words, last)
@@ -117,14 +121,8 @@ class Gptq:
         return levels - np.ascontiguousarray(zeros.T)[:, groups], groups  # uint8 − int16 → int16
 
 
-def gptq_unit(bits: int) -> tuple[int, int]:
-    """Return (values, words) of the shortest run of values that fills whole words."""
-    words = math.lcm(bits, WORD_BITS) // WORD_BITS
-    return words * WORD_BITS // bits, words
-
-
 def find(checkpoint: Checkpoint, config: Config) -> Found:
-    version = "marlin" if config.get("is_marlin_format") else config.get("checkpoint_format", "gptq")
+    version = _version(config)
     if version not in ("gptq", "gptq_v2"):
         raise UnsupportedError(
             "GPTQ weights in a kernel's own order",
@@ -158,14 +156,26 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
     return found
 
 
+def _version(config: Config) -> Any:
+    """Return the layout that a configuration states, 'gptq' where it states none.
+
+    GPTQModel calls it `format`, and `checkpoint_format` as AutoGPTQ did; AutoRound names a way of packing.
+    """
+    if config.get("is_marlin_format"):
+        return "marlin"
+    if config.get("packing_format") in AS_THEY_ARE:
+        return "gptq_v2"
+    return config.get("format") or config.get("checkpoint_format") or "gptq"
+
+
 def _beside(name: str, end: str) -> str:
     return name.removesuffix("qweight") + end
 
 
 def _known(checkpoint: Checkpoint, words: TensorRef, bits: Any) -> int:
     """Return the bits of a value. Raises UnsupportedError for a number that GPTQ does not have."""
-    if type(bits) is not int or bits not in BITS:
-        raise UnsupportedError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected="2, 3, 4 or 8")
+    if type(bits) is not int or bits not in WIDTHS:
+        raise UnsupportedError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected="2 to 8")
     return bits
 
 
@@ -192,11 +202,14 @@ def _gptq_matrix(
         matrix(checkpoint, ref)
         if len(ref.spans) != 1 or (ref is not scales and ref.type.name not in ("I32", "U32")):
             raise UnsupportedError(f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected="I32")
+    if order is None:
+        layer = words.name.removesuffix(".qweight")
+        config = for_layer(checkpoint, config, layer, partial(_columns_of_group, words, zeros))
     bits, rows = config.get("bits"), words.shape[1]
     if order is not None and order.elements:  # with per-module settings the shapes say it, not the configuration
         declared = config.get("bits")
         bits, rest = divmod(words.shape[0] * WORD_BITS, order.elements)
-        if rest or (bits != declared and not config.get("dynamic")):
+        if rest or (bits != declared and not has_single_layers(config)):
             raise InconsistentError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected=declared)
     bits = _known(checkpoint, words, bits)
     columns = columns_in(checkpoint, words, bits)
@@ -209,6 +222,16 @@ def _gptq_matrix(
             beside = f"{ref.name!r} beside {words.name!r}"
             raise ShapeError(beside, path=checkpoint.path, found=list(ref.shape), expected=list(expected))
     return Gptq(checkpoint, words, zeros, scales, order, bits, group, first_version)
+
+
+def _columns_of_group(words: TensorRef, zeros: TensorRef, bits: int, group: int) -> int | None:
+    """Return the columns that share a scale in a layer of so many bits and this group size; None where it is none."""
+    if bits not in WIDTHS or not (group == -1 or group > 0):
+        return None
+    columns, rest = divmod(words.shape[0] * WORD_BITS, bits)
+    wide = columns if group == -1 else min(group, columns)
+    across = -(-words.shape[1] * bits // WORD_BITS)
+    return wide if not rest and wide and zeros.shape == (-(-columns // wide), across) else None
 
 
 def _drop_empty_biases(checkpoint: Checkpoint, found: Found) -> None:

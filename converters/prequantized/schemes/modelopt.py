@@ -1,7 +1,7 @@
-"""NVIDIA ModelOpt: FP8 and NVFP4, or both in one model, told by the tensors.
+"""NVIDIA ModelOpt: FP8, MXFP8, MXFP4 and NVFP4, or several in one model, told by the tensors.
 
-Source: ModelOpt `torch/quantization/qtensor/nvfp4_tensor.py` (`dequantize`), `torch/export/quant_utils.py`;
-transformers' and vLLM's readers of hf_quant_config.json.
+Source: ModelOpt `torch/quantization/qtensor/` (`nvfp4_tensor.py`, `mxfp4_tensor.py`, `mxfp8_tensor.py`: `dequantize`),
+`torch/export/quant_utils.py`; transformers' and vLLM's readers of hf_quant_config.json.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from ggferry.converters.prequantized.schemes._common import (
     of_type,
     piece,
     take_fp8,
+    take_micro_scales,
 )
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import ShapeError, UnsupportedError
 
-ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4", "FP8_PER_CHANNEL_PER_TOKEN", "MIXED_PRECISION")
+ALGORITHMS = (
+    *("FP8", "MXFP8", "NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8", "FP8_PER_CHANNEL_PER_TOKEN"),
+    "MIXED_PRECISION",
+)
 
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
-    """FP8 × scale; level × (scale of 16 columns × weight_scale_2)."""
+    """FP8 × scale, or × 2^(e − 127); level × (scale of 16 columns × weight_scale_2), or × 2^(e − 127)."""
     algorithm = config.get("quant_algo", "FP8")
     odd = next((name for name in checkpoint.tensors if name.endswith(".pre_quant_scale")), None)
     if algorithm not in ALGORITHMS or odd is not None:
@@ -40,10 +44,15 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         )
     found, kinds = Found("ModelOpt"), set()
     for name, ref in checkpoint.tensors.items():
-        if ref.type.name in FP8 and name.endswith(".weight"):
+        if not name.endswith(".weight") or ref.type.name not in FP8 | {"U8"}:
+            continue
+        scale = checkpoint.tensors.get(f"{name}_scale")
+        if scale is not None and scale.type.name == "U8":
+            kinds.add(take_micro_scales(checkpoint, found, ref, ref.name, scale))
+        elif ref.type.name in FP8:
             take_fp8(checkpoint, found, ref, 0, 0)
             kinds.add("FP8")
-        elif ref.type.name == "U8" and name.endswith(".weight"):
+        else:
             _four_bits(checkpoint, found, ref)
             kinds.add("NVFP4")
     found.scheme = " and ".join(sorted(kinds))

@@ -62,6 +62,21 @@ EXACT: dict[str, tuple[Quantize, dict[str, Any], str]] = {
         {**AUTO_ROUND, "packing_format": "auto_round:auto_gptq"},
         "Q4_0",
     ),
+    "auto-round, zero points as they are": (
+        gptq(4, 32, version=2, order="none"),
+        {**AUTO_ROUND, "packing_format": "auto_round", "sym": False},
+        "Q5_0",
+    ),
+    "auto-round, 8 among 4": (
+        gptq(8, 32, order="none", symmetric=True),
+        {**AUTO_ROUND, "group_size": 64, "extra_config": {".*_proj": {"bits": 8, "group_size": 32}}},
+        "Q8_0",
+    ),
+    "gptq 4, v2 by GPTQModel's name": (
+        gptq(4, 32, version=2),
+        {"method": "gptq", "bits": 4, "group_size": 32, "format": "gptq_v2"},
+        "Q5_0",
+    ),
     "auto-round as awq": (awq(32), {**AUTO_ROUND, "packing_format": "auto_round:auto_awq", "sym": False}, "Q5_0"),
     "awq with z = 8": (awq(32, symmetric=True), AWQ, "Q4_0"),
     "awq": (awq(64), {**AWQ, "group_size": 64}, "Q5_0"),

@@ -16,12 +16,14 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.model_graph.rows import values_of
 from ggferry.converters.prequantized.recognize import dequantized
 from ggferry.formats.errors import (
+    AmbiguousError,
     GgferryError,
     InconsistentError,
     MissingError,
     ShapeError,
     UnsupportedError,
 )
+from helpers.packed_fp8_gptq import gptq
 from helpers.packed_others import CASES, line
 from helpers.quantized_llama import LINE, Tensors, changed, gguf_name, in_gguf_order, model, request, without, write
 from helpers.values import decoded
@@ -171,3 +173,20 @@ def test_layers_of_quanto_whose_width_is_not_known_are_refused(tmp_path: Path) -
         dequantized(open_checkpoint(str(write(tmp_path / "in", moved, None))))
     with pytest.raises(ShapeError, match="elements"):
         dequantized(open_checkpoint(str(write(tmp_path / "wide", tensors, None, hidden_size=65))))
+
+
+def test_settings_of_single_layers_that_fit_in_two_ways_are_asked_for(tmp_path: Path) -> None:
+    """Groups of 64 and of 96 columns make two of 128; those that hold a whole row are one and the same."""
+    settings: dict[str, Any] = {"quant_method": "auto-round", "bits": 4, "group_size": 64}
+    single: dict[str, Any] = {"re:.*": {"group_size": 96}}
+    tensors, meaning = model(gptq(4, 64, order="none"), 128)
+    source = write(tmp_path / "in", tensors, {**settings, "extra_config": single}, intermediate_size=128)
+    with pytest.raises(AmbiguousError, match=r"down_proj.*4 and 64 or 4 and 96.*extra_config"):
+        dequantized(open_checkpoint(str(source)))
+    single |= {f"model.layers.{n}.mlp.down_proj": {"group_size": 64} for n in range(3)}
+    write(source, tensors, {**settings, "extra_config": single}, intermediate_size=128)
+    checkpoint = dequantized(open_checkpoint(str(source)))
+    for name in ("model.layers.1.mlp.up_proj.weight", "model.layers.2.mlp.down_proj.weight"):
+        found = values_of(checkpoint, checkpoint.tensors[name], 0, 64)
+        assert np.array_equal(found, meaning[name][:64])
+    checkpoint.close()

@@ -35,7 +35,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
-from helpers.packed_fp8_gptq import BLOCKS, CASES, compressed, fp8, gptq, gptq_config
+from helpers.packed_fp8_gptq import BLOCKS, CASES, compressed, fp8, gptq, gptq_config, integers
 from helpers.quantized_llama import (
     Tensors,
     changed,
@@ -182,19 +182,52 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
     check_file(tmp_path / "out.gguf", meaning, "F32")
 
 
+def test_weights_that_are_rounded_while_the_model_runs_are_refused(tmp_path: Path) -> None:
+    """transformers' BitNet 'online': BF16 weights that it computes with only after it has made them ternary."""
+
+    def plain(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        return {name: torch.from_numpy(weight).bfloat16()}, weight
+
+    settings = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+    source = write(tmp_path / "in", model(plain)[0], settings)
+    with pytest.raises(UnsupportedError, match=r"while the model runs.*online.*packed checkpoint"):
+        convert(request(source, tmp_path / "out.gguf"))
+    settings["quantization_mode"] = "offline"
+    write(source, model(plain)[0], settings)
+    convert(request(source, tmp_path / "out.gguf"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_transforms_of_activations_are_refused_and_those_of_weights_are_in_them(packed: bool, tmp_path: Path) -> None:
+    def plain(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        return {name: torch.from_numpy(weight).bfloat16()}, weight
+
+    tensors, _ = model(integers(4, 32, packed=True) if packed else plain)
+    places = [{"targets": ["re:.*up_proj$"], "location": "weight_input", "inverse": False}]
+    settings = compressed(4, 32, "pack-quantized")
+    settings["transform_config"] = {"config_groups": {"R1": {"type": "hadamard", "apply": places}}}
+    source = write(tmp_path / "in", tensors, settings)
+    convert(request(source, tmp_path / "out.gguf"))
+    places.append({"targets": ["re:.*down_proj$"], "location": "input", "inverse": True})
+    write(source, tensors, settings)
+    with pytest.raises(UnsupportedError, match="transform_config"):
+        convert(request(source, tmp_path / "other.gguf"))
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
         ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "gemv"),
         ({"quant_method": "eetq"}, "order of a CUDA kernel"),
         ({"quant_method": "vptq"}, "vptq"),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "rotation_config": {"a": 1}}, "rotated while"),
         ({"quant_method": "quip"}, "quip"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ"),
         ({**compressed(4, 32, "marlin-24")}, "marlin-24"),
         ({**compressed(4, 32, "pack-quantized"), "sparsity_config": {"format": "sparse-24"}}, "sparse-24"),
         ({**compressed(4, 32, "pack-quantized"), "transform_config": {"R1": {}}}, "R1"),
         (gptq_config(4, 32, checkpoint_format="marlin"), "marlin"),
-        (gptq_config(5, 32), "bits"),
+        (gptq_config(9, 32), "bits"),
     ],
 )
 def test_other_schemes_are_refused_by_name(config: Any, named: str, tmp_path: Path) -> None:
@@ -216,6 +249,7 @@ BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
     ("gptq 4", changed(".g_idx", lambda t: t[:-8]), InconsistentError),
     ("gptq 4", changed(".g_idx", lambda t: t + 1), OutOfRangeError),
     ("gptq 4", changed(".g_idx", lambda t: t - 1), OutOfRangeError),
+    ("fp8 blocks", changed("_scale_inv", lambda t: t.to(torch.uint8)), UnsupportedError),
     ("gptq 4", changed(".qweight", lambda t: t.long()), UnsupportedError),
     ("gptq 4", changed(".scales", first_nan), BadValueError),
     ("fp8 blocks", without("_scale_inv"), MissingError),

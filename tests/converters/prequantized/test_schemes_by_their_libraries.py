@@ -1,4 +1,5 @@
-"""Layers that the schemes' own libraries packed mean what these libraries say (`helpers/make_scheme_fixtures.py`)."""
+"""Layers that the schemes' own libraries packed mean what these libraries say (`helpers/make_scheme_fixtures.py`,
+`make_packed_fixtures.py`)."""
 
 from __future__ import annotations
 
@@ -24,6 +25,26 @@ BLOCKS = {
     "gptq-20230310-4": "Q4_1",
     "gptq-20230320-3-64": "Q4_0",
     "gptq-20230328-4-32": "",
+    "gptq-4-second-format": "Q5_0",
+    "autoround-3-of-gptqmodel": "Q4_0",
+    "autoround-4-zeros-as-they-are": "Q5_0",
+    "autoround-5": "Q5_0",
+    "autoround-6": "Q8_0",
+    "autoround-7": "Q8_0",
+    "autoround-8-among-4": "Q8_0",
+    "autoround-mxfp4": "MXFP4",
+    "autoround-mxfp8": "",
+    "autoround-nvfp4": "NVFP4",
+    "modelopt-mxfp4": "MXFP4",
+    "modelopt-mxfp8": "",
+    "ct-3-asymmetric": "Q4_0",
+    "ct-6-asymmetric": "Q8_0",
+    "ct-4-of-two-groups": "Q4_0",
+    "ct-4-in-int8": "Q4_0",
+    "ct-8-beside-4": "Q8_0",
+    "ct-float8-blocks-as-text": "",
+    "bnb-nf4-as-bfloat16": "",
+    "bnb-nf4-as-float32": "",
     "hqq-8": "",
     "hqq-4": "Q4_1",
     "hqq-4-axis0": "",

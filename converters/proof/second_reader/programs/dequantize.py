@@ -107,6 +107,10 @@ def fp8(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array
 
 
 def modelopt(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    if read.kind(f"{name}_scale") == "U8":  # exponents of microscaling
+        wide = read.kind(name) != "U8"
+        levels = _block(read, name, r, c).astype(np.float32) if wide else E2M1[_nibbles(read, name, r, c)]
+        return levels * _powers(_block(read, f"{name}_scale", r, c // 32))
     if read.kind(name) != "U8":
         return fp8(read, {"weight_block_size": None}, name, r, c)
     whole = _floats(read, f"{name}_scale_2").reshape(())
@@ -125,7 +129,7 @@ def gptq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Arra
     stored = np.asarray(read(words, slice(None), _cover(r)))[:, r - r.min()].T
     levels = _bits(stored, c * bits, bits)
     tall = read.shape(f"{base}.scales")
-    size = settings.get("group_size") or _gptq_group(columns, 1 if tall[1] == 1 else tall[0])
+    size = _gptq_group(settings, base, columns, 1 if tall[1] == 1 else tall[0])
     groups = c // (columns if size == -1 else size)
     if order in read and read.shape(order)[0]:
         groups = np.asarray(read(order, _cover(c)))[c - c.min()].astype(np.int64)
@@ -134,14 +138,25 @@ def gptq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Arra
         scale, product = (x[r] if tall[1] == 1 else x[groups][:, r].T for x in (scale, product))
         return levels.astype(np.float32) * scale - product
     zeros = _bits(np.asarray(read(f"{base}.qzeros"))[groups], r * bits, bits)
-    if settings.get("checkpoint_format", "gptq") == "gptq":  # its first version keeps zeros less one
+    plain = settings.get("packing_format") in ("auto_round", "auto_round:gptqmodel", "gptqmodel")
+    if not plain and "gptq_v2" not in (settings.get("format"), settings.get("checkpoint_format")):
+        # the first version keeps zeros less one
         zeros = (zeros + 1) % (1 << bits)
     scales = _floats(read, f"{base}.scales")[groups][:, r]
     return ((levels - zeros.T).astype(np.float32) * scales.T).astype(np.float32)
 
 
-def _gptq_group(columns: int, groups: int) -> int:
-    """Return the columns of a group where nothing states it: equal parts, else the next power of two."""
+def _gptq_group(settings: Settings, base: str, columns: int, groups: int) -> int:
+    """Return the columns of a group.
+
+    That is one of the stated sizes that makes so many groups, the layer's own first; where none is stated, equal parts,
+    else the next power of two.
+    """
+    single = {**(settings.get("dynamic") or {}), **(settings.get("extra_config") or {})}
+    declared = [single.get(base), settings, *single.values()]
+    for size in (each["group_size"] for each in declared if isinstance(each, dict) and each.get("group_size")):
+        if -(-columns // (columns if size == -1 else size)) == groups:
+            return int(size)
     return columns // groups if columns % groups == 0 else 1 << (-(-columns // groups) - 1).bit_length()
 
 
@@ -201,12 +216,12 @@ def compressed_tensors(read: Named, settings: Settings, name: str, r: Array, c: 
     bits = weights["num_bits"]
     if packed in read:
         words = np.asarray(read(packed, _cover(r)))[r - r.min()]
-        dense = words.shape[1] != -(-columns // (32 // bits))
+        dense = words.shape[1] == -(-columns * bits // 32)
         at = c * bits if dense else c // (32 // bits) * 32 + c % (32 // bits) * bits
         values = _bits(words, at, bits).astype(np.float32) - (1 << bits - 1)
     else:
         values = _block(read, name, r, c).astype(np.float32)
-    tall, wide = (weights.get("block_structure") or (0, 0)) if weights.get("strategy") == "block" else (0, 0)
+    tall, wide = _block_structure(weights) if weights.get("strategy") == "block" else (0, 0)
     if weights.get("strategy") == "group" and weights.get("group_size"):
         wide = weights["group_size"]
     shape, places = (read.shape(scale)[0], columns), c
@@ -216,33 +231,55 @@ def compressed_tensors(read: Named, settings: Settings, name: str, r: Array, c: 
         if not (order == -1).any():
             places = order[c].astype(np.int64) * wide
     if f"{name}_zero_point" in read:
-        values = values - _zeros(
-            read, f"{name}_zero_point", shape, tall, wide, bits if packed in read else 0, r, places
-        )
+        width = 0 if packed not in read else bits if dense else -bits
+        values = values - _zeros(read, f"{name}_zero_point", shape, tall, wide, width, r, places)
     return values * _spread(read, scale, shape, tall, wide, r, places)
 
 
+def _block_structure(weights: Settings) -> tuple[int, int]:
+    """Return rows and columns of a block; older configurations write '128x128'."""
+    found = weights.get("block_structure") or (0, 0)
+    tall, wide = found.split("x") if isinstance(found, str) else found
+    return int(tall), int(wide)
+
+
 def _weights(read: Named, settings: Settings, name: str, columns: int) -> Settings:
-    """Return the settings of the group whose numbers fit what is stored."""
+    """Return the settings of the group whose numbers and scales fit what is stored."""
     groups = [group["weights"] for group in settings["config_groups"].values() if group.get("weights")]
-    packed = f"{name}_packed"
+    packed, down, across = f"{name}_packed", *(*read.shape(f"{name}_scale"), 1, 1)[:2]
     if packed not in read:
         kind = "int" if read.kind(name) == "I8" else "float"
-        return next(group for group in groups if group.get("type", kind) == kind)
-    words = read.shape(packed)[1]
-    fits = (g for g in groups if words in (-(-columns * g["num_bits"] // 32), -(-columns // (32 // g["num_bits"]))))
-    return next(fits)
+        fits = [group for group in groups if group.get("type", kind) == kind]
+    else:
+        words = read.shape(packed)[1]
+        fits = [g for g in groups if words in (-(-columns * g["num_bits"] // 32), -(-columns // (32 // g["num_bits"])))]
+
+    def has_such_scales(group: Settings) -> bool:
+        if group.get("strategy") == "group" and group.get("group_size"):
+            return bool(across == -(-columns // group["group_size"]))
+        if group.get("strategy") == "block":
+            tall, wide = _block_structure(group)
+            return (down, across) == (-(-read.shape(name)[0] // tall), -(-columns // wide))
+        return bool(across == 1)
+
+    return next((group for group in fits if has_such_scales(group)), fits[0])
 
 
 def _zeros(
     read: Named, name: str, shape: tuple[int, ...], tall: int, wide: int, bits: int, r: Array, c: Array
 ) -> Array:
+    """Return the zero point of each element.
+
+    `bits`: of packed ones, less than 0 where what is left of a word is padding; 0 where they are not packed.
+    """
     if not bits or read.kind(name) != "I32":
         return _spread(read, name, shape, tall, wide, r, c)
     stored = np.asarray(read(name)).T  # words hold those of consecutive rows
     groups = c // (wide or shape[1] // stored.shape[0])
-    per, down = 32 // bits, r // (tall or 1)
-    return (_bits(stored, down // per * 32 + down % per * bits, bits)[groups].T - (1 << bits - 1)).astype(np.float32)
+    width, down = abs(bits), r // (tall or 1)
+    per = 32 // width
+    at = down * width if bits > 0 else down // per * 32 + down % per * width
+    return (_bits(stored, at, width)[groups].T - (1 << width - 1)).astype(np.float32)
 
 
 def hqq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
@@ -367,7 +404,10 @@ def bitsandbytes(read: Named, settings: Settings, name: str, r: Array, c: Array)
         return _block(read, name, r, c).astype(np.float32) * largest * np.float32(7.874015718698502e-3)
     fields = json.loads(np.asarray(read(state)).tobytes())
     at = r[:, None] * fields["shape"][1] + c[None, :]
-    codes = _flat(read, name, at // 2)
+    size = {"BF16": 2, "F16": 2, "F32": 4}.get(read.kind(name), 1)  # bytes may be kept as numbers of another type
+    first = int(at.min()) // 2 // size * size
+    stored = np.ascontiguousarray(_flat(read, name, np.arange(first // size, int(at.max()) // 2 // size + 1)))
+    codes = stored.view(np.uint8)[at // 2 - first]
     codes = np.where(at % 2, codes & 15, codes >> 4)
     scales = at // fields["blocksize"]
     if f"{name}.nested_absmax" in read:
