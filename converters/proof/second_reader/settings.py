@@ -75,6 +75,9 @@ with windows a list."""
 UNREAD: Mapping[str, frozenset[str]] = {"rope_theta": frozenset({"gptneox", "modern-bert"})}
 """Field → architectures whose class does not read it beside its rotary parameters, but has names of its own."""
 
+_BY_KIND = "rope_parameters.full_attention.rope_theta"
+"""A default of classes that have rotary parameters for each kind of block."""
+
 PARTS = ("text_config", "llm_config", "language_config")
 NEAR = 1e-6  # float32
 LARGEST = 1e300  # an integer of JSON may be no float at all
@@ -142,10 +145,14 @@ def _claims(declared: Mapping[str, Any], silent: Mapping[str, Any], key: str) ->
 def _several_rotations(declared: Mapping[str, Any], silent: Mapping[str, Any]) -> bool:
     """Return whether it is not one number that says how positions turn.
 
-    Of several places the class chooses one; Hunyuan multiplies the base (`alpha`).
+    Of several places the class chooses one; Hunyuan multiplies the base (`alpha`); a class with rotary parameters for
+    each kind of block reads nothing of one set for all.
     """
     places = [key for key in ("rope_parameters", "rope_scaling") if declared.get(key)]
     if any(isinstance(declared[key], Mapping) and declared[key].get("alpha") for key in places):
+        return True
+    stated = declared.get("rope_parameters")
+    if _BY_KIND in silent and isinstance(stated, Mapping) and not any(isinstance(x, Mapping) for x in stated.values()):
         return True
     return len(places) > 1 or (isinstance(silent.get("rope_parameters"), Mapping) and "rope_parameters" not in places)
 

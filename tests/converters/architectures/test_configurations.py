@@ -19,7 +19,7 @@ from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
-from ggferry.formats.errors import InconsistentError, UnexpectedTensorError
+from ggferry.formats.errors import InconsistentError, UnexpectedTensorError, UnsupportedError
 from helpers.sampling import one_in
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
 
@@ -132,11 +132,21 @@ def test_a_configuration_means_what_it_means_to_transformers(case: str, tmp_path
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
 
 
-def test_the_default_proof_takes_keys_that_the_class_does_not_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "changes", "base"),
+    [
+        ("gptneox", {**NO_ROPE, "rope_theta": 777.0}, 10000.0),
+        ("gemma3", {"rope_parameters": {"rope_theta": 777.0}}, 1e6),  # it has a set for each kind of block
+    ],
+)
+def test_the_default_proof_takes_keys_that_the_class_does_not_read(
+    name: str, changes: dict[str, Any], base: float, tmp_path: Path
+) -> None:
     """Of a contradiction the proof's second reader must know, too, which word counts."""
-    changed("gptneox", tmp_path / "hf", **NO_ROPE, rope_theta=777.0)
+    expected = changed(name, tmp_path / "hf", **changes)
     made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
-    assert graph_of(made.path).sizes["rope_base"] == 10000.0
+    assert graph_of(made.path).sizes["rope_base"] == base
+    assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
 
 
 MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -180,6 +190,13 @@ def test_what_is_not_sound_is_refused_by_name(case: str, tmp_path: Path) -> None
     make(name, tmp_path)
     edit(tmp_path, **changes)
     with pytest.raises(InconsistentError, match=reason):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+def test_a_cap_of_zero_is_no_model_without_a_cap(tmp_path: Path) -> None:
+    make("gemma4 shared", tmp_path)
+    edit(tmp_path, final_logit_softcapping=0.0)
+    with pytest.raises(UnsupportedError, match="final_logit_softcapping"):
         understand(open_checkpoint(str(tmp_path)))
 
 

@@ -296,6 +296,8 @@ def edited(folder: Path, **changes: Any) -> None:
         ("modernbert", {"layer_types": ["sliding_attention"] * 4}, InconsistentError),
         ("modernbert", {"norm_bias": True}, UnsupportedError),
         ("modernbert", {"hidden_activation": "relu"}, UnsupportedError),
+        ("modernbert", {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+         UnsupportedError),
         ("embeddinggemma", {"use_bidirectional_attention": False}, UnsupportedError),
         ("embeddinggemma", {"query_pre_attn_scalar": 24}, InconsistentError),
         ("eurobert", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, UnsupportedError),
