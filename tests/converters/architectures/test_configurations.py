@@ -178,6 +178,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "indexers narrower than what turns": ("minimax-m3", {"rope_parameters": GONE}, "n_rot <= index_width"),
     "no biases, which llama.cpp requires": ("gpt-oss", {"attention_bias": False}, "attention_bias is false"),
     "scores divided by another number": ("step35", {"query_pre_attn_scalar": 24}, "query_scalar == head_dim"),
+    "experts between blocks that attend, none turned, says the class": (
+        "granite hybrid of attention, experts", {"position_embedding_type": None}, "rotates"),
     **{f"a kind under the older name: {name}": (
         name, {"rope_parameters": GONE, "rope_scaling": {"type": "linear", "factor": 4.0}}, "under 'type'")
        for name in ("olmo3", "gemma3")},

@@ -59,6 +59,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Model", {**GROUPED, "head_dim": 20}),
     "qwen2": ("Qwen2Model", GROUPED),
     "llama": ("LlamaModel", GROUPED),
+    "nomic": ("NomicBertModel", SIZES),
+    "jina 3": ("JinaEmbeddingsV3Model", {**SIZES, "type_vocab_size": 1}),
 }
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", {**SIZES, **THREE}),
@@ -301,6 +303,9 @@ def edited(folder: Path, **changes: Any) -> None:
         ("embeddinggemma", {"use_bidirectional_attention": False}, UnsupportedError),
         ("embeddinggemma", {"query_pre_attn_scalar": 24}, InconsistentError),
         ("eurobert", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, UnsupportedError),
+        ("eurobert", {"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 2.0}}, UnsupportedError),
+        ("nomic", {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, UnsupportedError),
+        ("jina 3", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, UnsupportedError),
         ("roberta", {"position_embedding_type": "relative_key"}, UnsupportedError),
         ("roberta", {"max_position_embeddings": 41}, GgferryError),
         ("roberta", {"pad_token_id": 60}, GgferryError),
