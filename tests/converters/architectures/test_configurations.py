@@ -83,6 +83,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "olmo3",
         {"rope_parameters": GONE, "rope_theta": 700.0, "rope_scaling": {"rope_type": "default", "type": "linear"}},
     ),
+    "kinds of attention that a number of dense blocks decides": ("cohere2moe", {"layer_types": GONE}),
+    "chosen experts under another name": ("hunyuan moe", {"moe_topk": GONE, "num_experts_per_tok": 2}),
     "biases that the class does not read": ("nemotron-h", {"attention_bias": True}),
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
 }
@@ -155,6 +157,9 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no kinds of blocks": (
         "minimax-01", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, {"layer_types": GONE}
     ),
+    "dense blocks as listed, beside a number": ("deepseek v3.2", {"mlp_layer_types": ["sparse"] * 3}, {}),
+    "no dense block, as listed": ("exaone_moe", {"mlp_layer_types": ["sparse"] * 4}, {}),
+    "two of no experts": ("granite hybrid", {"num_local_experts": 0}, {}),
     "no expert is shared": ("afmoe", {"num_shared_experts": 0}, {}),
     "gelu": ("phi2", {"hidden_act": "gelu"}, {}),
     "gelu by another approximation": ("phi2", {"hidden_act": "gelu_fast"}, {}),

@@ -52,6 +52,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert, language": ("ModernBertForMaskedLM", MODERN),
     "modernbert, silu": ("ModernBertModel", {**MODERN, "hidden_activation": "silu", "local_attention": 4}),
     "modernbert, every third": ("ModernBertModel", {**MODERN, "global_attn_every_n_layers": 3, "norm_eps": 1e-3}),
+    "modernbert, blocks listed": (
+        "ModernBertModel", {**SIZES, "local_attention": 6, "layer_types": ["full_attention", "sliding_attention"] * 2}
+    ),
     "eurobert": ("EuroBertModel", GROUPED),
     "eurobert, language": ("EuroBertForMaskedLM", GROUPED),
     "embeddinggemma": ("Gemma3TextModel", GEMMA),
