@@ -34,13 +34,13 @@ CLASSIFIER_POOLING = HParam(
 
 def period(values: Values) -> int:
     """attention.sliding_window_pattern: what `layer_types` show, which transformers alone reads where they are listed;
-    else as stated.
+    else as declared.
     """
-    stated, listed = int(values["period_stated"]), values.get("layer_windows")
-    if listed is None or stated < 1:
-        return stated
-    periods = (stated, *range(1, len(listed) + 1))
-    return next((each for each in periods if tuple(listed) == _one_in(each, len(listed))), stated)
+    declared, listed = int(values["period_declared"]), values.get("layer_windows")
+    if listed is None or declared < 1:
+        return declared
+    periods = (declared, *range(1, len(listed) + 1))
+    return next((each for each in periods if tuple(listed) == _one_in(each, len(listed))), declared)
 
 
 def _one_in(period: int, n_layer: int) -> tuple[bool, ...]:

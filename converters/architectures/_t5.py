@@ -14,7 +14,7 @@ HPARAMS = (
     HParam("n_ctx", "context_length", fields={"hf": "n_positions"},
            defaults=(Default(512, "T5 was trained on 512 tokens; its distances have no end"),)),
     HParam("n_embd", "embedding_length", fields={"hf": "d_model"}, check="0 < n_embd"),
-    HParam("n_layer", "block_count", fields={"hf": "num_layers"}),
+    HParam("n_layer", "block_count", fields={"hf": "num_layers|num_hidden_layers"}),
     HParam("n_ff", "feed_forward_length", fields={"hf": "d_ff"}),
     HParam("n_head", "attention.head_count", fields={"hf": "num_heads"}, check="0 < n_head"),
     HParam("head_dim", "attention.key_length", fields={"hf": "d_kv"}),

@@ -8,7 +8,7 @@ from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (

@@ -151,8 +151,8 @@ def _several_rotations(declared: Mapping[str, Any], silent: Mapping[str, Any]) -
     places = [key for key in ("rope_parameters", "rope_scaling") if declared.get(key)]
     if any(isinstance(declared[key], Mapping) and declared[key].get("alpha") for key in places):
         return True
-    stated = declared.get("rope_parameters")
-    if _BY_KIND in silent and isinstance(stated, Mapping) and not any(isinstance(x, Mapping) for x in stated.values()):
+    rotary = declared.get("rope_parameters")
+    if _BY_KIND in silent and isinstance(rotary, Mapping) and not any(isinstance(x, Mapping) for x in rotary.values()):
         return True
     return len(places) > 1 or (isinstance(silent.get("rope_parameters"), Mapping) and "rope_parameters" not in places)
 

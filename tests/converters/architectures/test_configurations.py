@@ -85,6 +85,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "kinds of attention that a number of dense blocks decides": ("cohere2moe", {"layer_types": GONE}),
     "chosen experts under another name": ("hunyuan moe", {"moe_topk": GONE, "num_experts_per_tok": 2}),
+    "chosen experts under another name, Ernie": ("ernie4_5_moe", {"moe_k": GONE, "num_experts_per_tok": 2}),
     "biases that the class does not read": ("nemotron-h", {"attention_bias": True}),
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
 }
@@ -200,10 +201,14 @@ def test_what_is_not_sound_is_refused_by_name(case: str, tmp_path: Path) -> None
         understand(open_checkpoint(str(tmp_path)))
 
 
-def test_a_cap_of_zero_is_no_model_without_a_cap(tmp_path: Path) -> None:
-    make("gemma4 shared", tmp_path)
-    edit(tmp_path, final_logit_softcapping=0.0)
-    with pytest.raises(UnsupportedError, match="final_logit_softcapping"):
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("gemma4 shared", "final_logit_softcapping"), ("glm 5.3 flash", "swiglu_limit"), ("hy_v4", "swiglu_limit")],
+)
+def test_a_bound_of_zero_is_no_model_without_a_bound(name: str, key: str, tmp_path: Path) -> None:
+    make(name, tmp_path)
+    edit(tmp_path, **{key: 0.0})
+    with pytest.raises(UnsupportedError, match=key):
         understand(open_checkpoint(str(tmp_path)))
 
 
