@@ -75,6 +75,9 @@ with windows a list."""
 UNREAD: Mapping[str, frozenset[str]] = {"rope_theta": frozenset({"gptneox", "modern-bert"})}
 """Field → architectures whose class does not read it beside its rotary parameters, but has names of its own."""
 
+GROUPS = ("expert_group_count", "expert_group_used_count")
+"""Keys that a model which chooses among all experts does not read (DeepSeek's `greedy`)."""
+
 _BY_KIND = "rope_parameters.full_attention.rope_theta"
 """A default of classes that have rotary parameters for each kind of block."""
 
@@ -127,6 +130,8 @@ def _claims(declared: Mapping[str, Any], silent: Mapping[str, Any], key: str) ->
         key: The GGUF key, without the architecture's name.
     """
     if key == "rope.freq_base" and _several_rotations(declared, silent):
+        return
+    if key in GROUPS and declared.get("topk_method", silent.get("topk_method")) == "greedy":
         return
     fields = FIELDS.get(key, ())
     found = {field: set(_occurrences(declared, field)) for field in fields}

@@ -135,6 +135,12 @@ def test_a_configuration_means_what_it_means_to_transformers(case: str, tmp_path
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
 
 
+def test_the_default_proof_takes_groups_that_are_not_asked(tmp_path: Path) -> None:
+    expected = make("deepseek v2 lite", tmp_path / "hf", n_group=2)
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
+    assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "base"),
     [
