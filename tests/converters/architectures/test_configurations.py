@@ -218,6 +218,13 @@ def test_a_bound_of_zero_is_no_model_without_a_bound(name: str, key: str, tmp_pa
         understand(open_checkpoint(str(tmp_path)))
 
 
+def test_an_older_scaling_that_no_key_says_is_refused(tmp_path: Path) -> None:
+    make("dots3 note, published", tmp_path)
+    edit(tmp_path, rope_scaling={"rope_type": "linear", "factor": 3.0})
+    with pytest.raises(UnsupportedError, match=r"rope_scaling\.rope_type"):
+        understand(open_checkpoint(str(tmp_path)))
+
+
 CONTRADICTIONS = ("llama biases", "granite", "gptneox", "stablelm")
 """Models with biases, of which a configuration says in some key that there are some."""
 BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "use_qkv_bias"), False)
