@@ -66,11 +66,11 @@ SILENT = frozenset(
 OTHERWISE: Mapping[str, frozenset[str]] = {
     "attention.head_count": frozenset({"mamba", "mamba2"}),  # no attention: GGUF has 0
     "attention.layer_norm_epsilon": frozenset({"biogpt", "olmo", "glm5-next", "cohere2moe"}),
-    "rope.freq_base": frozenset({"olmo3", "granite_swa"}),
+    "rope.freq_base": frozenset({"olmo3", "granite_swa", "dbrx"}),
 }
 """GGUF key → architectures, and model types of config.json, whose key means something else. The norms of BioGPT and
 OLMo read no epsilon, those of GLM 5.3 and Cohere are not all alike; OLMo 3 takes a base for some blocks only, Granite
-with windows a list."""
+with windows a list, DBRX keeps its base in `attn_config`."""
 
 UNREAD: Mapping[str, frozenset[str]] = {"rope_theta": frozenset({"gptneox", "modern-bert"})}
 """Field → architectures whose class does not read it beside its rotary parameters, but has names of its own."""

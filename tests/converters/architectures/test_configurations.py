@@ -135,6 +135,15 @@ def test_a_configuration_means_what_it_means_to_transformers(case: str, tmp_path
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
 
 
+def test_the_default_proof_takes_the_base_where_dbrx_keeps_it(tmp_path: Path) -> None:
+    """As published: in `attn_config`, which transformers 5 no longer reads, and DBRX's own code does."""
+    make("dbrx", tmp_path / "hf")
+    edit(tmp_path / "hf", rope_parameters=GONE)
+    declared = json.loads((tmp_path / "hf" / "config.json").read_text())["attn_config"]["rope_theta"]
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
+    assert graph_of(made.path).sizes["rope_base"] == declared != 10000.0
+
+
 def test_the_default_proof_takes_groups_that_are_not_asked(tmp_path: Path) -> None:
     expected = make("deepseek v2 lite", tmp_path / "hf", n_group=2)
     made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
