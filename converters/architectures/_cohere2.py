@@ -29,8 +29,10 @@ def dense(values: Values) -> int:
 
 
 def windows(values: Values) -> tuple[bool, ...]:
-    """Which blocks have a window: as listed, or all but one a period, dense blocks counted apart."""
-    listed, first = values.get("layer_windows"), values["n_dense"]
+    """Which blocks have a window: as listed, or all but one a period, dense blocks counted apart: those that a number
+    says, as transformers does not look at the list of them here.
+    """
+    listed, first = values.get("layer_windows"), values.get("dense_stated", values["n_dense"])
     if listed is not None:
         return tuple(listed)
     periods = values["prefix_period"], values["window_period"]

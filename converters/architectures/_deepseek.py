@@ -29,9 +29,11 @@ def leading_dense(values: Values) -> int:
 
 
 def dense_blocks(values: Values) -> int:
-    """leading_dense_block_count where no number says it: as listed, or all where there are no experts."""
+    """leading_dense_block_count: as listed, else as many as are said, or all where there are no experts."""
     if "dense_blocks" in values:
         return leading_dense(values)
+    if "n_dense_stated" in values:
+        return int(values["n_dense_stated"])
     if values["n_expert"]:
         raise KeyError("first_k_dense_replace")
     return int(values["n_layer"])
@@ -75,14 +77,14 @@ ROTARY = (
 DENSE = (
     HParam("dense_blocks", None, BOOL, {"hf": "mlp_layer_types"}, length="n_layer", required=False,
            words={"dense": True, "sparse": False}),
-    HParam("n_dense_listed", None, derive=leading_dense, required=False, check="n_dense_listed == n_dense"),
-    HParam("n_dense", "leading_dense_block_count", fields={"hf": "first_k_dense_replace"}, derive=dense_blocks,
+    HParam("n_dense_stated", None, fields={"hf": "first_k_dense_replace"}, required=False),
+    HParam("n_dense", "leading_dense_block_count", derive=dense_blocks,
            defaults=(Default(3, "DeepSeek-V3's default", when=_V3, dialect="hf"),
                      Default(0, "no block is said to be dense"))),
 )
 ROUTING = (
     common.N_EXPERT, common.N_EXPERT_USED, replace(common.N_FF_EXP, derive=expert_width),
-    HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, null=0),
+    HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0),
     HParam("expert_selection", None, STRING, {"hf": "topk_method"}, words=_SELECTIONS, required=False,
            defaults=(Default("noaux_tc", "as DeepSeek-V3 does", when=_V3, dialect="hf"),
                      Default("greedy", "transformers' default", when="n_expert > 0", dialect="hf"))),

@@ -32,12 +32,27 @@ CLASSIFIER_POOLING = HParam(
 )
 
 
+def period(values: Values) -> int:
+    """attention.sliding_window_pattern: what `layer_types` show, which transformers alone reads where they are listed;
+    else as declared.
+    """
+    declared, listed = int(values["period_declared"]), values.get("layer_windows")
+    if listed is None or declared < 1:
+        return declared
+    periods = (declared, *range(1, len(listed) + 1))
+    return next((each for each in periods if tuple(listed) == _one_in(each, len(listed))), declared)
+
+
+def _one_in(period: int, n_layer: int) -> tuple[bool, ...]:
+    return tuple(n % period != 0 for n in range(n_layer))
+
+
 def windowed(values: Values) -> tuple[bool, ...]:
     """Return which blocks have a window: all but every `window_period`th, from the first on."""
     period, listed = values["window_period"], values.get("layer_windows")
     if period < 1:
         raise ValueError(f"global_attn_every_n_layers {period}")
-    found = tuple(n % period != 0 for n in range(values["n_layer"]))
+    found = _one_in(period, values["n_layer"])
     if listed is not None and tuple(listed) != found:
-        raise ValueError(f"layer_types are not one full block in {period}, which is all that GGUF can say here")
+        raise ValueError("layer_types are not one full block in so many, which is all that GGUF can say here")
     return found

@@ -34,6 +34,7 @@ SOFTCAP = HParam(
 # llama.cpp takes 30 for Gemma 4 where the key is not there: a model that caps nothing says 0.
 SOFTCAP_DECLARED = HParam(
     "final_softcap", "final_logit_softcapping", F32, {"hf": "final_logit_softcapping"}, null=0.0,
+    unrepresentable=0.0,
     defaults=(Default(0.0, "transformers' default", dialect="hf"), Default(30.0, "what readers take", dialect="gguf")),
 )
 DROPS = (

@@ -27,7 +27,7 @@ ROTATES = HParam(
     words={"rope": True, "nope": False}, absent=True,
 )
 ATTENDS = HParam(
-    "attends", None, BOOL, {"hf": "layer_types"}, length="n_layer", required=False,
+    "attends", None, BOOL, {"hf": "layer_types|layers_block_type"}, length="n_layer", required=False,
     words={"attention": True, "full_attention": True},
 )
 NOT_MAMBA = IgnoredKey("mamba_* time_step_limit", "no block is a state space")

@@ -4,6 +4,9 @@ GGUF says by `attention.head_count_kv`, one a block, which blocks attend: those 
 `llama-hparams.cpp`, `is_recr_impl`). State spaces: llama.cpp `mamba-base.cpp`, the names of their tensors `_mamba`.
 """
 
+from dataclasses import replace
+
+from ggferry.converters.architectures._common import N_EXPERT_USED
 from ggferry.converters.architectures._tensors import linear, tensor
 from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
@@ -51,6 +54,12 @@ def experts(values: Values) -> int:
 def experts_used(values: Values) -> int:
     """Return expert_used_count: as stated, where there are experts."""
     return int(values["used_stated"]) if values["n_expert"] else 0
+
+
+USED_WHERE_THERE_ARE_EXPERTS = (
+    HParam("used_stated", None, fields=N_EXPERT_USED.fields, required=False),
+    replace(N_EXPERT_USED, fields={}, derive=experts_used),
+)
 
 
 def declared(name: str, place: str, default: int) -> HParam:

@@ -42,6 +42,9 @@ KIND = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS, required=F
 LONGROPE_KIND = HParam(
     "rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS | {"longrope": "longrope", "su": "longrope"}, required=False
 )
+UNSCALED_KIND = HParam(
+    "rope_kind", None, _STRING, {"hf": _KIND_PLACES["hf"]}, words={"default": "default"}, required=False
+)
 KIND_OR_FACTORS = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS | _FACTOR_KINDS, required=False)
 
 # Several axes of position (Qwen-VL): for text they are one number, so that the sections change nothing.

@@ -2,15 +2,29 @@
 the first blocks dense, further ones that only speculative decoding uses.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures._tensors import experts, gated, selection_bias, shared_experts
 from ggferry.converters.schema.architecture import Default, Drop, HParam, IgnoredKey, Role
+from ggferry.converters.schema.block_patterns import leading_dense
+from ggferry.converters.schema.derivations import Values
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
 
+
+def dense(values: Values) -> int:
+    """leading_dense_block_count: as listed, else as many as are said."""
+    return leading_dense(values) if "sparse_layers" in values else int(values["n_dense_stated"])
+
+
 N_DENSE = HParam("n_dense", "leading_dense_block_count", fields={"hf": "first_k_dense_replace"},
                  defaults=(Default(0, "no block is said to be dense"),))
+# Where a list says which blocks are dense, transformers does not read the number beside it.
+LISTED_DENSE = (
+    HParam("n_dense_stated", None, fields=N_DENSE.fields, required=False), replace(N_DENSE, fields={}, derive=dense),
+)
 N_SHARED = HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0,
                   defaults=(Default(0, "none is shared"),))
 GROUPS = (

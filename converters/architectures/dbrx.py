@@ -16,10 +16,11 @@ from ggferry.converters.schema.roles import block, roles
 STACKED = Reshape(("n_expert", "n_ff", "n_embd"), back=("n_expert*n_ff", "n_embd"))
 HPARAMS = (
     common.N_VOCAB,
-    replace(common.N_CTX, fields={"hf": "max_seq_len"}), replace(common.N_EMBD, fields={"hf": "d_model"}),
-    replace(common.N_LAYER, fields={"hf": "n_layers"}),
+    replace(common.N_CTX, fields={"hf": "max_seq_len|max_position_embeddings"}),
+    replace(common.N_EMBD, fields={"hf": "d_model|hidden_size"}),
+    replace(common.N_LAYER, fields={"hf": "n_layers|num_hidden_layers"}),
     HParam("n_ff", "feed_forward_length", fields={"hf": "ffn_config.ffn_hidden_size"}),
-    replace(common.N_HEAD, fields={"hf": "n_heads"}),
+    replace(common.N_HEAD, fields={"hf": "n_heads|num_attention_heads"}),
     replace(common.N_HEAD_KV, fields={"hf": "attn_config.kv_n_heads|num_key_value_heads"}),
     replace(common.HEAD_DIM, fields={}, derive="n_embd / n_head"),
     replace(common.HEAD_DIM_V, fields={}, derive="n_embd / n_head"),

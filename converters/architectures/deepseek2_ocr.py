@@ -13,14 +13,13 @@ from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._deepseek_ocr import experts_normed
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.block_patterns import leading_dense
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE,
     HParam("sparse_layers", None, common.BOOL, {"hf": "mlp_layer_types"}, length="n_layer", required=False,
            words={"dense": False, "sparse": True}),
-    replace(routed.N_DENSE, derive=leading_dense), common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
+    *routed.LISTED_DENSE, common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     routed.N_SHARED, routed.SCALE,
     HParam("norm_stated", None, common.BOOL, {"hf": "norm_topk_prob"}, required=False),
     HParam("expert_norm", "expert_weights_norm", common.BOOL, derive=experts_normed, absent=False),

@@ -65,7 +65,8 @@ HPARAMS = (
     replace(common.also_at(rope.BASE, "rope_parameters.indexed_attention.rope_theta"),
             defaults=(Default(80000000.0, _HF, dialect="hf"),)),
     HParam("rope_kind", None, STRING, words=_KIND, required=False,
-           fields={"hf": "rope_parameters.indexed_attention.rope_type|rope_parameters.rope_type|rope_scaling.type"}),
+           fields={"hf": "rope_parameters.indexed_attention.rope_type|rope_parameters.rope_type"
+                   "|rope_scaling.rope_type|rope_scaling.type"}),
     HParam("rope_base_swa", "rope.freq_base_swa", F32, check="rope_base_swa > 1",
            fields={"hf": "rope_parameters.sliding_attention.rope_theta|swa_rope_theta"},
            defaults=(Default(50000.0, _HF, dialect="hf"),)),

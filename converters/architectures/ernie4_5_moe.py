@@ -20,7 +20,8 @@ NONE_SO_LOW = 1e-12
 """moe_norm_min of transformers' class and of the published models."""
 HPARAMS = (
     *ernie.HPARAMS,
-    replace(common.N_EXPERT, fields={"hf": "moe_num_experts"}), replace(common.N_EXPERT_USED, fields={"hf": "moe_k"}),
+    replace(common.N_EXPERT, fields={"hf": "moe_num_experts|num_experts"}),
+    replace(common.N_EXPERT_USED, fields={"hf": "moe_k|num_experts_per_tok"}),
     replace(routed.N_DENSE, fields={"hf": "moe_layer_start_index"}),
     HParam("sparse_step", "interleave_moe_layer_step", fields={"hf": "moe_layer_interval"}, check="0 < sparse_step",
            defaults=(Default(1, _HF, dialect="hf"),)),

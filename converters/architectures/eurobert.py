@@ -8,13 +8,12 @@ from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, encoder.BOTH_SIDES, rope.BASE, rope.N_ROT,
-    HParam("rope_kind", None, common.STRING, {"hf": rope.scaling_place("rope_type")}, words={"default": "default"},
-           required=False),
+    rope.UNSCALED_KIND,
     encoder.NO_SCALING, *embeddings.POOLING, encoder.CLASSIFIER_POOLING, common.SILU, *encoder.NO_BIASES[:2],
 )
 

@@ -12,7 +12,6 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.block_patterns import leading_dense
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -21,7 +20,7 @@ HPARAMS = (
     *exaone.WINDOWS,
     HParam("sparse_layers", None, ValueType.BOOL, {"hf": "mlp_layer_types|is_moe_layer"}, length="n_layer",
            words={"dense": False, "sparse": True, False: False, True: True}, required=False),
-    replace(routed.N_DENSE, derive=leading_dense), *routed.HPARAMS[1:],
+    *routed.LISTED_DENSE, *routed.HPARAMS[1:],
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", derive="n_shared * n_ff_exp", required=False,
            check="n_ff_shexp == n_shared * n_ff_exp"),
     common.TIED, common.SILU,

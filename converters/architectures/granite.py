@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _granite as granite
+from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
@@ -19,7 +20,7 @@ N_FF = HParam("n_ff", "feed_forward_length", fields={"hf": "shared_intermediate_
 HPARAMS = (
     *(N_FF if size is common.N_FF else size for size in common.SIZES), common.RMS_EPS, *rope.WHOLE_ROPE_WITH_FACTORS,
     replace(granite.ROTATES, defaults=(Default(False, "transformers' default", dialect="hybrid"),)), *granite.SCALES,
-    granite.ATTENDS, common.N_EXPERT, common.N_EXPERT_USED,
+    granite.ATTENDS, common.N_EXPERT, *hybrid.USED_WHERE_THERE_ARE_EXPERTS,
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )
 

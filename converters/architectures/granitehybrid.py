@@ -29,7 +29,7 @@ HPARAMS = (
     hybrid.HEADS_KV, common.HEAD_DIM, common.HEAD_DIM_V,
     HParam("ff_stated", None, fields={"hf": "intermediate_size"}, required=False),
     HParam("ff_shared", None, fields={"hf": "shared_intermediate_size"}, required=False),
-    common.N_EXPERT, common.N_EXPERT_USED,
+    common.N_EXPERT, *hybrid.USED_WHERE_THERE_ARE_EXPERTS,
     HParam("n_ff", "feed_forward_length", derive=granite.dense_width),
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", derive=granite.shared_width, absent=0),
     common.RMS_EPS,

@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _granite as granite
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -19,7 +19,8 @@ HPARAMS = (
     common.N_EXPERT, common.N_EXPERT_USED,
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", fields={"hf": "shared_intermediate_size"}, absent=0),
     granite.ATTENDS,
-    HParam("rotates", None, ValueType.BOOL, {"hf": "position_embedding_type"}, words={"rope": True}, required=False),
+    HParam("rotates", None, ValueType.BOOL, {"hf": "position_embedding_type"}, words={"rope": True, "nope": False},
+           defaults=(Default(False, "transformers' default", dialect="hybrid"),), required=False, check="rotates == 1"),
     common.TIED, common.ATTENTION_BIAS, common.SILU,
 )
 

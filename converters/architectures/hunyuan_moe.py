@@ -13,7 +13,7 @@ from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *hunyuan.HPARAMS, common.N_EXPERT,
-    hunyuan.listed("used_stated", "moe_topk"),
+    hunyuan.listed("used_stated", "moe_topk|num_experts_per_tok"),
     replace(common.N_EXPERT_USED, fields={}, derive=hunyuan.alike("used_stated")),
     hunyuan.listed("shared_stated", "num_shared_expert"),
     HParam("n_shared", "expert_shared_count", derive=hunyuan.alike("shared_stated"), required=False),

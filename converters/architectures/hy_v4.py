@@ -34,7 +34,7 @@ HPARAMS = (
     common.N_FF_EXP, HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, check="0 < n_shared"),
     *routed.NO_GROUPS, replace(routed.SCALE, defaults=(Default(2.827, _HF, dialect="hf"),)), routed.NORM,
     replace(routed.SIGMOID, required=True),
-    HParam("limit", None, F32, {"hf": "swiglu_limit"}, required=False, check="0 <= limit",
+    HParam("limit", None, F32, {"hf": "swiglu_limit"}, required=False, check="0 <= limit", unrepresentable=0.0,
            defaults=(Default(10.0, _HF, dialect="hf"),)),
     limits.of_experts(limits.everywhere("limit")), streams.COUNT, streams.EPSILON,
     HParam("hc_magnitude", "hyper_connection.magnitude", F32, {"hf": "hc_magnitude"}),

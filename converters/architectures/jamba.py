@@ -29,9 +29,8 @@ HPARAMS = (
     HParam("dt_rank", "ssm.time_step_rank"),  # a configuration may say "auto": the tensors say what that was
     common.RMS_EPS,
     HParam("experts_stated", None, fields=common.N_EXPERT.fields, required=False),
-    HParam("used_stated", None, fields=common.N_EXPERT_USED.fields, required=False),
     replace(common.N_EXPERT, fields={}, derive=hybrid.experts),
-    replace(common.N_EXPERT_USED, fields={}, derive=hybrid.experts_used),
+    *hybrid.USED_WHERE_THERE_ARE_EXPERTS,
     hybrid.declared("expert_period", "expert_layer_period", 2),
     hybrid.declared("expert_offset", "expert_layer_offset", 1),
     HParam("sparse", None, BOOL, length="n_layer", required=False, derive=hybrid.sparse_layers),

@@ -10,6 +10,7 @@ saves the names of Jina's code and a configuration of its own. Sources: jinaai's
 from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
+from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles, varied
@@ -21,8 +22,7 @@ HPARAMS = (
            defaults=(Default(20000.0, "transformers' default", dialect="saved"),
                      Default(10000.0, "the default of Jina's code, and of readers of GGUF")),
            check="rope_base > 1"),
-    HParam("rope_kind", None, common.STRING, {"hf": "rope_parameters.rope_type"}, words={"default": "default"},
-           required=False),
+    rope.UNSCALED_KIND,
     HParam("n_rot", "rope.dimension_count", derive="n_embd / n_head",
            check="n_rot % 2 == 0 and 0 < n_rot and n_rot * n_head <= n_embd"),
     HParam("activation", None, common.STRING, {"hf": "hidden_act"}, words={"gelu": "gelu"}, required=False),

@@ -5,6 +5,7 @@ in one matrix) and in transformers'. Sources: `_bert`; Nussbaum et al. (2402.016
 from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
+from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Concat
@@ -25,8 +26,7 @@ HPARAMS = (
     HParam("n_rot", "rope.dimension_count", derive="n_embd / n_head",
            check="n_rot % 2 == 0 and 0 < n_rot and n_rot * n_head <= n_embd"),
     # What the graph does not do is refused.
-    HParam("rope_kind", None, common.STRING, {"hf": "rope_parameters.rope_type"}, words={"default": "default"},
-           required=False),
+    rope.UNSCALED_KIND,
     HParam("activation", None, common.STRING, {"hf": "hidden_act|activation_function"},
            words={"silu": "silu", "swiglu": "silu"}, required=False),
     HParam("rope_fraction", None, common.F32, {"hf": "rotary_emb_fraction"}, words={1: 1.0}, required=False),

@@ -62,7 +62,7 @@ HPARAMS = (
            words={"dense": False, "sparse": True}),
     HParam("sparse_numbers", None, common.STRING, {"hf": "moe_layers_enum"}, required=False),
     replace(routed.N_DENSE, fields={}, derive=step.leading_dense, defaults=()),
-    replace(common.N_EXPERT, fields={"hf": "moe_num_experts|n_routed_experts"}),
+    replace(common.N_EXPERT, fields={"hf": "moe_num_experts|n_routed_experts|num_local_experts"}),
     replace(common.N_EXPERT_USED, fields={"hf": "moe_top_k|num_experts_per_tok"}), common.N_FF_EXP,
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", fields={"hf": "share_expert_dim|share_expert_dims"}),
     replace(routed.SIGMOID, fields={"hf": "moe_router_activation"}),

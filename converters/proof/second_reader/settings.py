@@ -66,14 +66,20 @@ SILENT = frozenset(
 OTHERWISE: Mapping[str, frozenset[str]] = {
     "attention.head_count": frozenset({"mamba", "mamba2"}),  # no attention: GGUF has 0
     "attention.layer_norm_epsilon": frozenset({"biogpt", "olmo", "glm5-next", "cohere2moe"}),
-    "rope.freq_base": frozenset({"olmo3", "granite_swa"}),
+    "rope.freq_base": frozenset({"olmo3", "granite_swa", "dbrx"}),
 }
 """GGUF key → architectures, and model types of config.json, whose key means something else. The norms of BioGPT and
 OLMo read no epsilon, those of GLM 5.3 and Cohere are not all alike; OLMo 3 takes a base for some blocks only, Granite
-with windows a list."""
+with windows a list, DBRX keeps its base in `attn_config`."""
 
 UNREAD: Mapping[str, frozenset[str]] = {"rope_theta": frozenset({"gptneox", "modern-bert"})}
 """Field → architectures whose class does not read it beside its rotary parameters, but has names of its own."""
+
+GROUPS = ("expert_group_count", "expert_group_used_count")
+"""Keys that a model which chooses among all experts does not read (DeepSeek's `greedy`)."""
+
+_BY_KIND = "rope_parameters.full_attention.rope_theta"
+"""A default of classes that have rotary parameters for each kind of block."""
 
 PARTS = ("text_config", "llm_config", "language_config")
 NEAR = 1e-6  # float32
@@ -125,6 +131,8 @@ def _claims(declared: Mapping[str, Any], silent: Mapping[str, Any], key: str) ->
     """
     if key == "rope.freq_base" and _several_rotations(declared, silent):
         return
+    if key in GROUPS and declared.get("topk_method", silent.get("topk_method")) == "greedy":
+        return
     fields = FIELDS.get(key, ())
     found = {field: set(_occurrences(declared, field)) for field in fields}
     if key in SILENT and not any(field in declared or values for field, values in found.items()):
@@ -142,10 +150,14 @@ def _claims(declared: Mapping[str, Any], silent: Mapping[str, Any], key: str) ->
 def _several_rotations(declared: Mapping[str, Any], silent: Mapping[str, Any]) -> bool:
     """Return whether it is not one number that says how positions turn.
 
-    Of several places the class chooses one; Hunyuan multiplies the base (`alpha`).
+    Of several places the class chooses one; Hunyuan multiplies the base (`alpha`); a class with rotary parameters for
+    each kind of block reads nothing of one set for all.
     """
     places = [key for key in ("rope_parameters", "rope_scaling") if declared.get(key)]
     if any(isinstance(declared[key], Mapping) and declared[key].get("alpha") for key in places):
+        return True
+    rotary = declared.get("rope_parameters")
+    if _BY_KIND in silent and isinstance(rotary, Mapping) and not any(isinstance(x, Mapping) for x in rotary.values()):
         return True
     return len(places) > 1 or (isinstance(silent.get("rope_parameters"), Mapping) and "rope_parameters" not in places)
 

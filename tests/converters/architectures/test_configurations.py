@@ -19,7 +19,7 @@ from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
-from ggferry.formats.errors import InconsistentError, UnexpectedTensorError
+from ggferry.formats.errors import InconsistentError, UnexpectedTensorError, UnsupportedError
 from helpers.sampling import one_in
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
 
@@ -83,6 +83,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "olmo3",
         {"rope_parameters": GONE, "rope_theta": 700.0, "rope_scaling": {"rope_type": "default", "type": "linear"}},
     ),
+    "kinds of attention that a number of dense blocks decides": ("cohere2moe", {"layer_types": GONE}),
+    "chosen experts under another name": ("hunyuan moe", {"moe_topk": GONE, "num_experts_per_tok": 2}),
+    "chosen experts under another name, Ernie": ("ernie4_5_moe", {"moe_k": GONE, "num_experts_per_tok": 2}),
     "biases that the class does not read": ("nemotron-h", {"attention_bias": True}),
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
 }
@@ -132,11 +135,36 @@ def test_a_configuration_means_what_it_means_to_transformers(case: str, tmp_path
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
 
 
-def test_the_default_proof_takes_keys_that_the_class_does_not_read(tmp_path: Path) -> None:
-    """Of a contradiction the proof's second reader must know, too, which word counts."""
-    changed("gptneox", tmp_path / "hf", **NO_ROPE, rope_theta=777.0)
+def test_the_default_proof_takes_the_base_where_dbrx_keeps_it(tmp_path: Path) -> None:
+    """As published: in `attn_config`, which transformers 5 no longer reads, and DBRX's own code does."""
+    make("dbrx", tmp_path / "hf")
+    edit(tmp_path / "hf", rope_parameters=GONE)
+    declared = json.loads((tmp_path / "hf" / "config.json").read_text())["attn_config"]["rope_theta"]
     made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
-    assert graph_of(made.path).sizes["rope_base"] == 10000.0
+    assert graph_of(made.path).sizes["rope_base"] == declared != 10000.0
+
+
+def test_the_default_proof_takes_groups_that_are_not_asked(tmp_path: Path) -> None:
+    expected = make("deepseek v2 lite", tmp_path / "hf", n_group=2)
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
+    assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "base"),
+    [
+        ("gptneox", {**NO_ROPE, "rope_theta": 777.0}, 10000.0),
+        ("gemma3", {"rope_parameters": {"rope_theta": 777.0}}, 1e6),  # it has a set for each kind of block
+    ],
+)
+def test_the_default_proof_takes_keys_that_the_class_does_not_read(
+    name: str, changes: dict[str, Any], base: float, tmp_path: Path
+) -> None:
+    """Of a contradiction the proof's second reader must know, too, which word counts."""
+    expected = changed(name, tmp_path / "hf", **changes)
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
+    assert graph_of(made.path).sizes["rope_base"] == base
+    assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
 
 
 MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -145,6 +173,9 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no kinds of blocks": (
         "minimax-01", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, {"layer_types": GONE}
     ),
+    "dense blocks as listed, beside a number": ("deepseek v3.2", {"mlp_layer_types": ["sparse"] * 3}, {}),
+    "no dense block, as listed": ("exaone_moe", {"mlp_layer_types": ["sparse"] * 4}, {}),
+    "two of no experts": ("granite hybrid", {"num_local_experts": 0}, {}),
     "no expert is shared": ("afmoe", {"num_shared_experts": 0}, {}),
     "gelu": ("phi2", {"hidden_act": "gelu"}, {}),
     "gelu by another approximation": ("phi2", {"hidden_act": "gelu_fast"}, {}),
@@ -168,6 +199,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "indexers narrower than what turns": ("minimax-m3", {"rope_parameters": GONE}, "n_rot <= index_width"),
     "no biases, which llama.cpp requires": ("gpt-oss", {"attention_bias": False}, "attention_bias is false"),
     "scores divided by another number": ("step35", {"query_pre_attn_scalar": 24}, "query_scalar == head_dim"),
+    "experts between blocks that attend, none turned, says the class": (
+        "granite hybrid of attention, experts", {"position_embedding_type": None}, "rotates"),
     **{f"a kind under the older name: {name}": (
         name, {"rope_parameters": GONE, "rope_scaling": {"type": "linear", "factor": 4.0}}, "under 'type'")
        for name in ("olmo3", "gemma3")},
@@ -180,6 +213,24 @@ def test_what_is_not_sound_is_refused_by_name(case: str, tmp_path: Path) -> None
     make(name, tmp_path)
     edit(tmp_path, **changes)
     with pytest.raises(InconsistentError, match=reason):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("gemma4 shared", "final_logit_softcapping"), ("glm 5.3 flash", "swiglu_limit"), ("hy_v4", "swiglu_limit")],
+)
+def test_a_bound_of_zero_is_no_model_without_a_bound(name: str, key: str, tmp_path: Path) -> None:
+    make(name, tmp_path)
+    edit(tmp_path, **{key: 0.0})
+    with pytest.raises(UnsupportedError, match=key):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+def test_an_older_scaling_that_no_key_says_is_refused(tmp_path: Path) -> None:
+    make("dots3 note, published", tmp_path)
+    edit(tmp_path, rope_scaling={"rope_type": "linear", "factor": 3.0})
+    with pytest.raises(UnsupportedError, match=r"rope_scaling\.rope_type"):
         understand(open_checkpoint(str(tmp_path)))
 
 

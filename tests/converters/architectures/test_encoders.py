@@ -52,6 +52,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert, language": ("ModernBertForMaskedLM", MODERN),
     "modernbert, silu": ("ModernBertModel", {**MODERN, "hidden_activation": "silu", "local_attention": 4}),
     "modernbert, every third": ("ModernBertModel", {**MODERN, "global_attn_every_n_layers": 3, "norm_eps": 1e-3}),
+    "modernbert, blocks listed": (
+        "ModernBertModel", {**SIZES, "local_attention": 6, "layer_types": ["full_attention", "sliding_attention"] * 2}
+    ),
     "eurobert": ("EuroBertModel", GROUPED),
     "eurobert, language": ("EuroBertForMaskedLM", GROUPED),
     "embeddinggemma": ("Gemma3TextModel", GEMMA),
@@ -59,6 +62,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Model", {**GROUPED, "head_dim": 20}),
     "qwen2": ("Qwen2Model", GROUPED),
     "llama": ("LlamaModel", GROUPED),
+    "nomic": ("NomicBertModel", SIZES),
+    "jina 3": ("JinaEmbeddingsV3Model", {**SIZES, "type_vocab_size": 1}),
 }
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", {**SIZES, **THREE}),
@@ -296,9 +301,14 @@ def edited(folder: Path, **changes: Any) -> None:
         ("modernbert", {"layer_types": ["sliding_attention"] * 4}, InconsistentError),
         ("modernbert", {"norm_bias": True}, UnsupportedError),
         ("modernbert", {"hidden_activation": "relu"}, UnsupportedError),
+        ("modernbert", {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+         UnsupportedError),
         ("embeddinggemma", {"use_bidirectional_attention": False}, UnsupportedError),
         ("embeddinggemma", {"query_pre_attn_scalar": 24}, InconsistentError),
         ("eurobert", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, UnsupportedError),
+        ("eurobert", {"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 2.0}}, UnsupportedError),
+        ("nomic", {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, UnsupportedError),
+        ("jina 3", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, UnsupportedError),
         ("roberta", {"position_embedding_type": "relative_key"}, UnsupportedError),
         ("roberta", {"max_position_embeddings": 41}, GgferryError),
         ("roberta", {"pad_token_id": 60}, GgferryError),

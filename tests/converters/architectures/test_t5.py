@@ -143,6 +143,16 @@ def test_variants_against_transformers(name: str, tmp_path: Path) -> None:
     assert (result.receipt["logits"]["top1_agreement"] is None) == ("Encoder" in kind)
 
 
+def test_blocks_counted_under_the_name_of_other_classes(tmp_path: Path) -> None:
+    expected = saved(tmp_path, "32 buckets")
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["num_hidden_layers"] = config.pop("num_layers")
+    path.write_text(json.dumps(config))
+    assert transformers.AutoConfig.from_pretrained(tmp_path).num_layers == config["num_hidden_layers"]
+    assert relative(expected, forward(graph_of(str(tmp_path)), IDS)) <= LIMIT
+
+
 def test_a_model_without_its_output_matrix(tmp_path: Path) -> None:
     expected = saved(tmp_path, "umt5", tie_word_embeddings=True)
     edited(tmp_path, {"lm_head.weight": None}, architectures=["UMT5Model"], tie_word_embeddings=False)

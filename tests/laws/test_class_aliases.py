@@ -1,0 +1,57 @@
+"""A key that a class of transformers also takes under another name (`attribute_map`) is read under both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ggferry.converters.model_graph.class_defaults.text_models import model_types
+from ggferry.converters.model_graph.open_checkpoint import architectures
+from ggferry.converters.schema.architecture import Architecture
+
+FURTHER = "counts blocks that predict further tokens, which are found by their tensors"
+OTHERWISE = {
+    **{(kind, "num_mtp_layers"): FURTHER for kind in ("deepseek_v3", "glm4_moe", "sarvam_mla", "sarvam_moe")},
+    **dict.fromkeys(
+        (
+            ("exaone", "num_layers"),
+            ("exaone", "activation_function"),
+            ("exaone", "layer_norm_epsilon"),
+            ("sarvam_moe", "use_qkv_bias"),
+        ),
+        "published ones name classes of their own, whose tables read it",
+    ),
+    **{
+        ("whisper", f"num_{each}"): "it repeats the encoder's"
+        for each in (
+            "attention_heads",
+            "hidden_layers",
+            "key_value_heads",
+        )
+    },
+    ("whisper", "hidden_size"): "it repeats d_model, which every published one states",
+    ("glm4_moe_lite", "head_dim"): "published configurations state it beside qk_rope_head_dim, and both alike",
+}
+"""Model type and other name → why it is not read."""
+
+
+def tables(name: str) -> Iterator[Architecture]:
+    """Yield the tables that read a class."""
+    for spec in architectures().values():
+        if name in spec.hf_classes or any(name in dialect.classes for dialect in spec.dialects):
+            yield spec
+
+
+def unread() -> Iterator[tuple[str, str]]:
+    """Yield model types and other names of keys that a table of one of their classes reads under one name only."""
+    for kind, each in model_types().items():
+        for spec in {spec.name: spec for name in each.classes for spec in tables(name)}.values():
+            read = {place for param in spec.hparams for place in param.fields.get("hf", "").split("|")}
+            for alias, key in getattr(CONFIG_MAPPING[kind], "attribute_map", {}).items():
+                if key in read and alias not in read:
+                    yield kind, alias
+
+
+def test_every_alias_of_a_class_is_read() -> None:
+    assert set(unread()) == set(OTHERWISE)
