@@ -23,6 +23,7 @@ from ggferry.service.plan import duplicates
 from ggferry.service.plan import group_files as archive
 from ggferry.service.plan.group_files import Group, Tree
 from ggferry.service.plan.output_names import Names
+from ggferry.service.records.option_paths import files_named
 from ggferry.service.records.plan_file import (
     ARCHIVE,
     CONVERT,
@@ -330,6 +331,7 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
         return Entry(source, _verdict(error), _reason(error, own), error=error, **common)
     facts = dict(facts)
     made, more = facts.pop("outputs"), int(facts.pop("bytes_beside", 0))
+    common["beside"] = (*beside, *listed(_further(facts["options"], (*group.files, *group.beside))))
     facts["options"] = {key: _url(value, mirror) for key, value in facts["options"].items()}
     facts["notes"], facts["lost"] = (*facts["notes"], *checksum_notes), tuple(facts["lost"])
     if facts.get("verdict") == SKIP:
@@ -355,6 +357,11 @@ def _of_servers(files: Sequence[Found]) -> tuple[str, ...]:
     others = {origin for each in remote if (origin := elsewhere.get(each.path))}
     notes += [f"served by {origin}, not by the server named" for origin in sorted(others)]
     return tuple(notes)
+
+
+def _further(options: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Return the files that a line's options name, without those that are its own."""
+    return [path for path in files_named(options) if path not in known]
 
 
 def _config_of(base: str | None) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 from ggferry.converters.conversion.options import PLAN_FILES
 from ggferry.converters.conversion.request import MMPROJ, Request
 from ggferry.converters.conversion.run import convert
+from ggferry.converters.conversion.target_size import with_chosen_types, without_size
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.metadata.beside import TEXT
 from ggferry.converters.metadata.receipt_fields import FileRecord, OutputReceipt, Receipt
@@ -105,6 +106,8 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> Converted:
         recover(out)
     found: dict[str, OutputReceipt] = {}
     there = [out for out in command["outs"] if os.path.lexists(out)]
+    if there:  # the receipt states the types that a size led to, and they are the same each time
+        request = with_chosen_types(request, parent.stage)
     for receipt in adopt(only(request, there), files, parent.stage) if there else ():
         _note_transport(receipt, transport)
         found[_name_of(receipt)] = receipt
@@ -203,7 +206,8 @@ def _recheck(command: Mapping[str, Any], parent: Parent) -> Rechecked:
     """Prove a finished output against its source again."""
     request = request_of(command["source"], command["recipe"])
     level = "fast" if request.level == "none" else request.level
-    report = reverify(replace(request, level=level, jobs=command["threads"]), command["output"], parent.stage)
+    request = replace(without_size(request), level=level, jobs=command["threads"])
+    report = reverify(request, command["output"], parent.stage)
     return {"line": report.line, "proof": report.proof.as_dict()}
 
 

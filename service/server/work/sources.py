@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from ggferry.formats.errors import AccessError, NotFoundError, RefusedError, UsageError
 from ggferry.formats.files.local_files import confined, open_folder
 from ggferry.service.records.fields import FolderItem
+from ggferry.service.records.option_paths import UPLOAD
 from ggferry.service.storage.stores import is_remote, local_path, parts_below
 from ggferry.service.storage.urls import WEB
 from ggferry.support.platform import here
 
-UPLOAD = "upload:"
 LONGEST = 4096
 
 

@@ -78,6 +78,8 @@ def looked_at(service: Service, caller: Caller, page: ModelPage) -> ModelPage:
     job = page.row.id
     try:
         page = model_view.with_inspection(page, functions.inspection(service, caller, job))
+        if functions.is_sized(functions.place_of(service, job)[2]):
+            return replace(page, notes=(*page.notes, functions.CHOSEN_LATER))
         return model_view.with_plan(page, functions.conversion_plan(service, caller, job))
     except (GgferryError, HttpError) as error:
         _, problem = problem_answer(error)
