@@ -213,6 +213,9 @@ class _Run:
         if remote:
             os.makedirs(self.mirror.folder)
             room = self.settings.cache // max(1, len(self.files))
+            beside = [each for each in self.beside if is_remote(each.path)]
+            self.mirror.name(each.path for each in remote)
+            self.mirror.stage(beside, block=DATA_BLOCK, room=room, transport=True, beside=True)
             self.mirror.stage(remote, block=DATA_BLOCK, room=room, transport=True)
         try:
             answer = self.supervisor.run(

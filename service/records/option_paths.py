@@ -23,10 +23,19 @@ def files_named(options: Mapping[str, Any]) -> list[str]:
 
     What they hold decides what a conversion makes, as the model's own files do.
     """
+    local = (path for path in _named(options) if "://" not in path)
+    return [path for each in local for path in ([each] if os.path.isfile(each) else _of_adapter(each))]
+
+
+def urls_named(options: Mapping[str, Any]) -> list[str]:
+    """Return the URLs of files and folders that options name."""
+    return [path for path in _named(options) if "://" in path]
+
+
+def _named(options: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     with_paths(options, lambda path: found.append(path) or path)  # type: ignore[func-returns-value]
-    local = [path for path in dict.fromkeys(found) if "://" not in path]
-    return [path for each in local for path in ([each] if os.path.isfile(each) else _of_adapter(each))]
+    return list(dict.fromkeys(found))
 
 
 def _of_adapter(folder: str) -> list[str]:

@@ -97,7 +97,7 @@ def facets(service: Service) -> dict[str, dict[str, int]]:
 
 def folders(service: Service, below: str = "") -> list[Folder]:
     """Return the folders right below one, with the models and bytes in each."""
-    return models.folders(service.store, below, [*service.settings.places, service.settings.uploads])
+    return models.folders(service.store, below, [*service.settings.places, service.settings.upload_place])
 
 
 def totals(service: Service) -> Totals:

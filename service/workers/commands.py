@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
@@ -20,7 +20,7 @@ from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import ChangedError, TransientError, VerificationError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import confined
-from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
+from ggferry.formats.files.sources import Source, mount, open_source, unmount
 from ggferry.formats.packed.holding import holding
 from ggferry.service.records.plan_file import digest_of, version_class
 from ggferry.service.storage.broker import BrokeredFile
@@ -180,7 +180,7 @@ def identify(
                 digests.append(digest(source, threads, progress))
     around = {}
     for role, path in sorted(beside.items()):
-        with LocalFile(path) as source:
+        with closing(open_source(path)) as source:
             around[role] = digest(source)
     plain = {key: value for key, value in recipe.items() if not _is_beside(key, value, beside)}
     return digests, digest_of([digests, around, plain, version_class()])

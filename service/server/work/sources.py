@@ -39,7 +39,7 @@ def resolve(source: str, roots: Sequence[str], upload: Callable[[str], tuple[str
         raise UsageError("a source", found=source[:200], expected="a path below a root, a URL, or upload:ID")
     if source.startswith(UPLOAD):
         path, folder = upload(source.removeprefix(UPLOAD))
-        return Place(path, (folder,))
+        return Place(path, () if is_remote(folder) else (folder,))
     if is_remote(source):
         return Place(_url(source, roots), _local(roots))
     if "://" in source or not os.path.isabs(source):

@@ -91,7 +91,7 @@ def model_page(request: Request, job: str, look: bool) -> ModelPage:
     """Return a model's page; `look`: also what a worker reads of a source that is not converted."""
     service = service_of(request)
     found = functions.model(service, job)
-    page = model_view.page_of(found, service.settings.uploads)
+    page = model_view.page_of(found, service.settings.upload_place)
     page = replace(page, can_delete=changes.may_change(service, known(request), job) and not page.can_cancel)
     receipt = service.store.row(job)["receipt"] if page.row.state == DONE else None
     if receipt is not None:
@@ -190,7 +190,7 @@ def add_page(
         most=service.settings.upload_bytes,
         problem=problem,
         path=path,
-        form=option_form.form_of(options or {}, path, uploads=service.settings.uploads),
+        form=option_form.form_of(options or {}, path, uploads=service.settings.upload_place),
         usage=changes.usage(service, caller),
         hub=service.hub_search.is_on,
     )
@@ -239,7 +239,10 @@ def plan(request: Request, plan: str, verdict: str = "", page: int = 1) -> Respo
     found = functions.show_plan(service, plan)
     lines = functions.plan_lines(service, plan, 0, MOST_LINES)[0] if found["state"] == "ready" else []
     return show(
-        request, "plan", "add", plan=plan_view.page_of(found, lines, verdict, max(1, page), service.settings.uploads)
+        request,
+        "plan",
+        "add",
+        plan=plan_view.page_of(found, lines, verdict, max(1, page), service.settings.upload_place),
     )
 
 
