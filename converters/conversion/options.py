@@ -7,7 +7,7 @@ verbs are declared in `service/operations/`, in the same record `Option`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, StrEnum
 from typing import Any
 
@@ -419,6 +419,11 @@ PLAN_FILES = tuple(option.name for option in OPTIONS if option.in_plan and optio
 """Those of them that name a file."""
 SIZED = ("target_size", "target_bpw")
 """Those of them by which types are chosen when the weights are read."""
+
+
+def is_sized(options: Mapping[str, Any]) -> bool:
+    """Return whether options name a size, which headers alone choose no types for."""
+    return any(options.get(name) is not None for name in SIZED)
 
 
 def option(name: str) -> Option:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ggferry.converters.conversion.options import SIZED
+from ggferry.converters.conversion.options import is_sized
 from ggferry.converters.metadata.beside import RECEIPT, files_written
 from ggferry.converters.metadata.receipt_fields import KeptReceipt, Receipt
 from ggferry.formats import errors
@@ -168,14 +168,8 @@ def _delay(job: Job) -> float:
 def _timeout(entry: Mapping[str, Any], settings: Settings) -> float:
     if settings.timeout is not None:
         return settings.timeout
-    read = int(entry.get("bytes_in", 0)) * (MEASURED if _is_sized(entry) else 1)
+    read = int(entry.get("bytes_in", 0)) * (MEASURED if is_sized(entry.get("recipe") or {}) else 1)
     return TIMEOUT_BASE + (read + int(entry.get("bytes_out", 0))) / TIMEOUT_RATE
-
-
-def _is_sized(entry: Mapping[str, Any]) -> bool:
-    """Return whether a line asks for a size, which its output has at most."""
-    recipe = entry.get("recipe") or {}
-    return any(recipe.get(name) is not None for name in SIZED)
 
 
 class _Run:
@@ -207,7 +201,7 @@ class _Run:
             check_unchanged(each)
         for output, size in zip(self.outputs, sizes_of(self.entry), strict=True):
             if is_remote(output):  # of several shards, the size is that of all of them
-                is_exact = names_of_shards(output) == [output] and not _is_sized(self.entry)
+                is_exact = names_of_shards(output) == [output] and not is_sized(self.entry["recipe"])
                 prepare(output, size if is_exact else -1, self.writer, self._tell)
         remote = [each for each in (*self.files, *self.beside) if is_remote(each.path)]
         if remote:

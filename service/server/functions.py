@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 from urllib.parse import quote
 
-from ggferry.converters.conversion.options import SIZED
+from ggferry.converters.conversion.options import is_sized
 from ggferry.converters.metadata.receipt_fields import KeptReceipt
 from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
@@ -199,11 +199,6 @@ def inspection(service: Service, caller: Caller, job: str) -> JSONObject:
     source, trees, recipe = place_of(service, job)
     found: JSONObject = _look(service, caller, "inspect", source, trees, arch=recipe.get("arch"))
     return found
-
-
-def is_sized(recipe: Mapping[str, Any]) -> bool:
-    """Return whether options name a size, which no plan of headers alone can choose types for."""
-    return any(recipe.get(name) is not None for name in SIZED)
 
 
 def conversion_plan(service: Service, caller: Caller, job: str) -> JSONObject:

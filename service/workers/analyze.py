@@ -34,6 +34,8 @@ THREAD_MEMORY = 96 << 20  # chunks in flight of one thread, with their float32 v
 TENSOR_MEMORY, TOKEN_MEMORY = 4 << 10, 2 << 10  # Python objects of a tensor's records, and of a piece of vocabulary
 
 
+FILE_TYPE = "general.file_type"
+"""What names of files by convention end with; of a size it is known when the types are chosen."""
 _WITHIN: Mapping[Kind, type] = {Kind.TEXT_FILE: list, Kind.JSON_FILE: dict}
 """Kinds of options that name a file on a command line, and of which a plan's line has the content."""
 _EXPECTED = {Kind.TEXT_FILE: "a list of the text's lines", Kind.JSON_FILE: "a JSON object"}
@@ -103,7 +105,8 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
 
 def _output(output: PlannedOutput, limit: int | None) -> PlannedFile:
     plan = plan_in(output)
-    name = output_name(plan.metadata, plan.options, None)
+    metadata = plan.metadata if limit is None else {k: v for k, v in plan.metadata.items() if k != FILE_TYPE}
+    name = output_name(metadata, plan.options, None)
     shards = max(1, len(plan.layouts))
     size = plan.bytes_written if limit is None else limit
     return {"outtype": output.request.options.outtype, "name": name, "bytes": size, "shards": shards}

@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
+from ggferry.converters.conversion.options import is_sized
 from ggferry.formats.errors import GgferryError
 from ggferry.service.operations.tokenize import TokenizeRequest
 from ggferry.service.records.fields import UploadRecord
@@ -78,7 +79,7 @@ def looked_at(service: Service, caller: Caller, page: ModelPage) -> ModelPage:
     job = page.row.id
     try:
         page = model_view.with_inspection(page, functions.inspection(service, caller, job))
-        if functions.is_sized(functions.place_of(service, job)[2]):
+        if is_sized(functions.place_of(service, job)[2]):
             return replace(page, notes=(*page.notes, functions.CHOSEN_LATER))
         return model_view.with_plan(page, functions.conversion_plan(service, caller, job))
     except (GgferryError, HttpError) as error:
