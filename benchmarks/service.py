@@ -1,7 +1,7 @@
 """Measure the service: requests, listeners, uploads, memory. Prints JSON.
 
     python benchmarks/service.py [--only list,listeners,uploads,downloads] [--models 10000] [--queued 2000]
-        [--uploads 200] [--bytes 1073741824]
+        [--uploads 200] [--bytes 1073741824] [--listeners 1,50,500] [--stalled 200] [--seconds 8]
 
 list: requests a second on the list of models. listeners: requests a second and their p99 with 1, 50 and 500 listeners
 of Server-Sent Events and so many queued jobs, of which ten a second change their state. uploads: one upload by curl,
@@ -403,7 +403,13 @@ def main() -> None:
     parser.add_argument("--queued", type=int, default=2000)
     parser.add_argument("--uploads", type=int, default=200)
     parser.add_argument("--bytes", type=int, default=1 << 30)
+    parser.add_argument("--listeners", default="1,50,500")
+    parser.add_argument("--stalled", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of requests, each time")
     asked = parser.parse_args()
+    global SECONDS, LISTENERS, STALLED
+    SECONDS, STALLED = asked.seconds, asked.stalled
+    LISTENERS = tuple(map(int, asked.listeners.split(",")))
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
         "list": lambda folder: lists(folder, asked.models),
         "listeners": lambda folder: listening(folder, asked.queued),

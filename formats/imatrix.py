@@ -32,7 +32,7 @@ from ggferry.formats.errors import (
     UsageError,
 )
 from ggferry.formats.fields import Cursor
-from ggferry.formats.files.sources import LocalFile, Source
+from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.gguf.values import Value, ValueType, string, u32
 from ggferry.formats.readers.gguf import MAGIC, open_gguf
 from ggferry.support.heavy import np
@@ -257,7 +257,7 @@ def read_imatrix(path: str, include: Iterable[str] = (), exclude: Iterable[str] 
     `include` and `exclude` are those of `Imatrix.select`. Raises NotFoundError, or a CorruptError naming place and
     reason.
     """
-    source = LocalFile(path)
+    source = open_source(path)
     if source.read(0, min(4, source.size)) == MAGIC:
         source.close()
         found = _from_gguf(path)

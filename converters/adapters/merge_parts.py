@@ -129,14 +129,15 @@ def receipt_form(text: str) -> str:
 def open_adapter(text: str, *, named: bool = True) -> AdapterFile:
     """Open the adapter that PATH[:SCALE] names. Raises UsageError for a scale of 0, and as `open_checkpoint`.
 
-    `named`: whether the user named it, and it may be a link; False for a path that was found.
+    `named`: whether the user named it, and it may be a link; False for a path that was found. A file in a folder
+    that is named may not lead out of it.
     """
     path, scale = path_and_scale(text)
     if scale == 0 or abs(scale) > 1e6:
         raise UsageError("--lora: scale", found=scale, expected="a number that is not zero, at most 1e6")
     inside = (os.path.join(path, name) for name in (*PEFT, MLX))
     found = next((name for name in inside if os.path.isfile(name)), path)
-    return AdapterFile(open_checkpoint(Named(found) if named else found), scale)
+    return AdapterFile(open_checkpoint(Named(found) if named and found == path else found), scale)
 
 
 def read_parts(file: AdapterFile) -> Parts:

@@ -7,7 +7,7 @@ verbs are declared in `service/operations/`, in the same record `Option`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, StrEnum
 from typing import Any
 
@@ -253,12 +253,12 @@ OPTIONS: tuple[Option, ...] = (
            "Give every tensor the type that it has in this GGUF file.", "options.recipe_text", metavar="FILE"),
     Option("target_size", Kind.SIZE, "convert quantize", Heading.TYPES,
            "Choose the types with which the file has at most this size, and loses least: 4GiB is 4·2³⁰ bytes.",
-           "target_size", metavar="SIZE", least=1),
+           "target_size", metavar="SIZE", least=1, in_plan=True),
     Option("target_bpw", Kind.DECIMAL, "convert quantize", Heading.TYPES,
-           "The same for so many bits a weight, over all tensors.", "target_bpw", metavar="BPW", least=0),
+           "The same for so many bits a weight, over all tensors.", "target_bpw", metavar="BPW", least=0, in_plan=True),
     Option("among", Kind.TEXT, "convert quantize", Heading.TYPES,
            "The types that a size chooses among, separated by commas (default: q2_k to q6_k, iq4_xs and q8_0; with an "
-           "importance matrix the other iq types too).", "among", metavar="TYPE,TYPE"),
+           "importance matrix the other iq types too).", "among", metavar="TYPE,TYPE", in_plan=True),
     Option("recipe_out", Kind.TEXT, "convert quantize", Heading.TYPES,
            "Write the recipe that a size chose to this file, in a dry run too.", "recipe_out", metavar="FILE"),
     Option("measurements", Kind.TEXT, "convert quantize", Heading.TYPES,
@@ -312,7 +312,7 @@ OPTIONS: tuple[Option, ...] = (
            metavar="DIR", in_plan=True, receipt="base", of_adapters=True),
     Option("lora", Kind.ADAPTERS, _READS, Heading.MODEL,
            "Merge a LoRA adapter (PEFT's or MLX's) into the model, at :SCALE of its strength; repeatable, in this "
-           "order.", "lora", metavar="PATH[:SCALE]", receipt="lora"),
+           "order.", "lora", metavar="PATH[:SCALE]", in_plan=True, receipt="lora"),
     Option("ggla_permute", Kind.FLAG, _READS, Heading.MODEL,
            "Take the Q and K rows of a ggla file as training meant them.", "ggla_permute", default=False, in_plan=True,
            receipt="ggla_permute", of_adapters=True),
@@ -416,7 +416,14 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 PLAN_NAMES = tuple(option.name for option in OPTIONS if option.in_plan)
 """Names of the options that a plan's line may state."""
 PLAN_FILES = tuple(option.name for option in OPTIONS if option.in_plan and option.kind is Kind.FILE)
-"""Those of them that name files."""
+"""Those of them that name a file."""
+SIZED = ("target_size", "target_bpw")
+"""Those of them by which types are chosen when the weights are read."""
+
+
+def is_sized(options: Mapping[str, Any]) -> bool:
+    """Return whether options name a size, which headers alone choose no types for."""
+    return any(options.get(name) is not None for name in SIZED)
 
 
 def option(name: str) -> Option:

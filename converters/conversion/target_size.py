@@ -7,7 +7,8 @@ given by `--recipe`: the receipt holds it, and `verify` needs no measuring.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from math import prod
 
@@ -16,7 +17,7 @@ from ggferry.converters.conversion.kinds.gguf import text_request
 from ggferry.converters.conversion.kinds.gguf_plan import plan_of, understood
 from ggferry.converters.conversion.kinds.kept_models import Understood
 from ggferry.converters.conversion.like import lines_of_types, most_common
-from ggferry.converters.conversion.request import MMPROJ, Request
+from ggferry.converters.conversion.request import MMPROJ, Request, open_source_of
 from ggferry.converters.conversion_plan.measure_types import measure_types, measured_bytes
 from ggferry.converters.conversion_plan.measurements import Measurements
 from ggferry.converters.conversion_plan.steps import Plan, Step, plan_steps
@@ -39,6 +40,23 @@ WEIGHED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 """Those that join them where there is an importance matrix."""
 ATTEMPTS = 4
 """A choice can change the header by a few bytes; then it is made again for as many fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What there is to choose.
+
+    Attributes:
+        request: The request for the text model, without its size.
+        source: What is known of the model.
+        types: The types to choose among.
+        steps: By tensor, its step in each type that it may have, where there are several.
+    """
+
+    request: Request
+    source: Understood
+    types: tuple[str, ...]
+    steps: Mapping[str, Sequence[Step]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +83,8 @@ def with_target_size(request: Request, checkpoint: Checkpoint, stage: Stage = si
 
     The tensors are read. The recipe is written where `recipe_out` says. Raises one of `formats.errors`.
     """
-    _check(request)
-    if request.target_size is None and request.target_bpw is None:
+    if not _names_a_size(request, checkpoint):
         return request
-    if is_adapter(checkpoint):
-        raise UsageError("--target-size is for models, not adapters", path=checkpoint.path)
     if request.recipe_out is not None:
         check_target(request.recipe_out, overwrite=request.force)
     with limited(checkpoint.path):
@@ -79,22 +94,70 @@ def with_target_size(request: Request, checkpoint: Checkpoint, stage: Stage = si
     return _without_size(request, text)
 
 
+def with_chosen_types(request: Request, stage: Stage) -> Request:
+    """Return the same for a request alone: its source is opened, and closed."""
+    if request.target_size is None and request.target_bpw is None:
+        return request
+    with closing(open_source_of(request)) as checkpoint:
+        return with_target_size(request, checkpoint, stage)
+
+
 def recipe_of_size(request: Request, checkpoint: Checkpoint, stage: Stage) -> str:
     """Return the text of the recipe. Raises UsageError for a size that no choice of types has."""
-    measured = _measured(request, checkpoint, stage)
-    try:
-        least, most = (measured.overhead + each for each in bounds(measured.candidates))
-        limit = request.target_size if request.target_size is not None else _bytes_of_bpw(request, measured)
-        if not least <= limit <= most:
-            raise UsageError(
-                f"{'the bits a weight' if request.target_size is None else 'the size'} asked for: {limit:,} bytes",
-                path=checkpoint.path,
-                expected=f"{least:,} to {most:,} bytes among {', '.join(measured.types)}",
-            )
-        return _text(measured, limit)
-    finally:
-        if measured.source.imatrix is not None:
-            measured.source.imatrix.close()
+    with _choices(request, checkpoint) as choices:
+        measured = _measured(request, choices, stage)
+        return _text(measured, _limit(request, measured, bounds(measured.candidates)))
+
+
+def with_planned_size(request: Request, checkpoint: Checkpoint) -> tuple[Request, int | None]:
+    """Return what can be known of a size before a tensor is read: the request with the smallest types, and the size.
+
+    It is the most bytes of the file. The request is as it is, without a size, where it names none. Raises UsageError
+    for a size that no choice of types has.
+    """
+    if not _names_a_size(request, checkpoint):
+        return request, None
+    if request.options.split_max_tensors or request.options.split_max_size:
+        raise UsageError("a size decides the types when the weights are read", found="a split", expected="one file")
+    with limited(checkpoint.path), _choices(request, checkpoint) as choices:
+        alignment = request.options.alignment
+        sizes = {name: [_unmeasured(step, alignment) for step in steps] for name, steps in choices.steps.items()}
+        measured = _with_overhead(choices, sizes)
+        least, most = (sum(end(each).nbytes for each in sizes.values()) for end in (min, max))
+        smallest = {name: min(each) for name, each in sizes.items()}
+        text = _recipe(choices.request, choices.source, smallest, choices.types)
+        return _without_size(request, text), _limit(request, measured, (least, most))
+
+
+def _unmeasured(step: Step, alignment: int) -> Candidate:
+    return Candidate(-(-step.nbytes // alignment) * alignment, 0.0, step.type.name)
+
+
+def _limit(request: Request, measured: Measured, within: tuple[int, int]) -> int:
+    """Return the most bytes of the file; `within`: the least and the most of its tensors. Raises UsageError."""
+    limit = request.target_size if request.target_size is not None else _bytes_of_bpw(request, measured)
+    least, most = (measured.overhead + each for each in within)
+    if not least <= limit <= most:
+        raise UsageError(
+            f"{'the bits a weight' if request.target_size is None else 'the size'} asked for: {limit:,} bytes",
+            path=measured.source.graph.checkpoint.path,
+            expected=f"{least:,} to {most:,} bytes among {', '.join(measured.types)}",
+        )
+    return limit
+
+
+def without_size(request: Request) -> Request:
+    """Return a request without a size, for an output whose types are known."""
+    return replace(request, target_size=None, target_bpw=None, among=None, recipe_out=None, measurements=None)
+
+
+def _names_a_size(request: Request, checkpoint: Checkpoint) -> bool:
+    """Return whether a request names a size. Raises UsageError where it cannot have one."""
+    _check(request)
+    sized = request.target_size is not None or request.target_bpw is not None
+    if sized and is_adapter(checkpoint):
+        raise UsageError("--target-size is for models, not adapters", path=checkpoint.path)
+    return sized
 
 
 def _check(request: Request) -> None:
@@ -121,29 +184,40 @@ def _check(request: Request) -> None:
 
 
 def _without_size(request: Request, text: str) -> Request:
-    options = replace(request.options, recipe_text=text)
-    return replace(
-        request, options=options, target_size=None, target_bpw=None, among=None, recipe_out=None, measurements=None
-    )
+    return without_size(replace(request, options=replace(request.options, recipe_text=text)))
 
 
-def _measured(request: Request, checkpoint: Checkpoint, stage: Stage) -> Measured:
-    """Measure every tensor in every type that it may have."""
+@contextmanager
+def _choices(request: Request, checkpoint: Checkpoint) -> Iterator[Choices]:
+    """Yield the types that every tensor may have."""
     own = replace(text_request(_without_size(request, "")), options=replace(request.options, outtype="keep"))
     source = understood(own, checkpoint)
-    types = _types(request, source)
-    steps = _steps(own, source, types)
-    with stage(Phase.MEASURING, measured_bytes(steps)) as progress:
+    try:
+        types = _types(request, source)
+        yield Choices(own, source, types, _steps(own, source, types))
+    finally:
+        if source.imatrix is not None:
+            source.imatrix.close()
+
+
+def _measured(request: Request, choices: Choices, stage: Stage) -> Measured:
+    """Measure every tensor in every type that it may have."""
+    with stage(Phase.MEASURING, measured_bytes(choices.steps)) as progress:
         candidates = measure_types(
-            source.graph,
-            steps,
-            source.imatrix,
+            choices.source.graph,
+            choices.steps,
+            choices.source.imatrix,
             request.options.rounding,
             workers(request.jobs),
             request.options.alignment,
             progress,
             Measurements(request.measurements),
         )
+    return _with_overhead(choices, candidates)
+
+
+def _with_overhead(choices: Choices, candidates: Mapping[str, Sequence[Candidate]]) -> Measured:
+    own, source, types = choices.request, choices.source, choices.types
     smallest = {name: min(each) for name, each in candidates.items()}
     plan = plan_of(_without_size(own, _recipe(own, source, smallest, types)), source)
     overhead = plan.bytes_written - sum(each.nbytes for each in smallest.values())

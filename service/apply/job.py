@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ggferry.converters.conversion.options import PLAN_FILES
+from ggferry.converters.conversion.options import is_sized
 from ggferry.converters.metadata.beside import RECEIPT, files_written
 from ggferry.converters.metadata.receipt_fields import KeptReceipt, Receipt
 from ggferry.formats import errors
@@ -33,6 +33,7 @@ from ggferry.service.records.ledger import (
     LeaseLost,
 )
 from ggferry.service.records.ledger_rows import check_complete
+from ggferry.service.records.option_paths import with_paths
 from ggferry.service.records.plan_file import outputs_of, sizes_of
 from ggferry.service.records.receipts import kept
 from ggferry.service.storage.mirror import Mirror
@@ -45,6 +46,7 @@ from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, W
 from ggferry.support.progress import Phase
 
 TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below
+MEASURED = 4  # times the bytes of a source whose types are chosen: it is encoded in each type before
 RETRY_AFTER = 2.0  # seconds; doubled with every attempt
 WORTH_NOTING = 0.15  # seconds of proof after which the ledger says that a job is at it; progress comes every 0.2 s
 TRANSIENT_FACTOR = 2  # passing trouble is tried that many times as often as what ends a worker: usually for a minute
@@ -166,7 +168,8 @@ def _delay(job: Job) -> float:
 def _timeout(entry: Mapping[str, Any], settings: Settings) -> float:
     if settings.timeout is not None:
         return settings.timeout
-    return TIMEOUT_BASE + (int(entry.get("bytes_in", 0)) + int(entry.get("bytes_out", 0))) / TIMEOUT_RATE
+    read = int(entry.get("bytes_in", 0)) * (MEASURED if is_sized(entry.get("recipe") or {}) else 1)
+    return TIMEOUT_BASE + (read + int(entry.get("bytes_out", 0))) / TIMEOUT_RATE
 
 
 class _Run:
@@ -198,11 +201,15 @@ class _Run:
             check_unchanged(each)
         for output, size in zip(self.outputs, sizes_of(self.entry), strict=True):
             if is_remote(output):  # of several shards, the size is that of all of them
-                prepare(output, size if names_of_shards(output) == [output] else -1, self.writer, self._tell)
+                is_exact = names_of_shards(output) == [output] and not is_sized(self.entry["recipe"])
+                prepare(output, size if is_exact else -1, self.writer, self._tell)
         remote = [each for each in (*self.files, *self.beside) if is_remote(each.path)]
         if remote:
             os.makedirs(self.mirror.folder)
             room = self.settings.cache // max(1, len(self.files))
+            beside = [each for each in self.beside if is_remote(each.path)]
+            self.mirror.name(each.path for each in remote)
+            self.mirror.stage(beside, block=DATA_BLOCK, room=room, transport=True, beside=True)
             self.mirror.stage(remote, block=DATA_BLOCK, room=room, transport=True)
         try:
             answer = self.supervisor.run(
@@ -231,21 +238,26 @@ class _Run:
         ]
 
     def _command(self) -> Mapping[str, Any]:
-        recipe = dict(self.entry["recipe"])
-        for name in PLAN_FILES:
-            if recipe.get(name):
-                recipe[name] = self._here(recipe[name])
+        recipe = with_paths(self.entry["recipe"], self._here)
         return {
             "op": "convert",
             "source": self._here(self.entry["source"]),
             "outs": self.outs,
             "recipe": recipe,
             "files": [self._here(each.path) for each in self.files],
-            "beside": {os.path.basename(each.path): self._here(each.path) for each in self.beside},
+            "beside": self._beside(),
             "threads": self.supervisor.limits.threads,
             "mount": self.mirror.serve(),
             "trees": self.entry.get("trees"),
         }
+
+    def _beside(self) -> dict[str, str]:
+        """Return the files beside the weights by name; of several of one name, as of adapters, each has its place."""
+        found: dict[str, str] = {}
+        for each in self.beside:
+            name = os.path.basename(each.path)
+            found[name if name not in found else f"{name} {len(found)}"] = self._here(each.path)
+        return found
 
     def _here(self, path: str) -> str:
         return self.mirror.path_of(path) if is_remote(path) else local_path(path)  # a worker stands elsewhere

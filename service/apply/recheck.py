@@ -5,11 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from ggferry.converters.conversion.options import LEVELS, PLAN_FILES
+from ggferry.converters.conversion.options import LEVELS
 from ggferry.formats.errors import GgferryError, of_os
 from ggferry.service.records.fields import LedgerRow
 from ggferry.service.records.ledger import BUCKETS, DONE, Ledger
 from ggferry.service.records.ledger_rows import raise_damaged
+from ggferry.service.records.option_paths import with_paths
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.records.receipts import receipts_of
 from ggferry.service.storage.stores import exists, is_remote, local_path
@@ -61,7 +62,7 @@ def _proof(row: LedgerRow, supervisor: Supervisor) -> str | None:
     entry, outputs = row["entry"], outputs_of(row["entry"])
     if any(is_remote(path) for path in (entry["source"], *outputs)):
         return "the whole proof is made of local files only: fetch both, then ggferry verify"
-    recipe = {k: local_path(v) if k in PLAN_FILES and isinstance(v, str) else v for k, v in entry["recipe"].items()}
+    recipe = with_paths(entry["recipe"], local_path)
     for output, receipt in zip(outputs, receipts_of(row["receipt"]), strict=True):
         own = {**recipe, "outtype": receipt["options"]["outtype"]} if len(outputs) > 1 else recipe
         command = {"op": "recheck", "output": local_path(output), "recipe": own, "threads": 1}

@@ -22,7 +22,9 @@ from ggferry.formats.reader import model_suffixes
 from ggferry.service.plan import duplicates
 from ggferry.service.plan import group_files as archive
 from ggferry.service.plan.group_files import Group, Tree
+from ggferry.service.plan.option_files import further_files, staged_options
 from ggferry.service.plan.output_names import Names
+from ggferry.service.records.option_paths import with_paths
 from ggferry.service.records.plan_file import (
     ARCHIVE,
     CONVERT,
@@ -124,9 +126,12 @@ def plan(
     head = Head(roots, dest, outtype, request.verify, redirects=request.access.redirects)
     with confined(request.within), _places(roots) as (tree, mirror):
         found = archive.groups(tree)
+        beside = staged_options(request.recipe, mirror)
         looked = _look(found, request, mirror, progress, worker)
         names = Names(head, {f.path for f in tree.files.values()})
-        entries = [_entry(group, facts, tree, mirror, names) for group, facts in zip(found, looked, strict=True)]
+        entries = [
+            _entry(group, facts, tree, mirror, names, beside) for group, facts in zip(found, looked, strict=True)
+        ]
 
         def open_file(each: Found) -> Source:
             return (
@@ -230,7 +235,7 @@ def _look(
                     i = work.get_nowait()
                 except queue.Empty:
                     return
-                results[i] = _facts(found[i], request, supervisor, mount)
+                results[i] = _facts(found[i], request, supervisor, mirror, mount)
                 with lock:
                     done += 1
                     progress(done, len(models))
@@ -245,8 +250,11 @@ def _look(
     return results
 
 
-def _facts(group: Group, request: PlanRequest, supervisor: Worker, mount: Mapping[str, Any]) -> dict[str, Any]:
-    recipe = {"outtype": request.outtype, "verify": request.verify, **request.recipe, **_own(group)}
+def _facts(
+    group: Group, request: PlanRequest, supervisor: Worker, mirror: Mirror, mount: Mapping[str, Any]
+) -> dict[str, Any]:
+    options = with_paths(request.recipe, lambda path: mirror.path_of(path) if is_remote(path) else path)
+    recipe = {"outtype": request.outtype, "verify": request.verify, **options, **_own(group)}
     command = {
         "op": "analyze",
         "source": group.source,
@@ -306,7 +314,14 @@ def _own(group: Group) -> dict[str, Any]:
 # --- lines ---------------------------------------------------------------------------------------------------------
 
 
-def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mirror, names: Names) -> Entry:
+def _entry(
+    group: Group,
+    facts: Mapping[str, Any] | None,
+    tree: Tree,
+    mirror: Mirror,
+    names: Names,
+    of_options: tuple[Found, ...],
+) -> Entry:
     def listed(paths: Sequence[str]) -> tuple[Found, ...]:
         found = (tree.files[path] if path in tree.files else stores.stat(path) for path in paths)
         return tuple(each for each in found if each.bytes >= 0 or group.kind not in archive.MODELS)
@@ -330,6 +345,7 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
         return Entry(source, _verdict(error), _reason(error, own), error=error, **common)
     facts = dict(facts)
     made, more = facts.pop("outputs"), int(facts.pop("bytes_beside", 0))
+    common["beside"] = (*beside, *listed(further_files(facts["options"], (*group.files, *group.beside))), *of_options)
     facts["options"] = {key: _url(value, mirror) for key, value in facts["options"].items()}
     facts["notes"], facts["lost"] = (*facts["notes"], *checksum_notes), tuple(facts["lost"])
     if facts.get("verdict") == SKIP:

@@ -236,7 +236,8 @@ def _forget_unfinished(ledger: str) -> None:
     try:
         table, received = store.t.uploads, store.t.received
         under_way = sa.select(table.c.id).where(table.c.state != ACCEPTED)
-        store.run(sa.delete(received).where(received.c.upload.in_(under_way)))
+        for each in (received, store.t.pieces):
+            store.run(sa.delete(each).where(each.c.upload.in_(under_way)))
         store.run(sa.delete(table).where(table.c.state != ACCEPTED))
     finally:
         store.close()

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 from urllib.parse import quote
 
+from ggferry.converters.conversion.options import is_sized
 from ggferry.converters.metadata.receipt_fields import KeptReceipt
-from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
+from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.apply.job import Settings as JobSettings
 from ggferry.service.apply.migration import Migration, MigrationRequest
@@ -45,6 +46,8 @@ from ggferry.service.storage.retry import names_within
 from ggferry.service.storage.stores import is_remote
 from ggferry.service.storage.urls import is_web, redact
 
+LIKE = "like"
+CHOSEN_LATER = "the types are chosen when the weights are read"
 SHOWN_OF_A_JOB = (
     "id",
     "plan",
@@ -94,7 +97,7 @@ def facets(service: Service) -> dict[str, dict[str, int]]:
 
 def folders(service: Service, below: str = "") -> list[Folder]:
     """Return the folders right below one, with the models and bytes in each."""
-    return models.folders(service.store, below, [*service.settings.places, service.settings.uploads])
+    return models.folders(service.store, below, [*service.settings.places, service.settings.upload_place])
 
 
 def totals(service: Service) -> Totals:
@@ -201,6 +204,8 @@ def inspection(service: Service, caller: Caller, job: str) -> JSONObject:
 def conversion_plan(service: Service, caller: Caller, job: str) -> JSONObject:
     """Return what a conversion would do to every tensor and key, as `ggferry.plan`."""
     source, trees, recipe = place_of(service, job)
+    if is_sized(recipe):
+        raise RefusedError(CHOSEN_LATER, hint="the receipt has them when the job is done")
     recipe.pop("verify", None), recipe.pop("witness", None), recipe.pop("allow_nonfinite", None)
     found: JSONObject = _look(service, caller, "plan", source, trees, **recipe)
     return found
@@ -244,10 +249,21 @@ def make_plan(service: Service, caller: Caller, source: str, options: Mapping[st
     """Begin to plan what is at `source`, and return the plan as `show_plan` does, after `wait` seconds at most."""
     need(caller, "submit")
     place = find(service, caller, source)
-    recipe = planning.files_of(options, lambda name: find(service, caller, name))
+    recipe = planning.files_of(_with_types_like(service, caller, options), lambda name: find(service, caller, name))
     key = service.planner.begin(redact(source), place, recipe, caller.token.owner)
     service.planner.wait(key, wait)
     return show_plan(service, key)
+
+
+def _with_types_like(service: Service, caller: Caller, options: Mapping[str, Any]) -> JSONObject:
+    """Return options with the recipe that `like` stands for: the types of a GGUF file, as they are now."""
+    left = {name: value for name, value in options.items() if name != LIKE}
+    if options.get(LIKE) is None:
+        return left
+    if left.get("recipe") is not None:
+        raise UsageError("two recipes", found="like and recipe", expected="one of them")
+    place = find(service, caller, str(options[LIKE]))
+    return {**left, "recipe": _look(service, caller, LIKE, place.path, place.trees)}
 
 
 def show_plan(service: Service, plan: str) -> PlanRecord:

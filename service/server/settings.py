@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from ggferry.service.storage.stores import is_remote, local_path
+from ggferry.service.storage.stores import is_remote, join, local_path
 from ggferry.service.workers.supervisor import Limits
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -52,6 +52,7 @@ class Settings:
         roots: Folders and URLs of stores that may be read.
         ledger: Path, URL or env:NAME; None: in `data`.
         dest: Folder of the outputs, or the URL of a prefix in S3; None: in `data`.
+        uploads_in: URL of a prefix in S3 for uploads; None: in `data`.
         host: Address to listen on.
         port: Port to listen on; 0: any.
         hosts: Names by which a browser may call this server, besides those of this machine.
@@ -82,6 +83,7 @@ class Settings:
     roots: tuple[str, ...] = ()
     ledger: str | None = None
     dest: str | None = None
+    uploads_in: str | None = None
     host: str = "127.0.0.1"
     port: int = PORT
     hosts: tuple[str, ...] = ()
@@ -136,6 +138,11 @@ class Settings:
     def uploads(self) -> str:
         """Folder of uploads that were inspected."""
         return os.path.join(os.path.realpath(self.data), "uploads")
+
+    @property
+    def upload_place(self) -> str:
+        """Where uploads that were inspected are: their folder, or the URL of a prefix."""
+        return self.uploads if self.uploads_in is None else join(self.uploads_in, "accepted")
 
     @property
     def quarantine(self) -> str:

@@ -103,7 +103,7 @@ class Service:
             sweep(self.settings.scratch)
         tokens.prune(self.store)
         models.index_unknown(self.store)
-        self.uploads.resume()
+        self.uploads.start()
         self.hub.start()
         self.runner.start()
         self.notifier.start()

@@ -21,6 +21,8 @@ from ggferry.service.storage.safe_names import mark_of, safe_name
 from ggferry.service.storage.stores import Found, check_unchanged, whole
 
 SMALL = (".json", ".jsonl", ".model", ".txt", ".jinja", ".md", ".vocab", ".tiktoken", ".yaml", ".yml")
+RANGED = (".safetensors", ".bin", ".gguf", ".dat")
+"""Names of files beside a model that their readers read by ranges, where they are large: adapters, matrices."""
 SMALL_CAP = 64 << 20  # bytes of one such file; the largest tokenizer.json known has 33 MB
 TOTAL_CAP = 1 << 30  # bytes of all of them in one mirror
 
@@ -85,11 +87,19 @@ class Mirror:
         return self.paths[url]
 
     def stage(
-        self, files: Iterable[Found], *, block: int = HEADER_BLOCK, room: int = SMALL_CAP, transport: bool = False
+        self,
+        files: Iterable[Found],
+        *,
+        block: int = HEADER_BLOCK,
+        room: int = SMALL_CAP,
+        transport: bool = False,
+        beside: bool = False,
     ) -> None:
         """Put `files` in place; `transport` as in `RangedFile`.
 
-        Raises RefusedError when the small ones together exceed TOTAL_CAP.
+        `beside`: they are no weights of the model's, and small ones are put there whole whatever they are called.
+        Raises RefusedError when the small ones together exceed TOTAL_CAP, and for a large one that is not read by
+        ranges.
         """
         files = tuple(files)
         self.name(found.path for found in files)
@@ -98,7 +108,10 @@ class Mirror:
             if os.path.lexists(path):
                 continue
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            if found.path.lower().endswith(SMALL) and found.bytes <= SMALL_CAP:
+            name = found.path.lower()
+            if beside and found.bytes > SMALL_CAP and not name.endswith(RANGED):
+                raise RefusedError("too large for a file beside a model", path=found.path, expected=f"≤ {SMALL_CAP}")
+            if (beside or name.endswith(SMALL)) and found.bytes <= SMALL_CAP:
                 self.staged += found.bytes
                 if self.staged > TOTAL_CAP:
                     raise RefusedError("the sidecar files together are too large", path=found.path)

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ggferry.converters.conversion.kinds.gguf import plan_in
 from ggferry.converters.conversion.kinds.kind import PlannedOutput
 from ggferry.converters.conversion.options import PLAN_NAMES, Kind, Option, option, types_of
 from ggferry.converters.conversion.plan import ConversionPlan, plan_conversion
-from ggferry.converters.conversion.request import MMPROJ, Request
+from ggferry.converters.conversion.request import MMPROJ, Request, open_source_of
 from ggferry.converters.conversion.request import request_of as options_to_request
+from ggferry.converters.conversion.target_size import with_planned_size
 from ggferry.converters.conversion_plan.output_metadata import output_name
 from ggferry.converters.conversion_plan.steps import Plan, count_types
 from ggferry.converters.metadata.key_table import check_overrides
 from ggferry.converters.model_graph.graph import losses
-from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, UsageError
 from ggferry.formats.packed.as_folder import Shown
@@ -34,6 +34,8 @@ THREAD_MEMORY = 96 << 20  # chunks in flight of one thread, with their float32 v
 TENSOR_MEMORY, TOKEN_MEMORY = 4 << 10, 2 << 10  # Python objects of a tensor's records, and of a piece of vocabulary
 
 
+FILE_TYPE = "general.file_type"
+"""What names of files by convention end with; of a size it is known when the types are chosen."""
 _WITHIN: Mapping[Kind, type] = {Kind.TEXT_FILE: list, Kind.JSON_FILE: dict}
 """Kinds of options that name a file on a command line, and of which a plan's line has the content."""
 _EXPECTED = {Kind.TEXT_FILE: "a list of the text's lines", Kind.JSON_FILE: "a JSON object"}
@@ -70,7 +72,7 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
 
     `config`: the config.json in the folder of a GGML-era file, for what its header leaves open.
     """
-    plan, options, notes = _planned(source, recipe, config)
+    plan, options, notes, limit = _planned(source, recipe, config)
     outputs, mmproj = plan.main, plan.mmproj
     plans, first = [plan_in(output) for output in outputs], plan_in(outputs[0])
     checkpoint = first.graph.checkpoint
@@ -81,11 +83,11 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
             "era": checkpoint.era,
             "types": count_types(list(checkpoint.tensors.values())),
             "architecture": first.graph.architecture.name,
-            "bytes_out": sum(one.bytes_written for one in plans),
+            "bytes_out": sum(one.bytes_written for one in plans) if limit is None else limit,
             "bytes_beside": mmproj.plan.bytes_written if mmproj else 0,
             "memory": _memory(plans, threads),
             "grades": dict(Counter(step.grade for one in plans for step in one.steps)),
-            "outputs": [_output(output) for output in outputs],
+            "outputs": [_output(output, limit) for output in outputs],
             "options": options,
             "lost": [cast("LossRecord", asdict(loss)) for loss in losses(first.graph.dropped)],
             "notes": _notes([*notes, *checkpoint.notes, *first.graph.notes], plans),
@@ -101,19 +103,26 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
         checkpoint.close()
 
 
-def _output(output: PlannedOutput) -> PlannedFile:
+def _output(output: PlannedOutput, limit: int | None) -> PlannedFile:
     plan = plan_in(output)
-    name = output_name(plan.metadata, plan.options, None)
+    metadata = plan.metadata if limit is None else {k: v for k, v in plan.metadata.items() if k != FILE_TYPE}
+    name = output_name(metadata, plan.options, None)
     shards = max(1, len(plan.layouts))
-    return {"outtype": output.request.options.outtype, "name": name, "bytes": plan.bytes_written, "shards": shards}
+    size = plan.bytes_written if limit is None else limit
+    return {"outtype": output.request.options.outtype, "name": name, "bytes": size, "shards": shards}
 
 
 def _notes(notes: Sequence[str], plans: Sequence[Plan]) -> list[str]:
     return list(dict.fromkeys((*notes, *(note for plan in plans for note in plan.notes))))
 
 
-Planned = tuple[ConversionPlan, dict[str, Any], list[str]]
-"""What will be written, the options it needed besides the recipe, and why."""
+class Planned(NamedTuple):
+    """What will be written, the options it needed besides the recipe, and why; `limit`: the size that is asked for."""
+
+    plan: ConversionPlan
+    options: dict[str, Any]
+    notes: list[str]
+    limit: int | None = None
 
 
 def _planned(source: str, recipe: Mapping[str, Any], config: str | None) -> Planned:
@@ -132,20 +141,24 @@ def _planned(source: str, recipe: Mapping[str, Any], config: str | None) -> Plan
     for more, note in tries:
         request = request_of(source, {**recipe, **more})
         try:
-            checkpoint = open_checkpoint(source, request.arch, request.config)
+            checkpoint = open_source_of(request)
             try:
+                request, limit = with_planned_size(request, checkpoint)
                 plan, fewer, why = _needed(plan_conversion(request, checkpoint), checkpoint)
             except BaseException:
                 checkpoint.close()
                 raise
-            return plan, more | fewer, [*([f"{note}: {first.message}"] if first is not None else []), *why]
+            notes = [f"{note}: {first.message}"] if first is not None else []
+            if limit is not None:
+                notes.append(f"the types are chosen when the weights are read: {limit:,} bytes at most")
+            return Planned(plan, more | fewer, [*notes, *why], limit)
         except GgferryError as error:
             first = first or error
     assert first is not None
     raise first
 
 
-def _needed(plan: ConversionPlan, checkpoint: Checkpoint) -> Planned:
+def _needed(plan: ConversionPlan, checkpoint: Checkpoint) -> tuple[ConversionPlan, dict[str, Any], list[str]]:
     """Return what of several types is to be made, with the types that are left, where that is not all of them."""
     if plan.main[0].kind.name == MMPROJ:  # alone, and of a type of its own
         return plan, {"outtype": types_of(plan.request.options.outtype)[0]}, []
@@ -163,6 +176,8 @@ def _is_done(checkpoint: Checkpoint, plan: Plan) -> bool:
         checkpoint.container == "gguf"
         and checkpoint.version == 3
         and options.outtype.lower() == "keep"
+        and options.recipe_text is None
+        and not checkpoint.adapters
         and checkpoint.big_endian == options.big_endian
         and not isinstance(checkpoint.files[0], Shown)
     )

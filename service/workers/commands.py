@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from ggferry.converters.conversion.options import PLAN_FILES
 from ggferry.converters.conversion.request import MMPROJ, Request
 from ggferry.converters.conversion.run import convert
+from ggferry.converters.conversion.target_size import with_chosen_types, without_size
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.metadata.beside import TEXT
 from ggferry.converters.metadata.receipt_fields import FileRecord, OutputReceipt, Receipt
@@ -19,7 +20,7 @@ from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import ChangedError, TransientError, VerificationError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import confined
-from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
+from ggferry.formats.files.sources import Source, mount, open_source, unmount
 from ggferry.formats.packed.holding import holding
 from ggferry.service.records.plan_file import digest_of, version_class
 from ggferry.service.storage.broker import BrokeredFile
@@ -105,6 +106,8 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> Converted:
         recover(out)
     found: dict[str, OutputReceipt] = {}
     there = [out for out in command["outs"] if os.path.lexists(out)]
+    if there:  # the receipt states the types that a size led to, and they are the same each time
+        request = with_chosen_types(request, parent.stage)
     for receipt in adopt(only(request, there), files, parent.stage) if there else ():
         _note_transport(receipt, transport)
         found[_name_of(receipt)] = receipt
@@ -177,7 +180,7 @@ def identify(
                 digests.append(digest(source, threads, progress))
     around = {}
     for role, path in sorted(beside.items()):
-        with LocalFile(path) as source:
+        with closing(open_source(path)) as source:
             around[role] = digest(source)
     plain = {key: value for key, value in recipe.items() if not _is_beside(key, value, beside)}
     return digests, digest_of([digests, around, plain, version_class()])
@@ -203,7 +206,8 @@ def _recheck(command: Mapping[str, Any], parent: Parent) -> Rechecked:
     """Prove a finished output against its source again."""
     request = request_of(command["source"], command["recipe"])
     level = "fast" if request.level == "none" else request.level
-    report = reverify(replace(request, level=level, jobs=command["threads"]), command["output"], parent.stage)
+    request = replace(without_size(request), level=level, jobs=command["threads"])
+    report = reverify(request, command["output"], parent.stage)
     return {"line": report.line, "proof": report.proof.as_dict()}
 
 

@@ -86,7 +86,14 @@ def _quality(source: str, options: Mapping[str, Any]) -> Any:
         base.checkpoint.close()
 
 
+def _like(source: str, options: Mapping[str, Any]) -> Any:
+    from ggferry.converters.conversion.like import recipe_like
+
+    return recipe_like(source).splitlines()
+
+
 QUESTIONS = {
+    "like": _like,
     "quality": _quality,
     "inspect": _inspect,
     "plan": _plan,

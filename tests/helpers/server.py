@@ -144,10 +144,10 @@ def span(content: bytes, start: int, end: int) -> dict[str, str]:
     }
 
 
-def sent(client: httpx.Client, files: dict[str, bytes]) -> dict[str, Any]:
+def sent(client: httpx.Client, files: dict[str, bytes], **more: str) -> dict[str, Any]:
     """An upload of files by name, once it was inspected."""
     listed = [{"name": name, "bytes": len(data)} for name, data in files.items()]
-    answer = client.post("/uploads", json={"files": listed})
+    answer = client.post("/uploads", json={"files": listed, **more})
     assert answer.status_code == 201, answer.text
     key = answer.json()["id"]
     for number, data in enumerate(files.values()):

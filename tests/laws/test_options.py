@@ -62,6 +62,7 @@ VALUES = {
     Kind.FLAG: True,
     Kind.NUMBER: 7,
     Kind.SIZE: "2KiB",
+    Kind.DECIMAL: 2.5,
     Kind.FILE: "folder/a.bin",
     Kind.TEXTS: ["x", "y"],
     Kind.ADAPTERS: ["folder/x:0.5", "y"],
@@ -121,7 +122,7 @@ def test_a_plan_and_a_command_line_mean_the_same(option: Option, tmp_path: Path)
     found = of_plan("x", {option.name: value})
     assert found == request_of("x", {option.name: value}) != request_of("x", {})
     with pytest.raises(UsageError, match=option.name):
-        of_plan("x", {option.name: 5.5})
+        of_plan("x", {option.name: 5.5 if option.kind is not Kind.DECIMAL else "5.5"})
 
 
 @pytest.mark.parametrize("option", [each for each in OPTIONS if each.receipt], ids=lambda each: each.name)

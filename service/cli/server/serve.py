@@ -52,6 +52,10 @@ def run(
     ] = None,
     ledger: Ledger = None,
     data: Data = None,
+    uploads: Annotated[
+        str | None,
+        typer.Option("--uploads", metavar="URL", help="Uploads in s3://BUCKET/PREFIX, for several servers."),
+    ] = None,
     dest: Annotated[
         str | None,
         typer.Option("--dest", metavar="DIR|URL", help="Folder of outputs, or s3://BUCKET/PREFIX (default: in DATA)."),
@@ -155,6 +159,7 @@ def run(
         roots=tuple(map(absolute, root or ())),
         ledger=None if ledger is None else absolute_ledger(ledger),
         dest=None if dest is None else absolute(dest),
+        uploads_in=None if uploads is None else uploads.rstrip("/"),
         host=host,
         port=port,
         hosts=tuple(allow_host or ()),

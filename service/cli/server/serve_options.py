@@ -69,12 +69,25 @@ def _check_roots(settings: Settings) -> None:
 
 
 def _check_destination(settings: Settings) -> None:
-    """Raise UsageError for the URL of a place that outputs cannot be kept in."""
+    """Raise UsageError for the URL of a place that outputs, or uploads, cannot be kept in."""
+    from ggferry.service.server.work.sources import is_within
     from ggferry.service.storage.stores import is_remote
 
-    url = settings.outputs
-    if is_remote(url) and not re.fullmatch(r"s3a?://[^/]+/[^?#]+", url):
+    url, uploads = settings.outputs, settings.uploads_in
+    if is_remote(url) and not _is_prefix(url):
         raise UsageError("--dest", found=url, expected="a folder, or s3://BUCKET/PREFIX")
+    if uploads is None:
+        return
+    if not _is_prefix(uploads):
+        raise UsageError("--uploads", found=uploads, expected="s3://BUCKET/PREFIX")
+    for each in (url, *settings.places):
+        if is_remote(each) and (is_within(uploads, each) or is_within(each, uploads)):
+            words = "--uploads: one user's uploads would be another's source, or taken for outputs"
+            raise UsageError(words, found=each, expected=f"a prefix apart from {uploads}")
+
+
+def _is_prefix(url: str) -> bool:
+    return re.fullmatch(r"s3a?://[^/]+/[^?#]+", url) is not None
 
 
 def _check_engine(settings: Settings) -> None:

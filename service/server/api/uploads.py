@@ -17,9 +17,9 @@ from ggferry.service.server.api.common import BINARY, PROBLEMS, VERSION, Service
 from ggferry.service.server.api.jobs import Key
 from ggferry.service.server.guard.bodies import pieces
 from ggferry.service.server.guard.problems import HttpError, of_disk
+from ggferry.service.server.incoming.names import MOST_FILES
 from ggferry.service.server.incoming.pieces import OffsetError, Piece, sha256_of
 from ggferry.service.server.state import Service
-from ggferry.service.server.work.uploads import MOST_FILES
 
 router = APIRouter(tags=["uploads"], responses=PROBLEMS)
 BUFFER = 256 << 10  # bytes that are written at once
@@ -131,12 +131,12 @@ async def receive(
         raise HttpError(428, "digest_needed", "a piece that goes on with a file says with which", hint=hint)
     try:
         piece = await asyncio.to_thread(service.uploads.open, upload, caller.token.owner, number, start, end)
+        piece.own, piece.whole = own, whole
+        complete = await _take(request, service, piece)
     except OffsetError as error:
         words = "the piece does not begin where the last one ended"
         headers = {"Upload-Offset": str(error.at)}
         raise HttpError(409, "offset", words, headers=headers, offset=error.at, complete=False) from None
-    piece.own, piece.whole = own, whole
-    complete = await _take(request, service, piece)
     received = Received(offset=piece.at, complete=complete)
     return JSONResponse(received.model_dump(), headers={"Upload-Offset": str(piece.at)})
 

@@ -7,16 +7,14 @@ of it up to the end of the piece; a piece that does not follow what was received
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ggferry.formats.errors import ChecksumError, RefusedError, UsageError
-from ggferry.support.platform import here
 
 BLOCK = 1 << 20
 KEPT = 1000  # files whose digest so far stays in memory; that of any other is computed again
@@ -41,14 +39,17 @@ class Digests:
         self._kept: OrderedDict[tuple[str, int], tuple[int, Any]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def at(self, key: tuple[str, int], fd: int, offset: int) -> Any:
-        """Return the digest of a file's first `offset` bytes, to be gone on with; it is read again if need be."""
+    def at(self, key: tuple[str, int], read: Callable[[int, int], bytes], offset: int) -> Any:
+        """Return the digest of a file's first `offset` bytes, to be gone on with.
+
+        If need be it is read again: `read` returns bytes at an offset, at most so many, none where there are none.
+        """
         with self._lock:
             end, known = self._kept.get(key, (0, None))
         if known is not None and end == offset:
             return known.copy()
         found, at = hashlib.sha256(), 0
-        while at < offset and (block := here.pread(fd, min(BLOCK, offset - at), at)):
+        while at < offset and (block := read(offset - at, at)):
             found.update(block)
             at += len(block)
         return found
@@ -62,17 +63,37 @@ class Digests:
                 self._kept.popitem(last=False)
 
 
+class Sink(Protocol):
+    """Where the bytes of a piece go; one request writes it."""
+
+    def write(self, data: memoryview, at: int) -> int:
+        """Write bytes at an offset of the file; return how many."""
+        ...
+
+    def keep(self) -> None:
+        """Make what was written durable."""
+        ...
+
+    def drop(self) -> None:
+        """Take back what was written."""
+        ...
+
+    def close(self) -> None:
+        """Let the next request write the file."""
+        ...
+
+
 class Piece:
-    """A file that is being written from `start` to `end` by one request.
+    """A file that is being written from `start` to `end` by one request, to a sink.
 
     `digest` is that of the bytes before; `whole` and `own`, in hex, are what the sender says the bytes up to the end of
     the piece have, and the piece alone.
     """
 
     def __init__(
-        self, fd: int, start: int, end: int, digest: Any, done: Acknowledge, keep: Callable[[int, Any], None]
+        self, sink: Sink, start: int, end: int, digest: Any, done: Acknowledge, keep: Callable[[int, Any], None]
     ) -> None:
-        self._fd, self._start, self._done, self._keep = fd, start, done, keep
+        self._sink, self._start, self._done, self._keep = sink, start, done, keep
         self._digest, self._piece = digest, hashlib.sha256()
         self.at, self.end = start, end
         self.whole: str | None = None
@@ -84,7 +105,7 @@ class Piece:
             raise UsageError("more bytes than Content-Range says", found=self.at + len(data), expected=self.end)
         view = memoryview(data)
         while view:
-            count = here.pwrite(self._fd, view, self.at)
+            count = self._sink.write(view, self.at)
             self._digest.update(view[:count])
             if self.own is not None:
                 self._piece.update(view[:count])
@@ -92,19 +113,23 @@ class Piece:
             view = view[count:]
 
     def close(self) -> bool:
-        """Put what came on the disk, record it, and return whether the upload is complete.
+        """Make what came durable, record it, and return whether the upload is complete.
 
-        Raises ChecksumError for a whole piece that is not what its sender says; none of it is kept.
+        Raises ChecksumError for a whole piece that is not what its sender says, and OffsetError where another server
+        took other bytes meanwhile; none of it is kept.
         """
         try:
             if self.at == self.end:
                 self._check()
-            os.fsync(self._fd)
+            self._sink.keep()
             found = self._done(self._start, self.at, self._digest.hexdigest())
             self._keep(self.at, self._digest)
             return found
+        except RefusedError:
+            self._sink.drop()
+            raise
         finally:
-            os.close(self._fd)
+            self._sink.close()
 
     def _check(self) -> None:
         for declared, found, words in (
@@ -112,7 +137,7 @@ class Piece:
             (self.whole, self._digest, "the piece does not go on with the bytes that were received before it"),
         ):
             if declared is not None and found.hexdigest() != declared:
-                os.ftruncate(self._fd, self._start)
+                self._sink.drop()
                 hint = "compare the sha256 of the upload's file with yours; begin a new upload where they differ"
                 raise ChecksumError(words, found=found.hexdigest(), expected=declared, hint=hint)
 

@@ -93,7 +93,7 @@ def _one(value: str) -> tuple[str, ...]:
 
 
 def _rows(service: Service, items: Iterable[Mapping[str, Any]]) -> tuple[ModelRow, ...]:
-    return tuple(row_of(item, service.settings.uploads) for item in items)
+    return tuple(row_of(item, service.settings.upload_place) for item in items)
 
 
 def row_of(found: Mapping[str, Any], uploads: str = "") -> ModelRow:
@@ -174,7 +174,7 @@ def _queue(service: Service, caller: Caller) -> tuple[QueueRow, ...]:
     return tuple(
         QueueRow(
             each.position,
-            row_of(rows[each.id], service.settings.uploads),
+            row_of(rows[each.id], service.settings.upload_place),
             caller.may("admin") or (owner is not None and each.owner in (None, owner)),
         )
         for each in waiting

@@ -16,10 +16,16 @@ from ggferry.converters.conversion.options import OPTIONS, Heading, Kind, Option
 from ggferry.formats.errors import UsageError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.parse import parse_json
+from ggferry.service.records.option_paths import with_paths
 
 OWN = ("outtype", "verify")
 """Options that stand before the groups, since everybody looks for them."""
 LABELS = {
+    "like": "Types like those of a GGUF file",
+    "target_size": "Size to choose types for",
+    "target_bpw": "Bits a weight to choose types for",
+    "among": "Types to choose among",
+    "lora": "LoRA adapters to merge",
     "outtype": "Type of the output",
     "verify": "Proof",
     "tensor_first_split": "First shard without tensors",
@@ -28,7 +34,6 @@ LABELS = {
 FURTHER = "further"
 LONGEST = 200_000  # characters of a field
 _PUBLISHED = "the token of the Hub is a person's, not the server's; `ggferry publish` takes what was downloaded"
-_MEASURED = "types are chosen by reading all weights, and a plan reads headers; the recipe that it gives is taken here"
 _FOLDERS = "jobs make GGUF files, which their proof, downloads and edits are about"
 LEFT_OUT = {
     "out": "the server names outputs, so that no two models have one name",
@@ -37,14 +42,9 @@ LEFT_OUT = {
     "to": _FOLDERS,
     "dtype": _FOLDERS,
     "max_shard_size": _FOLDERS,
-    "like": "every job would read a second model again; a recipe states the same types",
-    "target_size": _MEASURED,
-    "target_bpw": _MEASURED,
-    "among": _MEASURED,
-    "recipe_out": _MEASURED,
-    "measurements": _MEASURED,
+    "recipe_out": "the receipt states the recipe that a size led to",
+    "measurements": "a job measures in one go, and a file of the server's is nobody's",
     "tensor_type_file": "a file's items are lines of the tensor types, which it can be loaded into",
-    "lora": "adapters are folders in an order, each with a scale; `ggferry convert` merges them",
     "publish": _PUBLISHED,
     "create_pr": _PUBLISHED,
     "private": _PUBLISHED,
@@ -63,6 +63,9 @@ _KINDS = {
     Kind.FLAG: "flag",
     Kind.NUMBER: "number",
     Kind.FILE: "file",
+    Kind.DECIMAL: "text",
+    Kind.LIKE_FILE: "file",
+    Kind.ADAPTERS: "lines",
     Kind.TEXTS: "lines",
     Kind.PAIRS: "lines",
     Kind.TYPES: "lines",
@@ -72,12 +75,19 @@ _KINDS = {
 _EITHER = ("yes", "no")
 _LOADED = (Kind.TYPES, Kind.TEXT_FILE, Kind.JSON_FILE)
 """Kinds whose text people have in a file: the page can load it into the field."""
+_FILES = (Kind.FILE, Kind.LIKE_FILE, Kind.ADAPTERS)
+"""Kinds whose files can be sent from there."""
+_WHERE = "a path below a root, or upload:ID"
 _PAIRS = {Kind.PAIRS: "KEY=VALUE", Kind.TYPES: "REGEX=TYPE"}
 _EXAMPLES = {
     "recipe": "default Q4_K",
     "text": "The cat sat on the mat.",
     "metadata": '{"general.license": "mit"}',
     "split_max_size": "4G",
+    "target_size": "4GiB",
+    "target_bpw": "4.5",
+    "among": "q4_k,q5_k,q6_k",
+    "lora": f"{_WHERE}, with :SCALE or without",
 }
 
 
@@ -95,6 +105,7 @@ class Control:
         placeholder: What a value looks like.
         flag: What a command line calls it.
         is_loaded: Whether a file of the browser's can be loaded into it.
+        is_sent: Whether a file of the browser's can be sent, and is named by it then.
     """
 
     name: str
@@ -106,6 +117,7 @@ class Control:
     placeholder: str = ""
     flag: str = ""
     is_loaded: bool = False
+    is_sent: bool = False
 
     @property
     def lines(self) -> list[str]:
@@ -166,9 +178,10 @@ class OptionForm:
 
 
 def planned_options() -> list[Option]:
-    """Return the options that a plan may state, in the order of their headings."""
+    """Return the options that a plan may state, and `like`, in the order of their headings."""
     order = list(Heading)
-    return sorted((each for each in OPTIONS if each.in_plan), key=lambda each: order.index(each.heading))
+    found = (each for each in OPTIONS if each.in_plan or each.kind is Kind.LIKE_FILE)
+    return sorted(found, key=lambda each: order.index(each.heading))
 
 
 def label_of(option: Option) -> str:
@@ -223,7 +236,7 @@ def _control(option: Option, value: Any, uploads: str) -> Control:
         kind = "choice"
         first = str(default) if default is not None else ""
         choices = (first, *(each for each in choices if each != first))
-    placeholder = {**_PAIRS, Kind.FILE: "a path below a root, or upload:ID"}.get(option.kind, "")
+    placeholder = {**_PAIRS, Kind.FILE: _WHERE, Kind.LIKE_FILE: _WHERE}.get(option.kind, "")
     placeholder = _EXAMPLES.get(option.name, placeholder)
     if kind == "lines" and choices:
         placeholder = f"any of: {', '.join(choices)}"
@@ -237,6 +250,7 @@ def _control(option: Option, value: Any, uploads: str) -> Control:
         placeholder or (option.metavar or ""),
         option.flag,
         option.kind in _LOADED,
+        option.kind in _FILES,
     )
 
 
@@ -252,9 +266,10 @@ def _text(option: Option, value: Any, uploads: str) -> str:
         return json.dumps(value, indent=2, ensure_ascii=False)
     if isinstance(value, Mapping):
         return "\n".join(f"{key}={each}" for key, each in value.items())
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "\n".join(map(str, value))
-    return source_named(str(value), uploads) if option.kind is Kind.FILE else str(value)
+    named = with_paths({option.name: value}, lambda path: source_named(path, uploads))[option.name]
+    if isinstance(named, Sequence) and not isinstance(named, str):
+        return "\n".join(map(str, named))
+    return str(named)
 
 
 def source_named(path: str, uploads: str) -> str:
@@ -339,10 +354,17 @@ def _value(option: Option, text: str) -> Any:
             raise UsageError(label_of(option), found=odd, expected=f"{_PAIRS[option.kind]}, one a line")
         found = [(key.strip(), value.strip()) for key, _, value in pairs]
         return ["=".join(pair) for pair in found] if types else dict(found)
+    if option.kind is Kind.ADAPTERS:
+        return lines
     if option.kind is Kind.TEXTS:
         return [each for line in lines for each in map(str.strip, line.split(",")) if each]
     if option.kind is Kind.NUMBER:
         if not re.fullmatch(r"\d{1,15}", text):
             raise UsageError(label_of(option), found=text, expected="a whole number")
         return int(text)
+    if option.kind is Kind.DECIMAL:
+        try:
+            return float(text)
+        except ValueError:
+            raise UsageError(label_of(option), found=text[:100], expected="a number, such as 4.5") from None
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ggferry.converters.conversion.options import is_sized
 from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.plan_file import CONVERT, OTHER, outputs_of, sizes_of
 from ggferry.service.server.pages.archive_view import container_of, place_of
@@ -14,6 +15,7 @@ from ggferry.service.server.pages.plan_pages import PlannedModel, PlannedOutput,
 from ggferry.service.server.pages.views import PER_PAGE
 
 LOST_SHOWN = 20
+CHOSEN = "types for a size"
 
 
 def page_of(
@@ -31,7 +33,7 @@ def page_of(
     return PlanPage(
         id=found["id"],
         roots=(str(found["source"]),),
-        outtype=outtype,
+        outtype=CHOSEN if is_sized(options) else outtype,
         verify=str(options.get("verify", "full")),
         counts={name: n for name, n in (facts.get("verdicts") or {}).items() if name != OTHER},
         bytes_in=int(facts.get("bytes_in") or 0),
@@ -64,9 +66,10 @@ def planned(line: Mapping[str, Any], outtype: str, plan: str = "", uploads: str 
     converts = line["verdict"] == CONVERT
     before = [container_of(line), line.get("architecture"), line.get("types"), line.get("era")]
     outtype_ = str((line.get("options") or {}).get("outtype", outtype))
+    sized = is_sized(line.get("options") or {})
     sizes = [max(0, size) for size in sizes_of({**line, "bytes_out": line.get("bytes_out") or 0})]
     planned_outputs = [
-        PlannedOutput(_inside(output, plan), _after(line, kind), size)
+        PlannedOutput(_inside(output, plan), _after(line, kind, sized), size)
         for output, kind, size in zip(outputs_of(line), outtype_.split(","), sizes, strict=False)
     ]
     lost = [
@@ -77,7 +80,7 @@ def planned(line: Mapping[str, Any], outtype: str, plan: str = "", uploads: str 
         source=place_of(line["source"], uploads) or line["source"],
         verdict=line["verdict"],
         before=", ".join(filter(None, before)),
-        after=_after(line, outtype_.split(",")[0]) if converts else "",
+        after=_after(line, outtype_.split(",")[0], sized) if converts else "",
         bytes_in=int(line.get("bytes_in") or 0),
         bytes_out=sizes[0],
         output=_inside(line.get("output") or "", plan),
@@ -87,7 +90,7 @@ def planned(line: Mapping[str, Any], outtype: str, plan: str = "", uploads: str 
         lost=tuple(lost),
         notes=tuple(line.get("notes") or ()),
         problem=problem_of(line["error"]) if line.get("error") else None,
-        id=line["id"] if converts else "",
+        id=line["id"] if converts and not sized else "",
     )
 
 
@@ -96,9 +99,9 @@ def _inside(output: str, plan: str) -> str:
     return output.rpartition(f"/{plan}/")[2] if plan else output
 
 
-def _after(line: Mapping[str, Any], outtype: str) -> str:
-    """Return what an output of this type would be."""
-    kind = "types kept" if outtype == "keep" else outtype.upper()
+def _after(line: Mapping[str, Any], outtype: str, sized: bool) -> str:
+    """Return what an output of this type would be; `sized`: of types that a size leads to."""
+    kind = CHOSEN if sized else "types kept" if outtype == "keep" else outtype.upper()
     return ", ".join(filter(None, ("GGUF v3", line.get("architecture"), kind)))
 
 

@@ -22,7 +22,7 @@ from ggferry.support.heavy import sa
 
 T = TypeVar("T")
 VERSIONS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "versions")
-SERVER = History(VERSIONS, "ggferry_server_version", "ggferry_tokens", "0005", "server's part of the ledger")
+SERVER = History(VERSIONS, "ggferry_server_version", "ggferry_tokens", "0006", "server's part of the ledger")
 REPLACED = "the ledger's file was removed or replaced while the server runs"
 CANCELLED = {"class": "Cancelled", "message": "cancelled by a user", "hint": "retry queues it again"}
 EXPIRED = {"class": "Expired", "message": "its files were removed", "hint": "convert it again"}

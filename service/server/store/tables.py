@@ -50,6 +50,12 @@ def server_tables(meta: Any) -> SimpleNamespace:
         column("upload", text, primary_key=True), column("file", sa.Integer, primary_key=True),
         column("offset", number, nullable=False), column("sha256", text),
     )
+    pieces = sa.Table(
+        "ggferry_pieces", meta,
+        column("upload", text, primary_key=True), column("file", sa.Integer, primary_key=True),
+        column("start", number, primary_key=True), column("bytes", number, nullable=False),
+        column("url", text, nullable=False),
+    )
     events = sa.Table(
         "ggferry_events", meta,
         column("id", key, primary_key=True, autoincrement=True), column("job", text, index=True),
@@ -99,7 +105,7 @@ def server_tables(meta: Any) -> SimpleNamespace:
         column("error", data(none_as_null=True)), column("created", real), column("owner", text),
     )
     return SimpleNamespace(
-        audit=audit, qualities=qualities,
+        audit=audit, qualities=qualities, pieces=pieces,
         tokens=tokens, plans=plans, models=models, uploads=uploads, received=received, events=events, answers=answers,
         outputs=outputs, hooks=hooks, notices=notices, asked=asked,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -77,8 +76,7 @@ class Housekeeper:
             past |= (table.c.state == ACCEPTED) & (table.c.updated < now - self.settings.keep_outputs)
         gone = 0
         for row in self.store.all(sa.select(table.c.id).where(past).limit(MOST)):
-            folder = os.path.join(self.settings.uploads, row["id"])
-            needed = jobs.c.source.startswith(folder, autoescape=True) & jobs.c.state.not_in(ENDED)
+            needed = self.uploads.of_jobs(row["id"]) & jobs.c.state.not_in(ENDED)
             if self.store.first(sa.select(jobs.c.id).where(needed)) is None:
                 self.uploads.forget(row["id"])
                 gone += 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from ggferry.formats.errors import BusyError, GgferryError, OutOfMemoryError
 from ggferry.service.storage.broker import revive
@@ -21,8 +21,10 @@ from ggferry.service.workers.supervisor import (
 )
 
 TIMEOUT = 120.0  # seconds to answer a question
+OFTEN = 0.5  # seconds between two looks at whether the server ends
 WAITING = 64  # questions that may wait for a worker
 
+T = TypeVar("T")
 Item = tuple[Mapping[str, Any], float, "Future[Any]"]
 _NOTHING: Item = ({}, 0.0, Future())
 
@@ -54,10 +56,27 @@ class InspectorPool:
             raise _ours(error, seconds or self._timeout) from None
 
     def run(self, command: Mapping[str, Any], *, timeout: float = 0) -> Answer:
-        """Have a command done as a Supervisor does, when a worker is free; it raises as that."""
+        """Have a command done as a Supervisor does, when a worker is free; it raises as that.
+
+        Raises WorkerDied when the server ends before, whoever still waits then.
+        """
         answer: Future[Any] = Future()
-        self._work.put((command, timeout or self._timeout, answer))
-        return Answer(answer.result(), 0)
+        self._until_over(lambda: self._work.put((command, timeout or self._timeout, answer), timeout=OFTEN))
+        return Answer(self._until_over(lambda: answer.result(OFTEN)), 0)
+
+    def _until_over(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns, as often as it takes while the server does not end."""
+        while True:
+            try:
+                return work()
+            except (TimeoutError, queue.Full):
+                if self.is_over:
+                    raise WorkerDied("the server is ending") from None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is done any more."""
+        return self._over.is_set()
 
     def close(self) -> None:
         """End the workers, and what waits for one."""

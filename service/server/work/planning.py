@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, cast
 
-from ggferry.converters.conversion.options import PLAN_FILES, PLAN_NAMES, option
+from ggferry.converters.conversion.options import PLAN_NAMES, option
 from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, of_os
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.plan.make_plan import PlanRequest
 from ggferry.service.plan.make_plan import plan as make
 from ggferry.service.records.fields import PlanRecord
+from ggferry.service.records.option_paths import with_paths
 from ggferry.service.records.owners import is_dead, owner_name
 from ggferry.service.records.plan_file import Entry, Head, digest_of, parse_plan, to_line
 from ggferry.service.records.report import summary
@@ -181,14 +182,14 @@ def secrets_file(settings: Settings) -> str:
     return os.path.join(settings.data, "web")
 
 
-def files_of(options: Mapping[str, Any], resolve: Any) -> JSONObject:
+def files_of(options: Mapping[str, Any], resolve: Callable[[str], Place]) -> JSONObject:
     """Return a plan's options with those that name files resolved as sources are.
 
     Those that state their default are left out: with and without them, the plan and its jobs are the same.
     """
     return {
-        name: resolve(str(value)).path if name in PLAN_FILES and value is not None else value
-        for name, value in options.items()
+        name: value
+        for name, value in with_paths(options, lambda path: resolve(path).path).items()
         if name not in PLAN_NAMES or (type(value), value) != (type(option(name).default), option(name).default)
     }
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from ggferry.formats.errors import AccessError, NotFoundError, RefusedError, UsageError
 from ggferry.formats.files.local_files import confined, open_folder
 from ggferry.service.records.fields import FolderItem
+from ggferry.service.records.option_paths import UPLOAD
 from ggferry.service.storage.stores import is_remote, local_path, parts_below
 from ggferry.service.storage.urls import WEB
 from ggferry.support.platform import here
 
-UPLOAD = "upload:"
 LONGEST = 4096
 
 
@@ -39,7 +39,7 @@ def resolve(source: str, roots: Sequence[str], upload: Callable[[str], tuple[str
         raise UsageError("a source", found=source[:200], expected="a path below a root, a URL, or upload:ID")
     if source.startswith(UPLOAD):
         path, folder = upload(source.removeprefix(UPLOAD))
-        return Place(path, (folder,))
+        return Place(path, () if is_remote(folder) else (folder,))
     if is_remote(source):
         return Place(_url(source, roots), _local(roots))
     if "://" in source or not os.path.isabs(source):

@@ -10,26 +10,29 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import accumulate
 from typing import Any, cast
 
-from ggferry.formats.errors import BusyError, ChecksumError, GgferryError, NotFoundError, RefusedError, UsageError
+from ggferry.formats.errors import ChecksumError, Fault, GgferryError, NotFoundError, RefusedError, UsageError
 from ggferry.formats.files.local_files import open_file
-from ggferry.formats.files.partial_files import sync_folder
-from ggferry.formats.files.partial_names import NAME_MAX
 from ggferry.formats.free_space import free_bytes
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.plan.make_plan import PlanRequest
 from ggferry.service.plan.make_plan import plan as make
 from ggferry.service.records.fields import UploadRecord
-from ggferry.service.records.plan_file import ARCHIVE, BAD, CONVERT, DUPLICATE, SKIP, Entry
+from ggferry.service.records.ledger import HELD, QUEUED
+from ggferry.service.records.plan_file import Entry
 from ggferry.service.records.report import summary
+from ggferry.service.server.incoming.contents import check_models
+from ggferry.service.server.incoming.in_store import InStore
+from ggferry.service.server.incoming.names import below, check_names, listed, name_of, shown
+from ggferry.service.server.incoming.on_disk import OnDisk
 from ggferry.service.server.incoming.pieces import Digests, OffsetError, Piece
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import asked
@@ -39,13 +42,12 @@ from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.storage.stores import is_remote, join
 from ggferry.service.storage.urls import Access
 from ggferry.support.heavy import sa
-from ggferry.support.platform import here
 
 RECEIVING, INSPECTING, ACCEPTED, REFUSED = UPLOAD_STATES = ("receiving", "inspecting", "accepted", "refused")
-MOST_FILES, DEEPEST = 1000, 8
 MOST_OPEN = 1000  # uploads of one token that are not finished
 INSPECTIONS = 2  # at a time
 PURPOSES = MODEL, OPTION = ("model", "option")
+WATCH, LEFT = 30.0, 120.0  # seconds: how often, and after what silence, uploads that others inspect are looked after
 SPARE = 256 << 20  # bytes of a disk that are left free
 
 
@@ -56,6 +58,8 @@ class Uploads:
         self.store, self.settings, self.inspectors = store, settings, inspectors
         self._pool = ThreadPoolExecutor(INSPECTIONS, "ggferry-inspect")
         self._lock, self._digests = threading.Lock(), Digests()
+        self._over, self._on_disk = threading.Event(), OnDisk(settings)
+        self.files: OnDisk | InStore = self._on_disk if settings.uploads_in is None else InStore(settings, store)
 
     # --- beginning -------------------------------------------------------------------------------------------------
 
@@ -65,9 +69,9 @@ class Uploads:
         `purpose`: MODEL, or OPTION for what an option of a conversion names, which need be no model. Raises UsageError
         for names that are no file's, RefusedError where there is no room or quota left.
         """
-        listed = [_listed(each) for each in files]
-        check_names([each["name"] for each in listed])
-        total = sum(each["bytes"] for each in listed)
+        announced = [listed(each) for each in files]
+        check_names([each["name"] for each in announced])
+        total = sum(each["bytes"] for each in announced)
         if total > self.settings.upload_bytes:
             raise RefusedError(
                 "an upload this large is not taken", found=total, expected=f"≤ {self.settings.upload_bytes}"
@@ -79,11 +83,11 @@ class Uploads:
             count = self.store.first(sa.select(sa.func.count().label("n")).where(is_open))
             if count is not None and count["n"] >= MOST_OPEN:
                 raise RefusedError("too many unfinished uploads", found=count["n"], hint="finish or delete some")
-            self._make_files(key, listed)
+            self.files.make(key, announced)
             now = time.time()
-            values = {"id": key, "token": token.owner, "state": RECEIVING, "files": listed, "bytes": total}
+            values = {"id": key, "token": token.owner, "state": RECEIVING, "files": announced, "bytes": total}
             values |= {"purpose": purpose}
-            rows = [{"upload": key, "file": number, "offset": 0} for number in range(len(listed))]
+            rows = [{"upload": key, "file": number, "offset": 0} for number in range(len(announced))]
 
             def enter(connection: Any) -> None:
                 insert = self.store._insert(table).values(**values, created=now, updated=now).on_conflict_do_nothing()
@@ -94,18 +98,6 @@ class Uploads:
         if total == 0:
             self._finish(key)
         return self.show(key, token.owner)
-
-    def _make_files(self, key: str, listed: Sequence[Mapping[str, Any]]) -> None:
-        folder = os.path.join(self.settings.quarantine, key)
-        os.mkdir(folder, 0o700)
-        for each in listed:
-            path = os.path.join(folder, each["name"])
-            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-            made = here.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | here.NOFOLLOW | here.CLOEXEC, 0o600)
-            os.close(made)
-        for place, _, _ in os.walk(folder):
-            sync_folder(os.path.join(place, ""))
-        sync_folder(os.path.join(self.settings.quarantine, ""))
 
     def check_output_space(self, token: Token, more: int) -> None:
         """Raise RefusedError where a token's quota, or the disk if outputs stay on it, has no room for `more` bytes."""
@@ -151,10 +143,10 @@ class Uploads:
             raise NotFoundError("no such upload", found=key[:100])
         columns = (received.c.file, received.c.offset, received.c.sha256)
         rows = {row["file"]: row for row in self.store.all(sa.select(*columns).where(received.c.upload == key))}
-        files = [_shown(each, rows.get(number)) for number, each in enumerate(found["files"])]
+        files = [shown(each, rows.get(number)) for number, each in enumerate(found["files"])]
         names = ("id", "state", "bytes", "summary", "error", "created", "updated")
-        shown = {**{name: found[name] for name in names}, "source": f"upload:{key}", "files": files}
-        return cast("UploadRecord", {**shown, "purpose": found["purpose"] or MODEL, "name": name_of(found["files"])})
+        record = {**{name: found[name] for name in names}, "source": f"upload:{key}", "files": files}
+        return cast("UploadRecord", {**record, "purpose": found["purpose"] or MODEL, "name": name_of(found["files"])})
 
     def every(self, owner: str) -> list[UploadRecord]:
         """Return a token's uploads, the newest first."""
@@ -172,7 +164,12 @@ class Uploads:
             raise RefusedError(
                 words, found=found["state"], expected=ACCEPTED, hint=(found["error"] or {}).get("message")
             )
-        return os.path.join(self.settings.uploads, key)
+        return self._accepted(key)
+
+    def _accepted(self, key: str) -> str:
+        """Return the folder of an accepted upload, or its URL."""
+        here_ = os.path.join(self.settings.uploads, key)  # of before the uploads went to a store
+        return here_ if os.path.isdir(here_) else self.files.source(key)
 
     def place(self, key: str, owner: str) -> tuple[str, str]:
         """Return what an upload names, and its folder: the file or folder that it consists of, if that is all of it.
@@ -181,7 +178,7 @@ class Uploads:
         """
         folder = self.folder(key, owner)
         tops = {each["name"].partition("/")[0] for each in self.show(key, owner)["files"]}
-        return os.path.join(folder, tops.pop()) if len(tops) == 1 else folder, folder
+        return join(folder, tops.pop()) if len(tops) == 1 else folder, folder
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
@@ -199,33 +196,42 @@ class Uploads:
             raise UsageError("a range outside the file", found=f"{start}-{end}", expected=f"0-{file['bytes']}")
         if upload["state"] != RECEIVING or start != file["offset"]:
             raise OffsetError(file["offset"], start)
-        path = os.path.join(self.settings.quarantine, key, file["name"])
+        sink = self.files.open(key, number, file["name"], start)
         try:
-            fd = here.open_file(path, os.O_RDWR | here.NOFOLLOW | here.CLOEXEC)
-        except FileNotFoundError:
-            raise NotFoundError("the upload is not on this server", found=key) from None
-        try:
-            here.lock(fd)
-        except OSError:
-            os.close(fd)
-            raise BusyError("another request is sending this file", hint="wait until it has ended") from None
-        try:
-            os.ftruncate(fd, start)  # what was never acknowledged is not trusted
-        except OSError:
-            os.close(fd)  # and with it the lock, else nobody could send the rest
+            digest = self._digests.at((key, number), sink.read, start)
+        except BaseException:
+            sink.close()
             raise
-        digest = self._digests.at((key, number), fd, start)
-        return Piece(
-            fd, start, end, digest, partial(self.acknowledge, key, number), partial(self._digests.keep, (key, number))
-        )
 
-    def acknowledge(self, key: str, number: int, start: int, offset: int, sha256: str) -> bool:
-        """Record that a file is on the disk up to `offset`, and its digest; return whether the upload is complete."""
-        received, uploads = self.store.t.received, self.store.t.uploads
-        condition = (received.c.upload == key) & (received.c.file == number) & (received.c.offset <= offset)
+        def done(first: int, offset: int, sha256: str) -> bool:
+            return self.acknowledge(key, number, first, offset, sha256, sink.objects)
+
+        return Piece(sink, start, end, digest, done, partial(self._digests.keep, (key, number)))
+
+    def acknowledge(
+        self, key: str, number: int, start: int, offset: int, sha256: str, objects: Sequence[tuple[str, int]] = ()
+    ) -> bool:
+        """Record that a file is kept up to `offset`, and its digest; return whether the upload is complete.
+
+        `objects`: those in a store that hold its bytes from `start` on, each with how many. Raises OffsetError where
+        another server has recorded others meanwhile.
+        """
+        received, uploads, pieces = self.store.t.received, self.store.t.uploads, self.store.t.pieces
+        own = (received.c.upload == key) & (received.c.file == number)
+        ends = accumulate((size for _, size in objects), initial=start)
+        rows = [
+            {"upload": key, "file": number, "start": at, "bytes": size, "url": url}
+            for at, (url, size) in zip(ends, objects, strict=False)
+        ]
 
         def work(connection: Any) -> bool:
-            connection.execute(sa.update(received).where(condition).values(offset=offset, sha256=sha256))
+            change = sa.update(received).where(own, received.c.offset == start).values(offset=offset, sha256=sha256)
+            if not connection.execute(change).rowcount:
+                at = connection.execute(sa.select(received.c.offset).where(own)).scalar()
+                if at != offset or objects:  # else this very change, made before the answer was lost
+                    raise OffsetError(int(at or 0), start)
+            if rows:
+                connection.execute(self.store._insert(pieces), rows)
             connection.execute(sa.update(uploads).where(uploads.c.id == key).values(updated=time.time()))
             came = connection.execute(
                 sa.select(sa.func.sum(received.c.offset)).where(received.c.upload == key)
@@ -246,18 +252,20 @@ class Uploads:
         table = self.store.t.uploads
         found = self.store.first(sa.select(table.c.token).where(table.c.id == key))
         self.show(key, found["token"] if found is not None and token.may(ADMIN) else token.owner)
-        jobs, folder = self.store.jobs, os.path.join(self.settings.uploads, key)
-        needed = jobs.c.source.startswith(folder, autoescape=True) & jobs.c.state.in_(
-            ("queued", "running", "verifying")
-        )
-        if self.store.first(sa.select(jobs.c.id).where(needed)):
+        jobs = self.store.jobs
+        if self.store.first(sa.select(jobs.c.id).where(self.of_jobs(key), jobs.c.state.in_((QUEUED, *HELD)))):
             raise RefusedError("a job still needs this upload", found=key, hint="cancel it, or wait")
         self.forget(key)
 
+    def of_jobs(self, key: str) -> Any:
+        """Return the condition for jobs whose source is an upload, or in it."""
+        return self.store.jobs.c.source.startswith(self._accepted(key), autoescape=True)
+
     def forget(self, key: str) -> None:
         """Remove an upload, files first."""
-        for place in (self.settings.uploads, self.settings.quarantine):
-            shutil.rmtree(os.path.join(place, key), ignore_errors=True)
+        self._on_disk.forget(key)
+        if self.files is not self._on_disk:
+            self.files.forget(key)
         self.store.run(sa.delete(self.store.t.received).where(self.store.t.received.c.upload == key))
         self.store.run(sa.delete(self.store.t.uploads).where(self.store.t.uploads.c.id == key))
 
@@ -266,17 +274,57 @@ class Uploads:
     def resume(self) -> None:
         """Continue what a server that ended had begun."""
         table = self.store.t.uploads
-        begun = self.store.all(sa.select(table.c.id).where(table.c.state == INSPECTING))  # before `_finish` adds some
+        inspecting = sa.select(table.c.id, table.c.updated).where(table.c.state == INSPECTING)
+        begun = self.store.all(inspecting)  # before `_finish` adds some
         for row in self.store.all(sa.select(table.c.id, table.c.bytes).where(table.c.state == RECEIVING)):
             received = self.store.t.received
             came = sa.select(sa.func.sum(received.c.offset).label("n")).where(received.c.upload == row["id"])
             if int((self.store.first(came) or {}).get("n") or 0) == row["bytes"]:
                 self._finish(row["id"])
         for row in begun:
-            self._pool.submit(self._inspect, row["id"])
+            if not self.files.shared or self._takes_over(row["id"], row["updated"]):
+                with suppress(RuntimeError):  # the server is ending
+                    self._pool.submit(self._inspect, row["id"])
+
+    def start(self) -> None:
+        """Continue what ended servers had begun; where servers share uploads, also what others leave from now on."""
+        self.resume()
+        if self.files.shared:
+            threading.Thread(target=self._watch, daemon=True, name="ggferry-uploads").start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(WATCH):
+            with suppress(GgferryError):  # the ledger is away: another time
+                self.resume()
+
+    def _takes_over(self, key: str, updated: float) -> bool:
+        """Return whether this server inspects what another one has left, of which there was no sign for a while."""
+        table, now = self.store.t.uploads, time.time()
+        same = (table.c.id == key) & (table.c.state == INSPECTING) & (table.c.updated == updated)
+        return now - updated > LEFT and bool(self.store.run(sa.update(table).where(same).values(updated=now)))
+
+    @contextmanager
+    def _noting(self, key: str) -> Iterator[None]:
+        """Note now and then that an upload is being inspected."""
+        over, table = threading.Event(), self.store.t.uploads
+        change = sa.update(table).where((table.c.id == key) & (table.c.state == INSPECTING))
+
+        def note() -> None:
+            while not over.wait(LEFT / 4):
+                with suppress(GgferryError):
+                    self.store.run(change.values(updated=time.time()))
+
+        thread = threading.Thread(target=note, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def close(self) -> None:
         """Inspect nothing more; the next start does."""
+        self._over.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _finish(self, key: str) -> None:
@@ -287,31 +335,49 @@ class Uploads:
                 self._pool.submit(self._inspect, key)
 
     def _inspect(self, key: str) -> None:
-        inside, outside = os.path.join(self.settings.quarantine, key), os.path.join(self.settings.uploads, key)
+        inside = os.path.join(self.settings.quarantine, key)
         values: JSONObject
         try:
-            if not os.path.isdir(inside) and not os.path.isdir(outside):
+            with self._noting(key) if self.files.shared else nullcontext():
+                entries = self._inspected(key)
+            if entries is None:
                 return  # removed, or on another server
-            if os.path.isdir(inside):
-                self._check_digests(key, inside)
-                entries = self._planned(inside) if self._purpose(key) == MODEL else []
-                if self._purpose(key) == MODEL:
-                    check_models(entries)
-                os.rename(inside, outside)
-                sync_folder(os.path.join(self.settings.uploads, ""))
-                sync_folder(os.path.join(self.settings.quarantine, ""))
-            else:  # killed between the move and its record
-                entries = self._planned(outside)
             values = {"state": ACCEPTED, "summary": summary(entries), "error": None}
         except GgferryError as error:
+            if self.files.shared and error.fault is Fault.TRANSIENT:
+                return  # the store is away: inspected again in a while
             record = {**error.as_dict(), "class": type(error).__name__}
-            values = {"state": REFUSED, "error": {**record, "path": _below(record["path"], inside)}}
+            values = {"state": REFUSED, "error": {**record, "path": below(record["path"], inside)}}
         except Exception as error:
             words = f"could not be inspected: {type(error).__name__}: {error}"
             values = {"state": REFUSED, "error": {"code": "internal", "message": words}}
+        if values["state"] == REFUSED and self.inspectors.is_over:
+            return  # it is inspected at the next start
         table = self.store.t.uploads
         inspected = (table.c.id == key) & (table.c.state == INSPECTING)
-        self.store.run(sa.update(table).where(inspected).values(**values, updated=time.time()))
+        if self.store.run(sa.update(table).where(inspected).values(**values, updated=time.time())):
+            with suppress(GgferryError):  # what stays goes with the upload
+                self.files.settle(key)
+
+    def _inspected(self, key: str) -> list[Entry] | None:
+        """Return what an upload holds once it was moved out of the quarantine; None where this server has none of it.
+
+        Raises GgferryError for what is not accepted.
+        """
+        table = self.store.t.uploads
+        found = self.store.first(sa.select(table.c.files).where(table.c.id == key))
+        if found is None:
+            return None
+        inside = self.files.whole(key, found["files"])
+        if inside is None:  # perhaps killed between the move and its record
+            outside = self.files.moved(key)
+            return None if outside is None else self._planned(outside)
+        self._check_digests(key, inside)
+        entries = self._planned(inside) if self._purpose(key) == MODEL else []
+        if self._purpose(key) == MODEL:
+            check_models(entries)
+        self.files.accept(key, found["files"])
+        return entries
 
     def _purpose(self, key: str) -> str:
         table = self.store.t.uploads
@@ -341,62 +407,3 @@ class Uploads:
             trees=(folder,),
         )
         return make(request, worker=self.inspectors)[1]
-
-
-def check_models(entries: Sequence[Entry]) -> None:
-    """Raise the first error of files that are broken, or UsageError where none is a model."""
-    from ggferry.service.storage.broker import revive
-
-    for entry in entries:
-        if entry.verdict in (*BAD, ARCHIVE):
-            name = os.path.basename(entry.source)
-            raise revive(entry.error, name) if entry.error else UsageError(entry.reason or entry.verdict, path=name)
-    if not any(entry.verdict in (CONVERT, SKIP, DUPLICATE) for entry in entries):
-        raise UsageError("there is no model in it", hint="a model's weights, with the files that stand beside them")
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Raise UsageError for what is not the relative path of a file, or given twice."""
-    if not names or len(names) > MOST_FILES:
-        raise UsageError("the files of an upload", found=len(names), expected=f"1 to {MOST_FILES}")
-    taken: set[str] = set()
-    for name in names:
-        parts = name.split("/")
-        bad = len(parts) > DEEPEST or any(not _is_name(part) for part in parts)
-        above = {"/".join(parts[:n]) for n in range(1, len(parts))}
-        if bad or name in taken or above & set(names):
-            raise UsageError("the name of a file", found=name[:200], expected="a relative path that no other file has")
-        taken.add(name)
-
-
-def _is_name(part: str) -> bool:
-    fits = 0 < len(part.encode("utf-8", "surrogatepass")) <= NAME_MAX - 64
-    return fits and not part.startswith(".") and part.isprintable() and "\\" not in part
-
-
-def name_of(files: Sequence[Mapping[str, Any]]) -> str:
-    """Return what an upload is called: its file, its folder, or the first of several files."""
-    names = [str(each["name"]) for each in files]
-    tops = {name.partition("/")[0] for name in names}
-    if len(tops) == 1:
-        return tops.pop()
-    return f"{names[0]} and {len(names) - 1} more"
-
-
-def _shown(file: Mapping[str, Any], row: Mapping[str, Any] | None) -> JSONObject:
-    """Return a file of an upload: `sha256` is of what was received, `announced` what its sender said of the whole."""
-    found: JSONObject = {"name": file["name"], "bytes": file["bytes"], "offset": row["offset"] if row else 0}
-    if file.get("sha256"):
-        found["announced"] = file["sha256"]
-    if not found["offset"]:
-        return {**found, "sha256": hashlib.sha256().hexdigest()}
-    return {**found, "sha256": row["sha256"]} if row and row["sha256"] else found
-
-
-def _listed(each: Mapping[str, Any]) -> JSONObject:
-    digest = each.get("sha256")
-    return {"name": str(each["name"]), "bytes": int(each["bytes"]), **({"sha256": digest.lower()} if digest else {})}
-
-
-def _below(path: Any, folder: str) -> Any:
-    return os.path.relpath(path, folder) if isinstance(path, str) and path.startswith(folder + os.sep) else path

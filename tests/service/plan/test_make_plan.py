@@ -13,6 +13,7 @@ import pytest
 from ggferry.service.plan import make_plan as planning
 from ggferry.service.plan.group_files import FILE, Group
 from ggferry.service.plan.make_plan import PlanRequest, plan
+from ggferry.service.storage.mirror import Mirror
 from ggferry.service.workers.supervisor import OUT_OF_MEMORY, Answer, WorkerDied, WorkerFailed
 from helpers.builders import Llama
 from helpers.third_party_fixtures import FIXTURES
@@ -80,7 +81,8 @@ def test_want_of_memory_and_what_passes_are_tried_again(
 ) -> None:
     monkeypatch.setattr(planning, "DELAYS", (0.0, 0.0))
     worker = Worker(*errors)
-    facts = planning._facts(Group(FILE, "a.bin", ("a.bin",)), PlanRequest(("/",)), worker, {})  # type: ignore[arg-type]
+    group = Group(FILE, "a.bin", ("a.bin",))
+    facts = planning._facts(group, PlanRequest(("/",)), worker, Mirror(""), {})  # type: ignore[arg-type]
     assert worker.runs == runs and ("error" in facts) == failed
     if failed:  # a worker that somebody killed says nothing of the file
         is_of_file = errors[-1] in ("CorruptError", "SIGSEGV")

@@ -14,7 +14,9 @@ from ggferry.formats.errors import ChecksumError
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import tokens
 from ggferry.service.server.store.database import Store
+from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.server.work.uploads import ACCEPTED, INSPECTING, RECEIVING, Uploads
+from ggferry.service.workers.supervisor import Limits
 
 CALLER: Any = SimpleNamespace(owner="t", quota=None, id="t")
 
@@ -36,7 +38,7 @@ def uploads(tmp_path: Path) -> Iterator[Uploads]:
         Path(folder).mkdir(parents=True)
     store = Store(str(tmp_path / "ledger"))
     tokens.add(store, "t", "admin")
-    yield Uploads(store, settings, SimpleNamespace())  # type: ignore[arg-type]
+    yield Uploads(store, settings, SimpleNamespace(is_over=False))  # type: ignore[arg-type]
     store.close()
 
 
@@ -69,3 +71,16 @@ def test_what_is_accepted_is_not_refused_by_who_comes_late(uploads: Uploads, mon
     monkeypatch.setattr(uploads, "_check_digests", late)
     uploads._inspect(key)
     assert uploads.show(key, "t")["state"] == ACCEPTED
+
+
+def test_what_is_inspected_when_the_server_ends_is_neither_refused_nor_waited_for(uploads: Uploads) -> None:
+    """A question that came after the workers had ended was never answered: the process did not end, either."""
+    key = begun(uploads)
+    piece = uploads.open(key, "t", 0, 0, 4)
+    piece.write(b"data")
+    uploads.inspectors = InspectorPool(1, Limits(threads=1))
+    uploads.inspectors.close()
+    assert piece.close()
+    uploads.close()
+    uploads._pool.shutdown(wait=True)
+    assert uploads.show(key, "t")["state"] == INSPECTING

@@ -141,7 +141,7 @@ def _move(request: Request, job: str, place: str) -> Response:
 
 def _rows(service: Service, jobs: Sequence[str]) -> tuple[ModelRow, ...]:
     found = models.some(service.store, jobs)
-    return tuple(row_of(each, service.settings.uploads) for each in found)
+    return tuple(row_of(each, service.settings.upload_place) for each in found)
 
 
 @router.post("/models/bulk")
@@ -185,7 +185,7 @@ def ask_delete(request: Request, job: str, what: str = "") -> Response:
     """Ask whether a model, or its files, are to be removed."""
     service, address = service_of(request), render.url("models", job)
     files = what == "files"
-    rows = (row_of(models.one(service.store, job), service.settings.uploads),)
+    rows = (row_of(models.one(service.store, job), service.settings.upload_place),)
     words = (
         "The model stays in the archive without its files, and can be converted again."
         if files
@@ -234,7 +234,7 @@ async def histogram(request: Request, job: str, tensor: str) -> Response:
     service, caller = service_of(request), known(request)
 
     def work() -> Response:
-        row = row_of(models.one(service.store, job), service.settings.uploads)
+        row = row_of(models.one(service.store, job), service.settings.upload_place)
         found, problem, status = None, None, 200
         try:
             found = comparisons.histogram(service, caller, job, tensor[:1000])
@@ -253,7 +253,7 @@ async def difference(request: Request, job: str, other: str, data: bool = True) 
 
     def work() -> Response:
         both = [models.one(service.store, each) for each in (job, other)]
-        rows = [row_of(each, service.settings.uploads) for each in both]
+        rows = [row_of(each, service.settings.upload_place) for each in both]
         found, problem, status = None, None, 200
         try:
             found = comparisons.difference(service, caller, job, other, data)

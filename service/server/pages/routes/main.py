@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
+from ggferry.converters.conversion.options import is_sized
 from ggferry.formats.errors import GgferryError
 from ggferry.service.operations.tokenize import TokenizeRequest
 from ggferry.service.records.fields import UploadRecord
@@ -78,6 +79,8 @@ def looked_at(service: Service, caller: Caller, page: ModelPage) -> ModelPage:
     job = page.row.id
     try:
         page = model_view.with_inspection(page, functions.inspection(service, caller, job))
+        if is_sized(functions.place_of(service, job)[2]):
+            return replace(page, notes=(*page.notes, functions.CHOSEN_LATER))
         return model_view.with_plan(page, functions.conversion_plan(service, caller, job))
     except (GgferryError, HttpError) as error:
         _, problem = problem_answer(error)
@@ -89,7 +92,7 @@ def model_page(request: Request, job: str, look: bool) -> ModelPage:
     """Return a model's page; `look`: also what a worker reads of a source that is not converted."""
     service = service_of(request)
     found = functions.model(service, job)
-    page = model_view.page_of(found, service.settings.uploads)
+    page = model_view.page_of(found, service.settings.upload_place)
     page = replace(page, can_delete=changes.may_change(service, known(request), job) and not page.can_cancel)
     receipt = service.store.row(job)["receipt"] if page.row.state == DONE else None
     if receipt is not None:
@@ -188,7 +191,7 @@ def add_page(
         most=service.settings.upload_bytes,
         problem=problem,
         path=path,
-        form=option_form.form_of(options or {}, path, uploads=service.settings.uploads),
+        form=option_form.form_of(options or {}, path, uploads=service.settings.upload_place),
         usage=changes.usage(service, caller),
         hub=service.hub_search.is_on,
     )
@@ -237,7 +240,10 @@ def plan(request: Request, plan: str, verdict: str = "", page: int = 1) -> Respo
     found = functions.show_plan(service, plan)
     lines = functions.plan_lines(service, plan, 0, MOST_LINES)[0] if found["state"] == "ready" else []
     return show(
-        request, "plan", "add", plan=plan_view.page_of(found, lines, verdict, max(1, page), service.settings.uploads)
+        request,
+        "plan",
+        "add",
+        plan=plan_view.page_of(found, lines, verdict, max(1, page), service.settings.upload_place),
     )
 
 

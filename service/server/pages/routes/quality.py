@@ -68,7 +68,7 @@ def show_quality(request: Request, job: str) -> Response:
 
 def _page(request: Request, job: str) -> QualityPage:
     service = service_of(request)
-    row = row_of(models.one(service.store, job), service.settings.uploads)
+    row = row_of(models.one(service.store, job), service.settings.upload_place)
     found = comparisons.qualities(service, job)
     return QualityPage(row, tuple(Compared(each, problem_of(each.error) if each.error else None) for each in found))
 

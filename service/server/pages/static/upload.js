@@ -208,6 +208,11 @@
       event.target.value = "";
     });
   }
+  // A field of lines names it on a line of its own.
+  const name = (field, source) => {
+    const before = field.tagName === "TEXTAREA" ? field.value.trimEnd() : "";
+    field.value = before ? before + "\n" + source : source;
+  };
   // A file that an option names goes to the server, and its field then names it.
   document.addEventListener("change", async (event) => {
     const into = event.target.dataset.uploadInto;
@@ -216,7 +221,7 @@
     const files = [...event.target.files].map((file) => ({ name: file.name, file }));
     const id = await send(files, "option");
     busy = false;
-    if (id) document.getElementById(into).value = "upload:" + id;
+    if (id) name(document.getElementById(into), "upload:" + id);
     event.target.value = "";
   });
   list.addEventListener("click", async (event) => {

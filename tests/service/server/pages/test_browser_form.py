@@ -12,8 +12,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from helpers.browser import check_access, chromium, look, reach, signed_in
+from helpers.merged_adapters import assert_alike, converted, with_peft
 from helpers.server import Server, serving
 from helpers.third_party_fixtures import FIXTURES
+from helpers.tiny_models import make
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -28,6 +30,7 @@ def browser() -> Iterator[Browser]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("form")
     shutil.copytree(FIXTURES / "hf" / "ckpt" / "llama_k256", folder / "archive" / "k256")
+    make("llama", folder / "archive" / "base")
     with serving(folder / "data", "--root", folder / "archive") as server:
         yield server
 
@@ -90,6 +93,7 @@ def test_shards_a_recipe_metadata_and_an_imatrix_by_keyboard(page: Page, server:
     look(page, "form-on-a-plan", tmp_path)
     page.keyboard.press("Enter")
     page.wait_for_url(lambda url: url != first)
+    expect(page.locator("form.bottom button.primary")).to_be_visible(timeout=60_000)  # the page loads again until then
     reach(page, "form.bottom button.primary")
     page.keyboard.press("Enter")
     page.wait_for_url("**/models/*")
@@ -125,3 +129,48 @@ def test_a_file_that_is_no_text_is_not_loaded(page: Page, tmp_path: Path) -> Non
     expect(page.get_by_text("long.recipe is longer than 200000 characters.")).to_be_visible()
     expect(page.locator("#recipe")).to_have_value("")
     check_access(page)
+
+
+def test_an_adapter_is_sent_and_merged_and_a_size_is_asked_for(page: Page, server: Server, tmp_path: Path) -> None:
+    base = server.data.parent / "archive" / "base"
+    with_peft(base, tmp_path / "a", tmp_path / "theirs", target_modules=["q_proj"])
+    page.goto(page.url + "add")
+    page.locator("#path").fill(str(base))
+    page.get_by_text("All options").click()
+    page.locator("#no_vocab").check()
+    files = [tmp_path / "a" / name for name in ("adapter_config.json", "adapter_model.safetensors")]
+    page.locator("#lora-file").set_input_files(files)
+    expect(page.locator("#lora")).to_have_value(re.compile("^upload:[0-9a-f]{24}$"), timeout=20_000)
+    page.locator("#lora").scroll_into_view_if_needed()
+    check_access(page)
+    look(page, "form-adapter", tmp_path)
+    page.locator("#outtype").select_option("f32")
+    page.locator("#path").press("Enter")
+    page.wait_for_url("**/plans/*")
+    page.locator("section.panel > details > summary").first.click()
+    expect(page.locator("#c-lora")).to_have_value(re.compile("^upload:[0-9a-f]{24}$"))
+    page.locator("form.bottom button.primary").click()
+    page.wait_for_url("**/models/*")
+    expect(page.locator(".badge").first).to_have_text("proved", timeout=90_000)
+    output = server.client().get(f"/jobs/{page.url.rpartition('/')[2]}").json()["output"]
+    converted(tmp_path / "theirs", tmp_path / "theirs.gguf", level="fast")
+    assert_alike(Path(output), tmp_path / "theirs.gguf")
+
+    page.goto(server.url + "/add")
+    page.locator("#path").fill(str(server.data.parent / "archive" / "k256"))
+    page.get_by_text("All options").click()
+    page.locator("#target_bpw").fill("many")
+    page.locator("#path").press("Enter")
+    expect(page.locator(".problem").first).to_contain_text("a number, such as 4.5")
+    page.locator("#target_bpw").fill("5.5")
+    page.locator("#path").press("Enter")
+    page.wait_for_url("**/plans/*")
+    expect(page.get_by_text("the types are chosen when the weights are read")).to_be_visible()
+    expect(page.locator(".lines ins")).to_contain_text("types for a size")
+    check_access(page)
+    look(page, "plan-sized", tmp_path)
+    page.locator("form.bottom button.primary").click()
+    page.wait_for_url("**/models/*")
+    expect(page.locator(".badge").first).to_have_text("proved", timeout=90_000)
+    check_access(page)
+    look(page, "model-sized", tmp_path)

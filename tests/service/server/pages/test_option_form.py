@@ -12,6 +12,7 @@ import pytest
 
 from ggferry.converters.conversion.options import OPTIONS, PLAN_NAMES, Heading, options_of
 from ggferry.formats.errors import EncodingError, GgferryError, UsageError
+from ggferry.service.records.option_paths import with_paths
 from ggferry.service.server.pages import render
 from ggferry.service.server.pages.option_form import (
     LEFT_OUT,
@@ -63,7 +64,7 @@ class Fields(HTMLParser):
 def test_every_option_of_a_plan_has_one_control() -> None:
     form = form_of({})
     names = [control.name for group in form.groups for control in group.controls]
-    assert sorted([*names, "outtype", "verify"]) == sorted(PLAN_NAMES)
+    assert sorted([*names, "outtype", "verify"]) == sorted([*PLAN_NAMES, "like"])
     titles = [group.title for group in form.groups]
     assert titles == [each.value for each in Heading if each.value in titles], "the order of --help"
     text = render.page("add", Shell(), add=AddPage(form=form))
@@ -98,6 +99,10 @@ EVERY: dict[str, Any] = {
     "recipe": ["recipe mine", "", "default Q4_K", "ffn_down -> Q6_K  # more"],
     "metadata": {"general.license": "mit", "general.tags": ['a "b" <i>', "ü"], "general.author": None},
     "text": ["One line, with a comma", "a second=one"],
+    "target_size": "4GiB",
+    "target_bpw": 4.5,
+    "among": "q4_k,q6_k",
+    "lora": ["upload:" + "b" * 24 + ":0.5", "/models/an, adapter"],
 }
 
 
@@ -151,6 +156,18 @@ def test_a_file_of_an_upload_is_named_by_the_upload() -> None:
     form = form_of({"tokenizer": "/data/uploads/abc/tokenizer.json"}, uploads="/data/uploads")
     control = next(each for group in form.groups for each in group.controls if each.name == "tokenizer")
     assert control.value == "upload:abc"
+    lora = ["/data/uploads/abc/adapter:0.5", "/models/other"]
+    form = form_of({"lora": lora}, uploads="/data/uploads")
+    control = next(each for group in form.groups for each in group.controls if each.name == "lora")
+    assert control.lines == ["upload:abc:0.5", "/models/other"] and control.is_sent
+
+
+def test_an_adapter_of_an_upload_has_a_scale_only_where_one_follows_its_id() -> None:
+    """An id of digits alone is none."""
+    digits, seen = "upload:" + "12" * 12, []
+    options = {"lora": [digits, f"{digits}:0.5", "/models/a:2", "/models/b"]}
+    found = with_paths(options, lambda path: seen.append(path) or f"<{path}>")  # type: ignore[func-returns-value]
+    assert found == {"lora": [f"<{digits}>", f"<{digits}>:0.5", "</models/a>:2", "</models/b>"]}
 
 
 def test_what_an_error_needs_is_offered() -> None:
