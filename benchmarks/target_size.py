@@ -80,20 +80,27 @@ def divergences(base: Path, others: Sequence[Path], text: Path, context: int, ch
 
 
 def rows(
-    folder: Path, base: Path, text: Path, imatrix: Path | None, types: Sequence[str], size: tuple[int, int]
+    folder: Path,
+    base: Path,
+    text: Path,
+    imatrix: Path | None,
+    types: Sequence[str],
+    size: tuple[int, int],
+    calibration: Path | None = None,
 ) -> None:
     """Print a row for each mixture: its size and divergence, and those of the file chosen for its size.
 
-    `size`: tokens of a chunk, and chunks.
+    `size`: tokens of a chunk, and chunks. `calibration`: the text by which what errors count for is measured.
     """
-    print(f"\n{'with' if imatrix else 'without'} an importance matrix")
+    by_text = ", errors counted by a text" if calibration else ""
+    print(f"\n{'with' if imatrix else 'without'} an importance matrix{by_text}")
     print("| mixture | bytes | KLD | chosen, bytes | KLD | ratio |\n|---|---|---|---|---|---|")
     options: dict[str, Any] = {"imatrix": imatrix, "verify": "none", "force": True}
     files = []
     for mixture in types:
         theirs, ours = folder / f"{mixture}.gguf", folder / f"{mixture}-sized.gguf"
         ggferry.quantize(base, theirs, mixture, **options)
-        ggferry.quantize(base, ours, target_size=theirs.stat().st_size, **options)
+        ggferry.quantize(base, ours, target_size=theirs.stat().st_size, calibration=calibration, **options)
         files += [theirs, ours]
     found = divergences(base, files, text, *size)
     ratios = []
@@ -114,8 +121,11 @@ def tables(folder: Path, model: Path, texts_of: tuple[str, str], arguments: Any,
     if "yes" in arguments.imatrix:
         command = [sys.executable, "-m", "ggferry", "imatrix", base, "--text", folder / "measure.txt", "-o", matrix]
         subprocess.run([*map(str, command), "--force"], check=True, capture_output=True)
+    of = folder, base, folder / "compare.txt"
     for each in arguments.imatrix.split(","):
-        rows(folder, base, folder / "compare.txt", matrix if each == "yes" else None, arguments.types.split(","), size)
+        for by_text in arguments.calibration.split(","):
+            text = folder / "measure.txt" if by_text == "yes" else None
+            rows(*of, matrix if each == "yes" else None, arguments.types.split(","), size, text)
 
 
 def main() -> None:
@@ -127,6 +137,9 @@ def main() -> None:
     parser.add_argument("--imatrix", default="no,yes")
     parser.add_argument("--smollm2", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf, in place of training")
     parser.add_argument("--dither", default="yes", help="SmolLM2 with its weights moved (yes), as it is (no)")
+    parser.add_argument(
+        "--calibration", default="no,yes", help="what errors count for measured on a text (yes), as usual (no)"
+    )
     parser.add_argument("--types", default=",".join(MIXTURES))
     parser.add_argument("--folder", help="where the files are made")
     parser.add_argument("--keep", action="store_true", help="leave the files")

@@ -7,6 +7,7 @@ given by `--recipe`: the receipt holds it, and `verify` needs no measuring.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -17,19 +18,22 @@ from ggferry.converters.conversion.kinds.gguf import text_request
 from ggferry.converters.conversion.kinds.gguf_plan import plan_of, understood
 from ggferry.converters.conversion.kinds.kept_models import Understood
 from ggferry.converters.conversion.like import lines_of_types, most_common
+from ggferry.converters.conversion.measured_shares import measured_shares, spread
 from ggferry.converters.conversion.request import MMPROJ, Request, open_source_of
-from ggferry.converters.conversion_plan.measure_types import measure_types, measured_bytes
+from ggferry.converters.conversion_plan.measure_types import measure_types, measured_bytes, sensitivities
 from ggferry.converters.conversion_plan.measurements import Measurements
 from ggferry.converters.conversion_plan.steps import Plan, Step, plan_steps
+from ggferry.converters.write.feedback_pass import calibration_chunks
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.formats.files.named_texts import text_of
 from ggferry.formats.files.partial_files import check_target, write_text
 from ggferry.formats.memory_cap import limited
 from ggferry.quant.codec import codec
 from ggferry.quant.recipes.allocate import Candidate, allocate, bounds
 from ggferry.quant.recipes.mixtures import needing_imatrix
 from ggferry.quant.recipes.rules import target_type
-from ggferry.quant.types import BlockError
+from ggferry.quant.types import FEEDBACK, BlockError
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
@@ -69,6 +73,7 @@ class Measured:
         types: The types to choose among.
         candidates: By tensor, the types that it may have.
         overhead: Bytes of the file besides these tensors: header, padding and the tensors of fixed types.
+        counted: By what text their errors were found to count, in words; '' where they count as usual.
     """
 
     request: Request
@@ -76,6 +81,7 @@ class Measured:
     types: tuple[str, ...]
     candidates: Mapping[str, Sequence[Candidate]]
     overhead: int
+    counted: str = ""
 
 
 def with_target_size(request: Request, checkpoint: Checkpoint, stage: Stage = silent) -> Request:
@@ -147,8 +153,14 @@ def _limit(request: Request, measured: Measured, within: tuple[int, int]) -> int
 
 
 def without_size(request: Request) -> Request:
-    """Return a request without a size, for an output whose types are known."""
-    return replace(request, target_size=None, target_bpw=None, among=None, recipe_out=None, measurements=None)
+    """Return a request without a size, for an output whose types are known.
+
+    Its text is left out, too, where nothing but the choice goes by it.
+    """
+    text = request.calibration if request.options.rounding == FEEDBACK else None
+    return replace(
+        request, target_size=None, target_bpw=None, among=None, recipe_out=None, measurements=None, calibration=text
+    )
 
 
 def _names_a_size(request: Request, checkpoint: Checkpoint) -> bool:
@@ -201,19 +213,28 @@ def _choices(request: Request, checkpoint: Checkpoint) -> Iterator[Choices]:
 
 
 def _measured(request: Request, choices: Choices, stage: Stage) -> Measured:
-    """Measure every tensor in every type that it may have."""
-    with stage(Phase.MEASURING, measured_bytes(choices.steps)) as progress:
-        candidates = measure_types(
-            choices.source.graph,
-            choices.steps,
-            choices.source.imatrix,
-            request.options.rounding,
-            workers(request.jobs),
-            request.options.alignment,
-            progress,
-            Measurements(request.measurements),
-        )
-    return _with_overhead(choices, candidates)
+    """Measure every tensor in every type that it may have, and how much that counts."""
+    source, steps, rounding = choices.source, choices.steps, request.options.rounding
+    graph, imatrix, threads = source.graph, source.imatrix, workers(request.jobs)
+    with stage(Phase.MEASURING, measured_bytes(steps)) as progress:
+        alignment, kept = request.options.alignment, Measurements(request.measurements)
+        errors = measure_types(graph, steps, imatrix, rounding, threads, alignment, progress, kept)
+    counted, shares = "", sensitivities(graph, list(steps))
+    if request.calibration is not None:
+        text = text_of(request.calibration)
+        chunks = spread(calibration_chunks(graph, source.tokenizer, text))
+        shares = measured_shares(graph, steps, errors, chunks, imatrix, rounding, threads, stage)
+        counted = f"{sum(map(len, chunks)):,} tokens of {os.path.basename(request.calibration)} ({_digest(text)})"
+    candidates = {
+        name: [each._replace(error=each.error * shares[name]) for each in some] for name, some in errors.items()
+    }
+    return replace(_with_overhead(choices, candidates), counted=counted)
+
+
+def _digest(text: str) -> str:
+    from blake3 import blake3
+
+    return f"BLAKE3 {blake3(text.encode()).hexdigest()}"
 
 
 def _with_overhead(choices: Choices, candidates: Mapping[str, Sequence[Candidate]]) -> Measured:
@@ -282,6 +303,7 @@ def _text(measured: Measured, limit: int) -> str:
     comments = [
         f"# Chosen for at most {limit} bytes, {with_matrix}, among {', '.join(measured.types)}.",
         f"# {size} bytes; the errors of {len(chosen)} tensors, as they count, are {error:.6g} together.",
+        *([f"# How much they count was measured on {measured.counted}."] if measured.counted else []),
     ]
     return (
         "\n".join(comments) + "\n" + _recipe(measured.request, measured.source, chosen, measured.types, f"size-{limit}")

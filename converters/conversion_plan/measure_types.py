@@ -52,7 +52,7 @@ def measure_types(
     progress: Progress,
     kept: Measurements,
 ) -> dict[str, list[Candidate]]:
-    """Return the candidates of each tensor, with their bytes in the file and their errors.
+    """Return the candidates of each tensor, with their bytes in the file and their errors, which all count as one.
 
     Args:
         graph: The model.
@@ -68,12 +68,11 @@ def measure_types(
         BadValueError: A value that one of the types cannot hold.
     """
     found: dict[str, list[Candidate]] = {}
-    weights = sensitivities(graph, list(steps))
 
     def work(name: str) -> None:
         errors = _errors(graph, steps[name], imatrix, rounding, progress, kept)
         found[name] = [
-            Candidate(-(-step.nbytes // alignment) * alignment, error * weights[name], step.type.name)
+            Candidate(-(-step.nbytes // alignment) * alignment, error, step.type.name)
             for step, error in zip(steps[name], errors, strict=True)
         ]
 

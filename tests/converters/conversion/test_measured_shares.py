@@ -1,0 +1,73 @@
+"""`--target-size` with `--calibration`: what an error counts is the divergence that it causes on a text."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import ggferry
+from ggferry.converters.conversion import measured_shares
+from ggferry.converters.conversion.request import Request, open_source_of
+from ggferry.converters.conversion.target_size import _choices
+from ggferry.converters.conversion_plan.measure_types import measure_types
+from ggferry.converters.conversion_plan.measurements import Measurements
+from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.forward.model import Places
+from ggferry.converters.proof.passes import compare_logits
+from ggferry.converters.understand import graph_of
+from ggferry.converters.write.feedback_pass import calibration_chunks
+from ggferry.support.progress import silent
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def source(fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file of rows of 256."""
+    path = tmp_path_factory.mktemp("shares") / "f16.gguf"
+    ggferry.convert(fixtures / "hf/ckpt/llama_k256", path, outtype="f16", verify="none")
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text((ROOT / "CONTRIBUTING.md").read_text()[:6000])
+    return path
+
+
+@pytest.mark.parametrize("kind", [("attn_q", "attn_k"), ("ffn_down",), ("output",)])
+def test_a_share_is_the_divergence_of_the_file_that_has_this_kind_rounded(
+    source: Path, text: Path, kind: tuple[str, ...], tmp_path: Path
+) -> None:
+    request = Request(str(source), "-", options=Options(outtype="keep"), target_size=450_000)
+    with closing(open_source_of(request)) as checkpoint, _choices(request, checkpoint) as choices:
+        graph, steps = choices.source.graph, choices.steps
+        none = Measurements(None)
+        errors = measure_types(graph, steps, None, "stock", 1, 32, lambda done: None, none)
+        chunks = calibration_chunks(graph, choices.source.tokenizer, text.read_text())[:1]
+        shares = measured_shares.measured_shares(graph, steps, errors, chunks, None, "stock", 1, silent)
+        names = [name for name in steps if name.split(".")[-2] in kind]
+        rounded = {name: measured_shares._nearest(steps[name], errors[name]) for name in names}
+        rules = {f"^{name}$": steps[name][number].type.name.lower() for name, number in rounded.items()}
+        ggferry.quantize(source, out := tmp_path / "x.gguf", "f16", tensor_types=rules, verify="none")
+        rows = tuple(range(len(chunks[0]) // 2, len(chunks[0]) - 1, 2))
+        ours, theirs = (forward(each, chunks[0], places=Places(rows=rows)) for each in (graph, graph_of(str(out))))
+        expected = sum(shares[name] * errors[name][number].error for name, number in rounded.items())
+        assert compare_logits(ours, theirs).kl_divergence == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_recipe_says_by_what_text_and_threads_change_nothing(source: Path, text: Path, tmp_path: Path) -> None:
+    first, again, recipe = tmp_path / "a.gguf", tmp_path / "b.gguf", tmp_path / "recipe"
+    sized = {"target_size": 450_000, "calibration": text}
+    ggferry.quantize(source, first, **sized, recipe_out=str(recipe), verify="fast", jobs=1)
+    assert "was measured on" in (words := recipe.read_text()) and "tokens of text.txt (BLAKE3" in words
+    assert first.stat().st_size <= 450_000
+    ggferry.quantize(source, again, **sized, verify="none", jobs=2)
+    assert again.read_bytes() == first.read_bytes()
+    ggferry.verify(source, first, level="fast")
+    ggferry.quantize(source, usual := tmp_path / "c.gguf", target_size=450_000, verify="none")
+    assert usual.read_bytes() != first.read_bytes()
