@@ -361,8 +361,8 @@ OPTIONS: tuple[Option, ...] = (
            "(docs/quality.md).",
            "options.rounding", default="stock", choices=ROUNDINGS, in_plan=True, receipt="rounding"),
     Option("calibration", Kind.FILE, "convert quantize", Heading.IMPORTANCE,
-           "A text: what the matrices multiply while the model reads it is what --rounding feedback goes by, and by what "
-           "errors do to its predictions --target-size knows what they count.",
+           "A text: what the matrices multiply while the model reads it is what --rounding feedback goes by, and by "
+           "what errors do to its predictions --target-size knows what they cost.",
            "calibration", metavar="FILE", in_plan=True),
     # --- proof ---
     Option("verify", Kind.TEXT, "convert quantize plan", Heading.PROOF,

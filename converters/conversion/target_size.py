@@ -18,7 +18,7 @@ from ggferry.converters.conversion.kinds.gguf import text_request
 from ggferry.converters.conversion.kinds.gguf_plan import plan_of, understood
 from ggferry.converters.conversion.kinds.kept_models import Understood
 from ggferry.converters.conversion.like import lines_of_types, most_common
-from ggferry.converters.conversion.measured_shares import measured_shares, spread
+from ggferry.converters.conversion.measured_costs import measured_costs, spread
 from ggferry.converters.conversion.request import MMPROJ, Request, open_source_of
 from ggferry.converters.conversion_plan.measure_types import measure_types, measured_bytes, sensitivities
 from ggferry.converters.conversion_plan.measurements import Measurements
@@ -219,16 +219,17 @@ def _measured(request: Request, choices: Choices, stage: Stage) -> Measured:
     with stage(Phase.MEASURING, measured_bytes(steps)) as progress:
         alignment, kept = request.options.alignment, Measurements(request.measurements)
         errors = measure_types(graph, steps, imatrix, rounding, threads, alignment, progress, kept)
-    counted, shares = "", sensitivities(graph, list(steps))
-    if request.calibration is not None:
-        text = text_of(request.calibration)
-        chunks = spread(calibration_chunks(graph, source.tokenizer, text))
-        shares = measured_shares(graph, steps, errors, chunks, imatrix, rounding, threads, stage)
-        counted = f"{sum(map(len, chunks)):,} tokens of {os.path.basename(request.calibration)} ({_digest(text)})"
-    candidates = {
-        name: [each._replace(error=each.error * shares[name]) for each in some] for name, some in errors.items()
-    }
-    return replace(_with_overhead(choices, candidates), counted=counted)
+    if request.calibration is None:
+        shares = sensitivities(graph, list(steps))
+        usual = {
+            name: [each._replace(error=each.error * shares[name]) for each in some] for name, some in errors.items()
+        }
+        return _with_overhead(choices, usual)
+    text = text_of(request.calibration)
+    chunks = spread(calibration_chunks(graph, source.tokenizer, text))
+    costs = measured_costs(graph, steps, errors, chunks, imatrix, rounding, threads, stage)
+    counted = f"{sum(map(len, chunks)):,} tokens of {os.path.basename(request.calibration)} ({_digest(text)})"
+    return replace(_with_overhead(choices, costs), counted=counted)
 
 
 def _digest(text: str) -> str:
@@ -303,7 +304,7 @@ def _text(measured: Measured, limit: int) -> str:
     comments = [
         f"# Chosen for at most {limit} bytes, {with_matrix}, among {', '.join(measured.types)}.",
         f"# {size} bytes; the errors of {len(chosen)} tensors, as they count, are {error:.6g} together.",
-        *([f"# How much they count was measured on {measured.counted}."] if measured.counted else []),
+        *([f"# What they cost was measured on {measured.counted}."] if measured.counted else []),
     ]
     return (
         "\n".join(comments) + "\n" + _recipe(measured.request, measured.source, chosen, measured.types, f"size-{limit}")

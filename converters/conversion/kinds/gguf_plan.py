@@ -108,7 +108,9 @@ def _calibration(request: Request, source: Understood) -> tuple[tuple[tuple[int,
     path, graph = request.calibration, source.graph
     if (request.options.rounding == FEEDBACK) != (path is not None):
         if path is not None:
-            raise UsageError("--calibration goes with --rounding feedback or --target-size", found=request.options.rounding)
+            raise UsageError(
+                "--calibration goes with --rounding feedback or --target-size", found=request.options.rounding
+            )
         why = "--rounding feedback goes by what the model computes on a text"
         raise RefusedError(why, path=graph.checkpoint.path, hint="--calibration FILE")
     if path is None or request.options.vocab_only:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ggferry
-from ggferry.converters.conversion import measured_shares
+from ggferry.converters.conversion import measured_costs
 from ggferry.converters.conversion.request import Request, open_source_of
 from ggferry.converters.conversion.target_size import _choices
 from ggferry.converters.conversion_plan.measure_types import measure_types
@@ -40,8 +40,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", [("attn_q", "attn_k"), ("ffn_down",), ("output",)])
-def test_a_share_is_the_divergence_of_the_file_that_has_this_kind_rounded(
-    source: Path, text: Path, kind: tuple[str, ...], tmp_path: Path
+@pytest.mark.parametrize("type_of", ["Q2_K", "Q5_K", None])
+def test_a_cost_is_the_divergence_of_the_file_that_has_this_kind_rounded(
+    source: Path, text: Path, kind: tuple[str, ...], type_of: str | None, tmp_path: Path
 ) -> None:
     request = Request(str(source), "-", options=Options(outtype="keep"), target_size=450_000)
     with closing(open_source_of(request)) as checkpoint, _choices(request, checkpoint) as choices:
@@ -49,14 +50,15 @@ def test_a_share_is_the_divergence_of_the_file_that_has_this_kind_rounded(
         none = Measurements(None)
         errors = measure_types(graph, steps, None, "stock", 1, 32, lambda done: None, none)
         chunks = calibration_chunks(graph, choices.source.tokenizer, text.read_text())[:1]
-        shares = measured_shares.measured_shares(graph, steps, errors, chunks, None, "stock", 1, silent)
+        costs = measured_costs.measured_costs(graph, steps, errors, chunks, None, "stock", 1, silent)
         names = [name for name in steps if name.split(".")[-2] in kind]
-        rounded = {name: measured_shares._nearest(steps[name], errors[name]) for name in names}
-        rules = {f"^{name}$": steps[name][number].type.name.lower() for name, number in rounded.items()}
+        usual = {name: errors[name][measured_costs._nearest(errors[name])].type for name in names}
+        rounded = {name: type_of or usual[name] for name in names}
+        rules = {f"^{name}$": each.lower() for name, each in rounded.items()}
         ggferry.quantize(source, out := tmp_path / "x.gguf", "f16", tensor_types=rules, verify="none")
         rows = tuple(range(len(chunks[0]) // 2, len(chunks[0]) - 1, 2))
         ours, theirs = (forward(each, chunks[0], places=Places(rows=rows)) for each in (graph, graph_of(str(out))))
-        expected = sum(shares[name] * errors[name][number].error for name, number in rounded.items())
+        expected = sum(each.error for name in names for each in costs[name] if each.type == rounded[name])
         assert compare_logits(ours, theirs).kl_divergence == pytest.approx(expected, rel=1e-3)
 
 

@@ -1,0 +1,235 @@
+"""What each type of a tensor costs this model: the divergence that it causes on a text.
+
+All matrices of a kind (queries and keys, gates and ups, the output …) are rounded to one type at once, all else is as
+it is, and the KL divergence of the predictions is taken. It is shared out among them as their errors are, which
+`conversion_plan.measure_types` gives. Rounded rows are made anew whenever they are multiplied with, so that nothing
+of the model is held or written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.conversion_plan.measure_types import sensitivities
+from ggferry.converters.conversion_plan.steps import Step
+from ggferry.converters.forward.model import Places
+from ggferry.converters.forward.weights import Weights
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.proof.passes import Passes, compare_logits, run_prompts
+from ggferry.converters.proof.prompts import Prompt
+from ggferry.formats.checkpoint import TensorRef
+from ggferry.formats.imatrix import Imatrix
+from ggferry.quant.codec import codec
+from ggferry.quant.encode_rows import encode_rows
+from ggferry.quant.recipes.allocate import Candidate
+from ggferry.quant.recipes.mixtures import needing_imatrix
+from ggferry.support.progress import Phase, Stage
+from ggferry.support.records import dataclass
+
+if TYPE_CHECKING:
+    from ggferry.quant.types import Floats
+
+CHUNKS = 4
+"""Chunks of the text that are read."""
+ERROR = 0.005
+"""The type in which matrices are rounded for all chunks is that whose error is nearest to this: some four bits."""
+MOST_FACTOR = 4.0
+"""How many times what its errors say a type may cost, or the least part of it."""
+MOST_KINDS = 12
+"""So many kinds are measured, those of most weights; the others together."""
+_BLOCK = re.compile(r"(?:\w+\.)*blk\.\d+\.(.*)")
+_TOGETHER = {"attn_k": "attn_q", "ffn_up": "ffn_gate", "ffn_up_exps": "ffn_gate_exps", "ffn_up_shexp": "ffn_gate_shexp"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounding:
+    """How the rows of a source tensor are rounded.
+
+    Attributes:
+        step: The matrix, in the type in which it is rounded.
+        weights: Its importances, `(matrices, columns)`.
+        first: Number of the tensor's first row in the matrix.
+    """
+
+    step: Step
+    weights: Floats | None
+    first: int
+
+
+class _Rounded(Weights):
+    """Weights of which some are rounded when they are read."""
+
+    def __init__(self, graph: ModelGraph, threads: int, tensors: Mapping[str, _Rounding], rounding: str) -> None:
+        super().__init__(graph, threads)
+        self._tensors, self._rounding = tensors, rounding
+
+    def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
+        """Return rows as `Weights.values`, rounded where they are to be."""
+        values = super().values(ref, start, stop)
+        if (found := self._tensors.get(ref.name)) is None:
+            return values
+        step, first = found.step, found.first + start
+        blocks = encode_rows(step.type, values, found.weights, first, step.node.shape, self._rounding)
+        return codec(step.type.name).values(blocks, ref.columns)
+
+
+def spread(chunks: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    """Return some chunks at equal distances, where there are more than are read."""
+    few = [chunks[number * len(chunks) // CHUNKS] for number in range(CHUNKS)]
+    return few if len(chunks) > CHUNKS else chunks
+
+
+def measured_costs(
+    graph: ModelGraph,
+    steps: Mapping[str, Sequence[Step]],
+    errors: Mapping[str, Sequence[Candidate]],
+    chunks: Sequence[Sequence[int]],
+    imatrix: Imatrix | None,
+    rounding: str,
+    threads: int,
+    stage: Stage,
+) -> dict[str, list[Candidate]]:
+    """Return the candidates of each tensor with what they cost: their shares of a KL divergence, in nats.
+
+    Args:
+        graph: The model.
+        steps: By tensor, its step in each type that it may have.
+        errors: The same as candidates, with their errors.
+        chunks: A text in token ids, in chunks of one length.
+        imatrix: The importance matrix, if any.
+        rounding: How values are rounded with it (`quant.codec`).
+        threads: Worker threads.
+        stage: Opens a progress display.
+
+    Raises as `forward.evaluate.forward`.
+    """
+    kinds = [_Kind(names, steps, errors) for names in _kinds(steps).values()]
+    passes = len(chunks) + sum(len(chunks) + len(kind.others) for kind in kinds)
+    with stage(Phase.COMPUTING, passes * graph.checkpoint.nbytes) as progress:
+
+        def run(chunk: Sequence[int], chosen: Sequence[Step]) -> Any:
+            rows = tuple(range(len(chunk) // 2, len(chunk) - 1, 2))
+            weights = _Rounded(graph, threads, _roundings(chosen, imatrix), rounding)
+            found = run_prompts([Passes(weights)], [Prompt("text", tuple(chunk), Places(rows=rows))])[0][0]
+            progress(graph.checkpoint.nbytes)
+            return found
+
+        for number, chunk in enumerate(chunks):
+            expected = run(chunk, [])
+            for kind in kinds:
+                kind.usual.append(compare_logits(expected, run(chunk, kind.chosen())).kl_divergence)
+                for name in kind.others if not number else ():
+                    kind.single[name] = compare_logits(expected, run(chunk, kind.chosen(name))).kl_divergence
+    usual = _usual(graph, kinds)
+    return {name: found for kind in kinds for name, found in kind.costs(usual).items()}
+
+
+class _Kind:
+    """Matrices that are rounded together.
+
+    Attributes:
+        usual: The divergence that they cause in each chunk, in types of some four bits.
+        others: The types besides that all of them have, and that need no importance matrix.
+        single: The divergence that each of these causes in the first chunk.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        steps: Mapping[str, Sequence[Step]],
+        errors: Mapping[str, Sequence[Candidate]],
+    ) -> None:
+        self.names, self._steps, self.errors = names, steps, errors
+        self.probes = {name: errors[name][_nearest(errors[name])].type for name in names}
+        shared = set.intersection(*({each.type for each in errors[name]} for name in names))
+        shared -= {*needing_imatrix(), *(self.probes.values() if len(set(self.probes.values())) == 1 else ())}
+        self.others = sorted(kind for kind in shared if self.error(kind) > 0)
+        self.usual: list[float] = []
+        self.single: dict[str, float] = {}
+
+    def chosen(self, kind: str | None = None) -> list[Step]:
+        """Return the steps of one type, by default those of some four bits."""
+        return [
+            next(step for step in self._steps[name] if step.type.name == (kind or self.probes[name]))
+            for name in self.names
+        ]
+
+    def error(self, kind: str | None = None) -> float:
+        """Return the sum of the errors of one type, by default of those of some four bits."""
+        return sum(
+            each.error for name in self.names for each in self.errors[name] if each.type == (kind or self.probes[name])
+        )
+
+    @property
+    def share(self) -> float:
+        """Return the divergence by the errors, 0.0 where there is none."""
+        return sum(self.usual) / len(self.usual) / error if (error := self.error()) > 0 else 0.0
+
+    def costs(self, usual: Mapping[str, float]) -> dict[str, list[Candidate]]:
+        """Return the candidates with their costs; `usual`: the shares of tensors that no divergence was found for."""
+        if self.share <= 0:
+            return {
+                name: [each._replace(error=each.error * usual[name]) for each in self.errors[name]]
+                for name in self.names
+            }
+        first = self.usual[0] / self.error()
+        factors = [
+            (math.log(self.error(kind)), self.single[kind] / self.error(kind) / first)
+            for kind in self.others
+            if first > 0 and self.single[kind] > 0
+        ]
+        factors.append((math.log(self.error()), 1.0))
+
+        def cost(each: Candidate) -> float:
+            if each.error <= 0:
+                return 0.0
+            whole = math.log(self.error(each.type) or each.error)
+            factor = min(factors, key=lambda known: abs(known[0] - whole))[1]
+            return each.error * self.share * min(MOST_FACTOR, max(1 / MOST_FACTOR, factor))
+
+        return {name: [each._replace(error=cost(each)) for each in self.errors[name]] for name in self.names}
+
+
+def _usual(graph: ModelGraph, kinds: Sequence[_Kind]) -> dict[str, float]:
+    """Return the usual shares of all tensors, brought to the scale of those that were measured."""
+    found = sensitivities(graph, [name for kind in kinds for name in kind.names])
+    ratios = [math.log(kind.share / found[name]) for kind in kinds if kind.share > 0 for name in kind.names]
+    scale = math.exp(sum(ratios) / len(ratios)) if ratios else 1.0
+    return {name: scale * share for name, share in found.items()}
+
+
+def _nearest(errors: Sequence[Candidate]) -> int:
+    """Return the number of the candidate whose error is nearest to `ERROR`, of those that need no importance matrix."""
+    plain = [number for number, each in enumerate(errors) if each.type not in needing_imatrix() and each.error > 0]
+    return min(plain or range(len(errors)), key=lambda number: abs(math.log(max(errors[number].error, 1e-30) / ERROR)))
+
+
+def _kinds(steps: Mapping[str, Sequence[Step]]) -> dict[str, list[str]]:
+    """Return the tensors of each kind."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in steps:
+        block = _BLOCK.match(name)
+        role = (block[1] if block is not None else name).removesuffix(".weight")
+        found[_TOGETHER.get(role, role)].append(name)
+    size = {kind: sum(math.prod(steps[name][0].node.shape) for name in names) for kind, names in found.items()}
+    ordered = sorted(found, key=lambda kind: -size[kind])
+    kept = {kind: found[kind] for kind in ordered[:MOST_KINDS]}
+    rest = [name for kind in ordered[MOST_KINDS:] for name in found[kind]]
+    return {**kept, "others": rest} if rest else kept
+
+
+def _roundings(steps: Sequence[Step], imatrix: Imatrix | None) -> dict[str, _Rounding]:
+    """Return how the source tensors of some matrices are rounded; not those whose rows are no rows of the matrix."""
+    found = {}
+    for step in steps:
+        node, first = step.node, 0
+        weights = imatrix.weights(node.name, node.shape) if imatrix is not None else None
+        for ref in node.inputs:
+            if ref.columns == node.shape[-1]:
+                found[ref.name] = _Rounding(step, weights, first)
+            first += ref.rows
+    return found
