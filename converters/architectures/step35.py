@@ -124,7 +124,6 @@ HF = Dialect(
         IgnoredKey("att_impl_type attention_other_setting.*", "the numbers of heads say it"),
         IgnoredKey("per_layer_config per_layer_config.*", "the kinds of blocks say it"),
         IgnoredKey("mtp_mlp_layer_types", "blocks that predict further tokens are dense"),
-        IgnoredKey("num_local_experts", "another name of the number of experts, or unused"),
         half.VISION_KEYS,
         IgnoredKey("projector_bias understand_projector_stride image_token_len patch_token_len",
                  "of the vision half, dropped"),

@@ -12,7 +12,10 @@ from ggferry.converters.schema.architecture import Architecture
 
 FURTHER = "counts blocks that predict further tokens, which are found by their tensors"
 OTHERWISE = {
-    **{(kind, "num_mtp_layers"): FURTHER for kind in ("deepseek_v3", "glm4_moe", "sarvam_mla", "sarvam_moe")},
+    **{
+        (kind, "num_mtp_layers"): FURTHER
+        for kind in ("bailing_hybrid", "deepseek_v3", "glm4_moe", "sarvam_mla", "sarvam_moe")
+    },
     **dict.fromkeys(
         (
             ("exaone", "num_layers"),
