@@ -39,12 +39,12 @@ def matrices(model: Any) -> Iterator[tuple[str, Any]]:
             yield name, each
 
 
-def dither(model: Any, seed: int) -> None:
-    """Move every weight at random within a step of Q4_1."""
+def dither(model: Any, seed: int, levels: int = 15) -> None:
+    """Move every weight at random within a step: of Q4_1, or of blocks of 32 with so many steps."""
     random = torch.Generator().manual_seed(seed)
     for _, each in matrices(model):
         blocks = each.weight.data.view(-1, 32)
-        step = (blocks.amax(1, keepdim=True) - blocks.amin(1, keepdim=True)) / 15
+        step = (blocks.amax(1, keepdim=True) - blocks.amin(1, keepdim=True)) / levels
         blocks += step * (torch.rand(blocks.shape, generator=random) - 0.5)
 
 

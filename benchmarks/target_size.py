@@ -2,11 +2,13 @@
 
     python benchmarks/target_size.py [--seconds 120] [--layers 4] [--width 256] [--imatrix no,yes] [--folder DIR]
     python benchmarks/target_size.py --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf [--types q2_k,…] [--dither yes,no]
+    python benchmarks/target_size.py --gemma3 gemma-3-270m-q4_k_m.gguf [--calibration no,yes]
 
 A small LLaMA is trained on the project's own pages for so many seconds, from a fixed seed. The mixtures are made by
 ggferry, whose bytes are llama-quantize's; for each of them a file of at most its size is made, of types chosen by
 measuring. All are compared with the model in F16 on a text that is in neither the training nor the importance matrix.
-For how many steps the seconds suffice depends on the machine, and the figures with it. Or SmolLM2 (`smollm2.py`).
+For how many steps the seconds suffice depends on the machine, and the figures with it. Or SmolLM2 (`smollm2.py`), or
+Gemma 3 270M (`gemma3.py`). `--calibration yes`: the text of the importance matrix says what types cost.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gemma3 import gemma3
 from smollm2 import COMPARED, MEASURED, docstrings, smollm2
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -136,6 +139,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--imatrix", default="no,yes")
     parser.add_argument("--smollm2", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf, in place of training")
+    parser.add_argument("--gemma3", type=Path, help="gemma-3-270m-q4_k_m.gguf, in place of training")
     parser.add_argument("--dither", default="yes", help="SmolLM2 with its weights moved (yes), as it is (no)")
     parser.add_argument(
         "--calibration", default="no,yes", help="what errors count for measured on a text (yes), as usual (no)"
@@ -146,8 +150,10 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ggferry-bench-", dir=arguments.folder))
     try:
-        if arguments.smollm2:
-            texts_of, size = (docstrings(MEASURED)[:60_000], docstrings(COMPARED)), (512, 6)
+        texts_of, size = (docstrings(MEASURED)[:60_000], docstrings(COMPARED)), (512, 6)
+        if arguments.gemma3:
+            tables(folder, gemma3(folder, arguments.gemma3), texts_of, arguments, size)
+        elif arguments.smollm2:
             for moved in arguments.dither.split(","):
                 print(f"\nSmolLM2-135M{', its weights moved within their steps' if moved == 'yes' else ''}", flush=True)
                 tables(folder, smollm2(folder, arguments.smollm2, moved == "yes"), texts_of, arguments, size)
