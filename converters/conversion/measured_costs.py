@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.conversion_plan.measure_types import sensitivities
+from ggferry.converters.conversion_plan.measurements import Measurements
 from ggferry.converters.conversion_plan.steps import Step
 from ggferry.converters.forward.model import Places
 from ggferry.converters.forward.weights import Weights
+from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.passes import Passes, compare_logits, run_prompts
 from ggferry.converters.proof.prompts import Prompt
@@ -27,6 +29,7 @@ from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
 from ggferry.quant.recipes.allocate import Candidate
 from ggferry.quant.recipes.mixtures import needing_imatrix
+from ggferry.support.heavy import np
 from ggferry.support.progress import Phase, Stage
 from ggferry.support.records import dataclass
 
@@ -37,6 +40,8 @@ CHUNKS = 4
 """Chunks of the text that are read."""
 ERROR = 0.005
 """The type in which matrices are rounded for all chunks is that whose error is nearest to this: some four bits."""
+SMALL = 1 << 22
+"""Elements of a tensor that is no candidate, up to which its values are part of the digest of a model."""
 MOST_FACTOR = 4.0
 """How many times what its errors say a type may cost, or the least part of it."""
 MOST_KINDS = 12
@@ -92,6 +97,7 @@ def measured_costs(
     rounding: str,
     threads: int,
     stage: Stage,
+    kept: Measurements,
 ) -> dict[str, list[Candidate]]:
     """Return the candidates of each tensor with what they cost: their shares of a KL divergence, in nats.
 
@@ -104,28 +110,54 @@ def measured_costs(
         rounding: How values are rounded with it (`quant.codec`).
         threads: Worker threads.
         stage: Opens a progress display.
+        kept: Divergences that have been measured before are taken from it, the rest put into it.
 
     Raises as `forward.evaluate.forward`.
     """
     kinds = [_Kind(names, steps, errors) for names in _kinds(steps).values()]
     passes = len(chunks) + sum(len(chunks) + len(kind.others) for kind in kinds)
+    of = "" if kept.path is None else _digest(graph, errors, chunks, rounding)
     with stage(Phase.COMPUTING, passes * graph.checkpoint.nbytes) as progress:
 
         def run(chunk: Sequence[int], chosen: Sequence[Step]) -> Any:
-            rows = tuple(range(len(chunk) // 2, len(chunk) - 1, 2))
+            counted = tuple(range(len(chunk) // 2, len(chunk) - 1, 2))
             weights = _Rounded(graph, threads, _roundings(chosen, imatrix), rounding)
-            found = run_prompts([Passes(weights)], [Prompt("text", tuple(chunk), Places(rows=rows))])[0][0]
-            progress(graph.checkpoint.nbytes)
-            return found
+            return run_prompts([Passes(weights)], [Prompt("text", tuple(chunk), Places(rows=counted))])[0][0]
 
         for number, chunk in enumerate(chunks):
-            expected = run(chunk, [])
+            expected: Any = None
+            progress(graph.checkpoint.nbytes)
+
+            def divergence(kind: _Kind, name: str | None, number: int = number, chunk: Sequence[int] = chunk) -> float:
+                nonlocal expected
+                progress(graph.checkpoint.nbytes)
+                line = f"{of} {number} {kind.names[0]}", name or "usual"
+                if (known := kept.known(*line)) is not None:
+                    return known
+                expected = run(chunk, []) if expected is None else expected
+                found = max(0.0, compare_logits(expected, run(chunk, kind.chosen(name))).kl_divergence)
+                kept.keep(line[0], {line[1]: found})
+                return found
+
             for kind in kinds:
-                kind.usual.append(compare_logits(expected, run(chunk, kind.chosen())).kl_divergence)
-                for name in kind.others if not number else ():
-                    kind.single[name] = compare_logits(expected, run(chunk, kind.chosen(name))).kl_divergence
+                kind.usual.append(divergence(kind, None))
+                kind.single.update({name: divergence(kind, name) for name in kind.others if not number})
     usual = _usual(graph, kinds)
     return {name: found for kind in kinds for name, found in kind.costs(usual).items()}
+
+
+def _digest(
+    graph: ModelGraph, errors: Mapping[str, Sequence[Candidate]], chunks: Sequence[Sequence[int]], rounding: str
+) -> str:
+    """Return the digest of what divergences depend on: matrices by their errors, other tensors, text and rounding."""
+    from blake3 import blake3
+
+    state = blake3(f"{rounding} {[list(chunk) for chunk in chunks]} {sorted(errors.items())}".encode())
+    for node in graph.nodes:
+        if node.name not in errors and math.prod(node.shape) <= SMALL:
+            values: Any = rows.laid_out_values(graph.checkpoint, node, 0, math.prod(node.shape[:-1]))
+            state.update(np.ascontiguousarray(values).view(np.uint8).data)
+    return str(state.hexdigest())
 
 
 class _Kind:

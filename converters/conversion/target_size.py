@@ -216,8 +216,9 @@ def _measured(request: Request, choices: Choices, stage: Stage) -> Measured:
     """Measure every tensor in every type that it may have, and how much that counts."""
     source, steps, rounding = choices.source, choices.steps, request.options.rounding
     graph, imatrix, threads = source.graph, source.imatrix, workers(request.jobs)
+    kept = Measurements(request.measurements)
     with stage(Phase.MEASURING, measured_bytes(steps)) as progress:
-        alignment, kept = request.options.alignment, Measurements(request.measurements)
+        alignment = request.options.alignment
         errors = measure_types(graph, steps, imatrix, rounding, threads, alignment, progress, kept)
     if request.calibration is None:
         shares = sensitivities(graph, list(steps))
@@ -227,7 +228,7 @@ def _measured(request: Request, choices: Choices, stage: Stage) -> Measured:
         return _with_overhead(choices, usual)
     text = text_of(request.calibration)
     chunks = spread(calibration_chunks(graph, source.tokenizer, text))
-    costs = measured_costs(graph, steps, errors, chunks, imatrix, rounding, threads, stage)
+    costs = measured_costs(graph, steps, errors, chunks, imatrix, rounding, threads, stage, kept)
     counted = f"{sum(map(len, chunks)):,} tokens of {os.path.basename(request.calibration)} ({_digest(text)})"
     return replace(_with_overhead(choices, costs), counted=counted)
 

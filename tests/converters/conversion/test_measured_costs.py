@@ -50,7 +50,7 @@ def test_a_cost_is_the_divergence_of_the_file_that_has_this_kind_rounded(
         none = Measurements(None)
         errors = measure_types(graph, steps, None, "stock", 1, 32, lambda done: None, none)
         chunks = calibration_chunks(graph, choices.source.tokenizer, text.read_text())[:1]
-        costs = measured_costs.measured_costs(graph, steps, errors, chunks, None, "stock", 1, silent)
+        costs = measured_costs.measured_costs(graph, steps, errors, chunks, None, "stock", 1, silent, none)
         names = [name for name in steps if name.split(".")[-2] in kind]
         usual = {name: errors[name][measured_costs._nearest(errors[name])].type for name in names}
         rounded = {name: type_of or usual[name] for name in names}
@@ -73,3 +73,26 @@ def test_the_recipe_says_by_what_text_and_threads_change_nothing(source: Path, t
     ggferry.verify(source, first, level="fast")
     ggferry.quantize(source, usual := tmp_path / "c.gguf", target_size=450_000, verify="none")
     assert usual.read_bytes() != first.read_bytes()
+
+
+def test_measurements_are_kept_and_give_the_same_bytes(
+    source: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, again, kept = tmp_path / "a.gguf", tmp_path / "b.gguf", tmp_path / "kept.jsonl"
+    passes: list[int] = []
+    run = measured_costs.run_prompts
+    monkeypatch.setattr(measured_costs, "run_prompts", lambda *more: passes.append(1) or run(*more))
+    sized = {"target_size": 450_000, "calibration": text, "measurements": str(kept), "verify": "none"}
+    ggferry.quantize(source, first, **sized)
+    assert passes
+    lines = kept.read_text().splitlines()
+    kept.write_text("\n".join([*lines[:-1], lines[-1][:60]]))  # a kill in the middle of the last line
+    passes.clear()
+    ggferry.quantize(source, again, **sized)
+    assert again.read_bytes() == first.read_bytes() and len(passes) == 2  # the model as it is, and the last line
+    passes.clear()
+    ggferry.quantize(source, tmp_path / "c.gguf", **{**sized, "target_size": 430_000})
+    assert not passes
+    (other := tmp_path / "other.txt").write_text(text.read_text()[::-1])
+    ggferry.quantize(source, tmp_path / "d.gguf", **{**sized, "calibration": other})
+    assert passes
