@@ -201,6 +201,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "scores divided by another number": ("step35", {"query_pre_attn_scalar": 24}, "query_scalar == head_dim"),
     "experts between blocks that attend, none turned, says the class": (
         "granite hybrid of attention, experts", {"position_embedding_type": None}, "rotates"),
+    **{f"time steps that are cut off: {name}": (
+        name, {"time_step_limit": [0.0, 0.0]}, "time steps are kept from zero to zero")
+       for name in ("mamba2", "falcon-h1", "granite hybrid", "bamba")},
     **{f"a kind under the older name: {name}": (
         name, {"rope_parameters": GONE, "rope_scaling": {"type": "linear", "factor": 4.0}}, "under 'type'")
        for name in ("olmo3", "gemma3")},
