@@ -154,6 +154,7 @@ def test_the_default_proof_takes_groups_that_are_not_asked(tmp_path: Path) -> No
     ("name", "changes", "base"),
     [
         ("gptneox", {**NO_ROPE, "rope_theta": 777.0}, 10000.0),
+        ("llama", {"rope_parameters": GONE, "rotary_emb_base": 777.0}, 10000.0),  # GPT-NeoX' name
         ("gemma3", {"rope_parameters": {"rope_theta": 777.0}}, 1e6),  # it has a set for each kind of block
     ],
 )
