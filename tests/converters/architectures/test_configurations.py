@@ -283,6 +283,15 @@ def test_contradicting_rotary_parameters_are_said(tmp_path: Path) -> None:
     assert not understand(open_checkpoint(str(tmp_path))).notes
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gemma3n", "gemma4 shared"])
+def test_another_gelu_than_llama_cpp_computes_is_said(name: str, tmp_path: Path) -> None:
+    expected = changed(name, tmp_path, hidden_activation="gelu")
+    graph = understand(open_checkpoint(str(tmp_path)))
+    assert any("GELU by the error function" in note for note in graph.notes)
+    assert 1e-5 < relative(expected, forward(graph, TOKENS)) < 1e-3
+
+
 def test_keys_that_the_class_does_not_read_are_said(tmp_path: Path) -> None:
     changed("deepseek v3", tmp_path, scoring_func="sigmoid", topk_method="noaux_tc")
     assert not any("scoring_func" in note for note in understand(open_checkpoint(str(tmp_path))).notes)
