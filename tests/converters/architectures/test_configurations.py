@@ -205,6 +205,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     **{f"time steps that are cut off: {name}": (
         name, {"time_step_limit": [0.0, 0.0]}, "time steps are kept from zero to zero")
        for name in ("mamba2", "falcon-h1", "granite hybrid", "bamba")},
+    **{f"weights multiplied by 0: {key}": ("falcon-h1", {key: value}, "a multiplier in .* is 0")
+       for key, value in {"key_multiplier": 0.0, "ssm_multipliers": [0.9, 0.8, 0.0, 1.1, 1.2]}.items()},
     **{f"a kind under the older name: {name}": (
         name, {"rope_parameters": GONE, "rope_scaling": {"type": "linear", "factor": 4.0}}, "under 'type'")
        for name in ("olmo3", "gemma3")},
