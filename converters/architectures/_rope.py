@@ -5,6 +5,7 @@ is in `rope_parameters`, before that in `rope_scaling` with the base beside it. 
 GGUF says it: `converters.schema.derivations`.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ggferry.converters.schema.architecture import Caveat, Default, HParam
@@ -15,6 +16,17 @@ from ggferry.formats.gguf.values import ValueType
 def scaling_place(key: str) -> str:
     """Return where config.json keeps `key` of the scaling."""
     return f"rope_parameters.full_attention.{key}|rope_parameters.{key}|rope_scaling.{key}"
+
+
+def without_rope_scaling(params: Iterable[HParam]) -> tuple[HParam, ...]:
+    """Return the hparams of a class that reads `rope_parameters` only, and nothing of the older `rope_scaling`."""
+    return tuple(
+        replace(param, fields={
+            dialect: "|".join(place for place in places.split("|") if not place.startswith("rope_scaling."))
+            for dialect, places in param.fields.items()
+        })
+        for param in params
+    )
 
 
 _F32, _STRING = ValueType.FLOAT32, ValueType.STRING

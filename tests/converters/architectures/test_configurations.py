@@ -86,6 +86,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "kinds of attention that a number of dense blocks decides": ("cohere2moe", {"layer_types": GONE}),
     "chosen experts under another name": ("hunyuan moe", {"moe_topk": GONE, "num_experts_per_tok": 2}),
     "chosen experts under another name, Ernie": ("ernie4_5_moe", {"moe_k": GONE, "num_experts_per_tok": 2}),
+    "a scaling that the class does not read": (
+        "cohere2moe",
+        {"rope_parameters": GONE, "rope_theta": 700.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    ),
     "biases that the class does not read": ("nemotron-h", {"attention_bias": True}),
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
 }
@@ -275,6 +279,12 @@ def test_one_expert_is_a_dense_feed_forward(tmp_path: Path) -> None:
 def test_queries_without_biases(tmp_path: Path) -> None:
     expected = make("qwen2moe", tmp_path / "hf", qkv_bias=False)
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+def test_a_scaling_that_the_class_does_not_read_is_said(tmp_path: Path) -> None:
+    make("cohere2moe", tmp_path)
+    edit(tmp_path, rope_parameters=GONE, rope_theta=700.0, rope_scaling={"rope_type": "linear", "factor": 4.0})
+    assert any("does not use: rope_scaling" in note for note in understand(open_checkpoint(str(tmp_path))).notes)
 
 
 def test_contradicting_rotary_parameters_are_said(tmp_path: Path) -> None:
