@@ -23,6 +23,15 @@ def heads_kv(values: Values) -> tuple[int, ...]:
     return tuple(values["heads_kv"] if attends else 0 for attends in values["attends"])
 
 
+def as_many_heads_kv(values: Values) -> int:
+    """Heads of keys of a block that attends: as a file's list has them, or as many as heads where nothing is stated."""
+    if "n_head_kv" not in values:
+        return int(values["n_head"])
+    if not any(values["n_head_kv"]):
+        raise KeyError("heads_kv")  # no block attends
+    return int(max(values["n_head_kv"]))
+
+
 def attending(values: Values) -> tuple[bool, ...]:
     """Which blocks attend: those of a list of numbers, or one a period, of which the first is said."""
     blocks = range(values["n_layer"])

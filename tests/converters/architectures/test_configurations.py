@@ -184,6 +184,8 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no expert is shared": ("afmoe", {"num_shared_experts": 0}, {}),
     "gelu": ("phi2", {"hidden_act": "gelu"}, {}),
     "gelu by another approximation": ("phi2", {"hidden_act": "gelu_fast"}, {}),
+    **{f"as many heads of keys, by silence: {name}": (name, {"num_key_value_heads": 8}, {"num_key_value_heads": silent})
+       for name, silent in (("granite hybrid", GONE), ("bamba", None))},
     **{f"an output of its own: {name}": (name, {"tie_word_embeddings": False}, {})
        for name in ("gemma3n", "cohere2", "command-r", "gemma4 shared")},
     **{f"a class that ties nothing: {name}": (name, {"tie_word_embeddings": True}, {})
@@ -274,6 +276,14 @@ def test_biases_of_which_the_configuration_says_nothing_are_asked_about(name: st
 def test_one_expert_is_a_dense_feed_forward(tmp_path: Path) -> None:
     expected = make("jamba", tmp_path / "hf", num_experts=1, num_experts_per_tok=2)
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+def test_a_silent_count_of_heads_of_keys_is_the_class_s(tmp_path: Path) -> None:
+    """Bamba's class has a number for it where nothing is stated, and as many as heads where that is null."""
+    expected = make("bamba", tmp_path / "hf", num_attention_heads=16, head_dim=8, num_key_value_heads=8)
+    edit(tmp_path / "hf", num_key_value_heads=GONE)
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
+    assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
 
 
 def test_queries_without_biases(tmp_path: Path) -> None:
