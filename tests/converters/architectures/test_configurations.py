@@ -228,6 +228,12 @@ def test_what_is_not_sound_is_refused_by_name(case: str, tmp_path: Path) -> None
         understand(open_checkpoint(str(tmp_path)))
 
 
+def test_an_indexer_of_one_number_which_cannot_choose_is_refused(tmp_path: Path) -> None:
+    make("glm 5.3 flash", tmp_path, index_head_dim=1)
+    with pytest.raises(InconsistentError, match="1 < index_dim"):
+        understand(open_checkpoint(str(tmp_path)))
+
+
 @pytest.mark.parametrize(
     ("name", "key"),
     [("gemma4 shared", "final_logit_softcapping"), ("glm 5.3 flash", "swiglu_limit"), ("hy_v4", "swiglu_limit")],
