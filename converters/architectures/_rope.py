@@ -121,6 +121,9 @@ SHORT = HParam("rope_short", None, _F32, {"hf": scaling_place("short_factor")}, 
 
 ROPE = (BASE, N_ROT, KIND, *SCALING)
 ROPE_OF_AXES = (BASE, N_ROT, AXES_KIND, *SCALING, SECTIONS_DECLARED, SECTIONS)
+# Qwen3-VL: of heads of another width the sections would not be those of the class.
+_QWEN3_AXES = (Default((24, 20, 20), "transformers' default", when="n_rot == 128", dialect="hf"),)
+ROPE_OF_QWEN3_AXES = (*ROPE_OF_AXES[:-2], replace(SECTIONS_DECLARED, defaults=_QWEN3_AXES), SECTIONS)
 PARTIAL_ROPE = (BASE, FRACTION, N_ROT, KIND, *SCALING)
 LLAMA3_KIND = replace(KIND, words=_KINDS | {"llama3": "llama3"})
 LLAMA3_ROPE = (BASE, N_ROT, LLAMA3_KIND, *SCALING, LOW, HIGH)

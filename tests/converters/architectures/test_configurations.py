@@ -190,6 +190,7 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gelu by another approximation": ("phi2", {"hidden_act": "gelu_fast"}, {}),
     **{f"as many heads of keys, by silence: {name}": (name, {"num_key_value_heads": 8}, {"num_key_value_heads": silent})
        for name, silent in (("granite hybrid", GONE), ("bamba", None))},
+    "no sections of axes": ("qwen3vl", {"head_dim": 128}, {"rope_parameters": GONE, "rope_theta": 700.0}),
     **{f"an output of its own: {name}": (name, {"tie_word_embeddings": False}, {})
        for name in ("gemma3n", "cohere2", "command-r", "gemma4 shared")},
     **{f"a class that ties nothing: {name}": (name, {"tie_word_embeddings": True}, {})
