@@ -23,7 +23,7 @@ def none_is_zero(values: Values) -> bool:
     for name in (*(param.name for param in _ONE), "ssm_scales", "ffn_scales"):
         found = values.get(name, 1.0)
         if 0 in (found if isinstance(found, tuple) else (found,)):
-            raise ValueError(f"a multiplier in {name} is 0, and GGUF has weights that are multiplied: they would be lost")
+            raise ValueError(f"a multiplier in {name} is 0, and weights of GGUF are multiplied: they would be lost")
     return True
 
 
