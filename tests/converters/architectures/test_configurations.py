@@ -146,10 +146,10 @@ def test_the_default_proof_takes_the_base_where_dbrx_keeps_it(tmp_path: Path) ->
     declared = json.loads((tmp_path / "hf" / "config.json").read_text())["attn_config"]["rope_theta"]
     made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
     assert graph_of(made.path).sizes["rope_base"] == declared != 10000.0
-    said = "transformers 5 does not read it and computes with 10000"
-    assert any(said in note for note in understand(open_checkpoint(str(tmp_path / "hf"))).notes)
+    remark = "transformers 5 does not read it and computes with 10000"
+    assert any(remark in note for note in understand(open_checkpoint(str(tmp_path / "hf"))).notes)
     make("dbrx", tmp_path / "newer")
-    assert not any(said in note for note in understand(open_checkpoint(str(tmp_path / "newer"))).notes)
+    assert not any(remark in note for note in understand(open_checkpoint(str(tmp_path / "newer"))).notes)
 
 
 def test_the_default_proof_takes_groups_that_are_not_asked(tmp_path: Path) -> None:
