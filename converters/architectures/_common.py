@@ -58,6 +58,17 @@ GEMMA_GELU = HParam(
     "activation", None, STRING, {"hf": "hidden_activation|hidden_act"}, words=_TANH | {"gelu": "gelu_tanh"},
     required=False,
 )
+# The classes after the first Gemma compute what they are told; llama.cpp's graphs of them do not.
+GEMMA_ERF = HParam(
+    "activation_erf", None, BOOL, {"hf": "hidden_activation"}, required=False,
+    words={word: word == "gelu" for word in GEMMA_GELU.words},
+)
+ERF = Caveat(
+    "activation_erf == 1",
+    'hidden_activation is "gelu": transformers computes GELU by the error function, llama.cpp its tanh approximation, '
+    "of which every logit differs by about 1e-4; the proof computes what llama.cpp does",
+    differs_in="transformers",
+)
 
 N_SWA = HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, absent=0, unrepresentable=0)
 LAYER_WINDOWS = HParam(

@@ -4,6 +4,7 @@ GGUF says by `attention.head_count_kv`, one a block, which blocks attend: those 
 `llama-hparams.cpp`, `is_recr_impl`). State spaces: llama.cpp `mamba-base.cpp`, the names of their tensors `_mamba`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ggferry.converters.architectures._common import N_EXPERT_USED
@@ -20,6 +21,15 @@ BOOL, STRING, INT32 = ValueType.BOOL, ValueType.STRING, ValueType.INT32
 def heads_kv(values: Values) -> tuple[int, ...]:
     """attention.head_count_kv: the heads of keys of the blocks that attend, 0 of the others."""
     return tuple(values["heads_kv"] if attends else 0 for attends in values["attends"])
+
+
+def as_many_heads_kv(values: Values) -> int:
+    """Heads of keys of a block that attends: as a file's list has them, or as many as heads where nothing is stated."""
+    if "n_head_kv" not in values:
+        return int(values["n_head"])
+    if not any(values["n_head_kv"]):
+        raise KeyError("heads_kv")  # no block attends
+    return int(max(values["n_head_kv"]))
 
 
 def attending(values: Values) -> tuple[bool, ...]:
@@ -87,6 +97,22 @@ ATTENDS_DECLARED = (
     HParam("attn_offset", None, fields={"hf": "attn_layer_offset"}, required=False),
 )
 
+def uncut(values: Values) -> bool:
+    """Whether time steps are what they are, from zero to infinity. Raises ValueError where they are cut off."""
+    if values["dt_limit"] != ("zero", "infinity"):
+        raise ValueError(f"time steps are kept from {' to '.join(values['dt_limit'])}, for which no runtime has a key")
+    return True
+
+
+def time_steps(fields: Mapping[str, str]) -> tuple[HParam, ...]:
+    """Return the hparams by which a model whose time steps are cut off is refused."""
+    words = {0.0: "zero", float("inf"): "infinity"}
+    return (
+        HParam("dt_limit", None, STRING, fields, words=words, required=False, length="2"),
+        HParam("dt_uncut", None, BOOL, derive=uncut, required=False),
+    )
+
+
 _COLUMN = Reshape(("n_heads", 1), back=("n_heads",))
 CONV = Squeeze(1)
 MAMBA2 = (
@@ -97,9 +123,7 @@ MAMBA2 = (
     HParam("n_heads", "ssm.time_step_rank", fields={"hf": "mamba_n_heads|mamba_num_heads"},
            check="0 < n_heads and n_inner % n_heads == 0"),
     HParam("n_inner", "ssm.inner_size"),
-    # A time step is never cut off: no runtime has a key for it.
-    HParam("dt_limit", None, STRING, {"hf": "time_step_limit"}, words={0.0: "none", float("inf"): "none"},
-           required=False, length="2"),
+    *time_steps({"hf": "time_step_limit"}),
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias|use_conv_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias|use_bias"}, words={False: False}, required=False),

@@ -5,6 +5,7 @@ is in `rope_parameters`, before that in `rope_scaling` with the base beside it. 
 GGUF says it: `converters.schema.derivations`.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ggferry.converters.schema.architecture import Caveat, Default, HParam
@@ -15,6 +16,17 @@ from ggferry.formats.gguf.values import ValueType
 def scaling_place(key: str) -> str:
     """Return where config.json keeps `key` of the scaling."""
     return f"rope_parameters.full_attention.{key}|rope_parameters.{key}|rope_scaling.{key}"
+
+
+def without_rope_scaling(params: Iterable[HParam]) -> tuple[HParam, ...]:
+    """Return the hparams of a class that reads `rope_parameters` only, and nothing of the older `rope_scaling`."""
+    return tuple(
+        replace(param, fields={
+            dialect: "|".join(place for place in places.split("|") if not place.startswith("rope_scaling."))
+            for dialect, places in param.fields.items()
+        })
+        for param in params
+    )
 
 
 _F32, _STRING = ValueType.FLOAT32, ValueType.STRING
@@ -109,6 +121,9 @@ SHORT = HParam("rope_short", None, _F32, {"hf": scaling_place("short_factor")}, 
 
 ROPE = (BASE, N_ROT, KIND, *SCALING)
 ROPE_OF_AXES = (BASE, N_ROT, AXES_KIND, *SCALING, SECTIONS_DECLARED, SECTIONS)
+# Qwen3-VL: of heads of another width the sections would not be those of the class.
+_QWEN3_AXES = (Default((24, 20, 20), "transformers' default", when="n_rot == 128", dialect="hf"),)
+ROPE_OF_QWEN3_AXES = (*ROPE_OF_AXES[:-2], replace(SECTIONS_DECLARED, defaults=_QWEN3_AXES), SECTIONS)
 PARTIAL_ROPE = (BASE, FRACTION, N_ROT, KIND, *SCALING)
 LLAMA3_KIND = replace(KIND, words=_KINDS | {"llama3": "llama3"})
 LLAMA3_ROPE = (BASE, N_ROT, LLAMA3_KIND, *SCALING, LOW, HIGH)

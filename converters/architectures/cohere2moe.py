@@ -25,7 +25,7 @@ HPARAMS = (
            defaults=(Default(1e-5, _HF, dialect="hf"),)),
     HParam("eps_rms", "attention.layer_norm_rms_epsilon", F32, {"hf": "rms_norm_eps"}, required=False),
     HParam("eps", None, F32, derive=cohere.epsilon), HParam("norm", None, STRING, derive=cohere.norm),
-    *rope.ROPE, cohere.LOGIT_SCALE,
+    *rope.without_rope_scaling(rope.ROPE), cohere.LOGIT_SCALE,  # transformers keeps the older key and reads it nowhere
     HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, length="n_layer",
            words={"dense": False, "sparse": True}, required=False),
     HParam("dense_stated", None, fields={"hf": "first_k_dense_replace"}, required=False,

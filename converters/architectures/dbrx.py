@@ -9,10 +9,16 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Reshape, Then, Transpose
 from ggferry.converters.schema.roles import block, roles
 
+BASE = Caveat(
+    "newer_base != rope_base",
+    "attn_config says rope_theta={rope_base}: DBRX's own code and llama.cpp honor it, transformers 5 does not read it "
+    "and computes with {newer_base}",
+    differs_in="transformers",
+)
 STACKED = Reshape(("n_expert", "n_ff", "n_embd"), back=("n_expert*n_ff", "n_embd"))
 HPARAMS = (
     common.N_VOCAB,
@@ -27,6 +33,8 @@ HPARAMS = (
     HParam("eps", "attention.layer_norm_epsilon", common.F32,
            defaults=(Default(1e-5, "torch's default, which transformers takes", dialect="hf"),)),
     replace(rope.BASE, fields={"hf": "rope_parameters.rope_theta|attn_config.rope_theta"}), *rope.ROPE[1:],
+    HParam("newer_base", None, common.F32, {"hf": "rope_parameters.rope_theta|rope_theta"}, required=False,
+           defaults=(Default(10000.0, "transformers' default", dialect="hf"),)),
     HParam("clamp_kqv", "attention.clamp_kqv", common.F32, {"hf": "attn_config.clip_qkv"}, null=0.0,
         unrepresentable=0.0,
            defaults=(Default(0.0, "nothing is clamped", dialect="hf"),)),
@@ -69,7 +77,7 @@ SPEC = Architecture(
             "hf",
             conventions={"transposed": ("ffn_down_exps",)},
             drops=common.DROPS,
-            caveats=(*rope.CAVEATS, common.own_output("dbrx")),
+            caveats=(*rope.CAVEATS, BASE, common.own_output("dbrx")),
             nested=("attn_config", "ffn_config"),
             ignored_keys=(
                 IgnoredKey("*.model_type *._name_or_path", "read where the class is chosen"),

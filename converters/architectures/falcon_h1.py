@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _falcon_h1 as falcon
 from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.gguf.values import ValueType
 
@@ -37,6 +37,17 @@ ffn_gate.weight    : n_ff n_embd                 | hf feed_forward.gate_proj.wei
 ffn_down.weight    : n_embd n_ff                 | hf feed_forward.down_proj.weight @down
 ffn_up.weight      : n_ff n_embd                 | hf feed_forward.up_proj.weight
 """
+BIASES = """
+attn_q.bias      : n_head*head_dim      | hf self_attn.q_proj.bias
+attn_k.bias      : n_head_kv*head_dim   | hf self_attn.k_proj.bias @keys
+attn_v.bias      : n_head_kv*head_dim_v | hf self_attn.v_proj.bias
+attn_output.bias : n_embd               | hf self_attn.o_proj.bias @output
+"""
+FEEDING_BIASES = """
+ffn_gate.bias : n_ff   | hf feed_forward.gate_proj.bias @gate
+ffn_down.bias : n_embd | hf feed_forward.down_proj.bias @down
+ffn_up.bias   : n_ff   | hf feed_forward.up_proj.bias
+"""
 FRAME = """
 token_embd.weight      : n_vocab n_embd | hf model.embed_tokens.weight @embedding
 output_norm.weight f32 : n_embd         | hf model.final_layernorm.weight
@@ -48,7 +59,15 @@ ROLES = roles(
         tensors.norm("attn_norm", "input_layernorm"),
         hybrid.mamba2(enters=falcon.ENTERS, leaves=falcon.LEAVES, normed="ssm_normed == 1"),
         roles(MATRICES, seen=falcon.SEEN, keys=falcon.KEYS, output=falcon.OUTPUT, gate=falcon.GATE, down=falcon.DOWN),
+        roles(BIASES, when="attention_bias == 1", keys=falcon.KEY_BIASES, output=falcon.OUTPUT),
+        roles(FEEDING_BIASES, when="mlp_bias == 1", gate=falcon.GATE, down=falcon.DOWN),
     ),
+)
+
+UNADDED = Caveat(
+    "attention_bias == 1",
+    "llama.cpp runs this differently: it loads the biases of attention's outputs, and does not add them",
+    unsupported_by="llama.cpp",
 )
 
 HF = Dialect(
@@ -67,4 +86,5 @@ SPEC = Architecture(
         replace(HF, name="tied", fields="hf", classes=("FalconH1ForCausalLM",), forbidden_tensors=("lm_head.weight",)),
     ),
     recipe={"rope": "halves", "decay": "rate"},
+    caveats=(UNADDED,),
 )

@@ -28,6 +28,7 @@ SPEC = Architecture(
             drops=(*common.DROPS, *VISION),
             caveats=(
                 common.NO_WINDOW,
+                common.ERF,
                 *rope.CAVEATS,
                 gemma.scaled_differently(62),
             ),

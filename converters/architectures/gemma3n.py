@@ -50,6 +50,7 @@ HPARAMS = (
     HParam("n_ff", "feed_forward_length", fields={"hf": "intermediate_size"}, length="n_layer", allow_scalar=True),
     common.N_HEAD, common.N_HEAD_KV, common.HEAD_DIM, common.HEAD_DIM_V, common.RMS_EPS, *ATTENTION, *STREAMS,
     gemma.N_EMBD_PER_LAYER, gemma.SOFTCAP, common.ALWAYS_TIED, common.GEMMA_GELU,
+    common.GEMMA_ERF,
 )
 
 ROLES = roles(
@@ -110,6 +111,7 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(*common.DROPS, *gemma.DROPS),
+            caveats=(common.ERF,),
             config_section=half.WITHIN,
             renames=half.RENAMES,
             fixed={"attn_scale": 1.0},

@@ -42,7 +42,7 @@ HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, *gemma4.WINDOWS, SHARED, *gemma4.HEADS,
     common.RMS_EPS, *gemma4.ROPE, *FEED_FORWARD,
     replace(gemma.N_EMBD_PER_LAYER, defaults=(*_UNIFIED, *gemma.N_EMBD_PER_LAYER.defaults)), gemma.SOFTCAP_DECLARED,
-    common.ALWAYS_TIED, common.GEMMA_GELU,
+    common.ALWAYS_TIED, common.GEMMA_GELU, common.GEMMA_ERF,
     # Pictures see what comes later ('vision'), text does not.
     HParam("bidirectional", None, STRING, {"hf": "use_bidirectional_attention"}, words={"vision": "vision"},
            required=False),
@@ -101,7 +101,7 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            caveats=(common.NO_WINDOW,),
+            caveats=(common.NO_WINDOW, common.ERF),
             drops=(*UNUSED, *common.DROPS, *gemma.DROPS),
             config_section=half.WITHIN,
             renames=half.RENAMES,

@@ -55,7 +55,8 @@ HPARAMS = (
            defaults=(Default(10.0, _HF, dialect="hf"),)),
     limits.of_experts(limits.everywhere("limit")), limits.of_shared(limits.everywhere("limit")),
     replace(streams.COUNT, check="n_streams == 4"), streams.EPSILON, streams.ITERATIONS,
-    *index.HPARAMS[1:2], replace(index.HPARAMS[2], check=""), index.HPARAMS[3],
+    # Normed keys of one number are all alike: which of them is chosen would be chance.
+    *index.HPARAMS[1:2], replace(index.HPARAMS[2], check="1 < index_dim"), index.HPARAMS[3],
     HParam("index_pool", "attention.indexer.kpool", fields={"hf": "index_kpool"},
            check="1 < index_pool and index_top_k % index_pool == 0"),
     HParam("index_tail", "attention.indexer.kpool_select_tail", BOOL, {"hf": "index_kpool_always_select_tail"},

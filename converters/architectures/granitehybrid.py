@@ -24,7 +24,7 @@ _BAMBA = "hf_class == 'BambaForCausalLM'"
 _LOGITS = replace(granite.SCALES[-1], absent=0.0)  # Bamba has none
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_HEAD,
-    hybrid.HEADS_KV_DECLARED,
+    replace(hybrid.HEADS_KV_DECLARED, implied=hybrid.as_many_heads_kv),
     *hybrid.ATTENDS_DECLARED, hybrid.ATTENDS,
     hybrid.HEADS_KV, common.HEAD_DIM, common.HEAD_DIM_V,
     HParam("ff_stated", None, fields={"hf": "intermediate_size"}, required=False),

@@ -5,11 +5,11 @@ Sources: `_mamba`. In GGUF `ssm.time_step_rank` counts the heads, and the norm a
 
 from dataclasses import replace
 
+from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _mamba as mamba
 from ggferry.converters.schema.architecture import Architecture, Default, HParam
 from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Then
 from ggferry.converters.schema.roles import block, roles
-from ggferry.formats.gguf.values import ValueType
 
 _COLUMN = Reshape(("n_heads", 1), back=("n_heads",))
 
@@ -21,9 +21,7 @@ HPARAMS = (
            check="0 < n_group and n_heads % n_group == 0"),
     mamba.N_STATE,
     mamba.EPS,
-    # A time step is never cut off: no runtime has a key for it.
-    HParam("dt_limit", None, ValueType.STRING, {"hf": "time_step_limit", "state-spaces": "ssm_cfg.dt_limit"},
-           words={0.0: "none", float("inf"): "none"}, required=False, length="2"),
+    *hybrid.time_steps({"hf": "time_step_limit", "state-spaces": "ssm_cfg.dt_limit"}),
     *mamba.PLAIN,
     replace(mamba.TIED, defaults=(Default(False, "transformers' default", dialect="hf"), mamba.TIED.defaults[1])),
 )

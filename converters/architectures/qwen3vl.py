@@ -13,7 +13,7 @@ from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *half.DEEPSTACK, common.TIED, common.SILU,
+    *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_QWEN3_AXES, *half.DEEPSTACK, common.TIED, common.SILU,
     *embeddings.POOLING, *embeddings.LABELS, *embeddings.ANSWER_ROWS,
 )
 

@@ -15,7 +15,7 @@ from ggferry.converters.schema.layouts import Pick, Stack, Then, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *half.DEEPSTACK, common.N_EXPERT, common.N_EXPERT_USED,
+    *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_QWEN3_AXES, *half.DEEPSTACK, common.N_EXPERT, common.N_EXPERT_USED,
     common.N_FF_EXP,
     *common.ALL_SPARSE, common.TIED, common.SILU,
 )

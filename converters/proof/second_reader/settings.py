@@ -75,6 +75,11 @@ with windows a list, DBRX keeps its base in `attn_config`."""
 UNREAD: Mapping[str, frozenset[str]] = {"rope_theta": frozenset({"gptneox", "modern-bert"})}
 """Field → architectures whose class does not read it beside its rotary parameters, but has names of its own."""
 
+ONLY: Mapping[str, frozenset[str]] = {
+    "rotary_emb_base": frozenset({"gptneox", "qwen", "nomic-bert", "nomic-bert-moe", "jina-bert-v3"})
+}
+"""Field → the only architectures whose class, or the code published with them, reads it."""
+
 GROUPS = ("expert_group_count", "expert_group_used_count")
 """Keys that a model which chooses among all experts does not read (DeepSeek's `greedy`)."""
 
@@ -108,7 +113,7 @@ def check_settings(source: ModelGraph) -> int:
         value = _single(param.value)
         if value is None or names & OTHERWISE.get(each.key, frozenset()):
             continue
-        read = {k: v for k, v in declared.items() if source.architecture.name not in UNREAD.get(k, frozenset())}
+        read = {k: v for k, v in declared.items() if _is_read(k, source.architecture.name)}
         for place, expected in _claims(read, silent, each.key):
             if abs(value - expected) > NEAR * abs(expected):
                 raise VerificationError(
@@ -119,6 +124,11 @@ def check_settings(source: ModelGraph) -> int:
                 )
             agreed += 1
     return agreed
+
+
+def _is_read(field: str, architecture: str) -> bool:
+    """Return whether the class of that architecture reads a field."""
+    return architecture not in UNREAD.get(field, frozenset()) and (field not in ONLY or architecture in ONLY[field])
 
 
 def _claims(declared: Mapping[str, Any], silent: Mapping[str, Any], key: str) -> Iterator[tuple[str, float]]:

@@ -86,6 +86,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "kinds of attention that a number of dense blocks decides": ("cohere2moe", {"layer_types": GONE}),
     "chosen experts under another name": ("hunyuan moe", {"moe_topk": GONE, "num_experts_per_tok": 2}),
     "chosen experts under another name, Ernie": ("ernie4_5_moe", {"moe_k": GONE, "num_experts_per_tok": 2}),
+    "a scaling that the class does not read": (
+        "cohere2moe",
+        {"rope_parameters": GONE, "rope_theta": 700.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    ),
     "biases that the class does not read": ("nemotron-h", {"attention_bias": True}),
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
 }
@@ -142,6 +146,10 @@ def test_the_default_proof_takes_the_base_where_dbrx_keeps_it(tmp_path: Path) ->
     declared = json.loads((tmp_path / "hf" / "config.json").read_text())["attn_config"]["rope_theta"]
     made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
     assert graph_of(made.path).sizes["rope_base"] == declared != 10000.0
+    remark = "transformers 5 does not read it and computes with 10000"
+    assert any(remark in note for note in understand(open_checkpoint(str(tmp_path / "hf"))).notes)
+    make("dbrx", tmp_path / "newer")
+    assert not any(remark in note for note in understand(open_checkpoint(str(tmp_path / "newer"))).notes)
 
 
 def test_the_default_proof_takes_groups_that_are_not_asked(tmp_path: Path) -> None:
@@ -154,6 +162,7 @@ def test_the_default_proof_takes_groups_that_are_not_asked(tmp_path: Path) -> No
     ("name", "changes", "base"),
     [
         ("gptneox", {**NO_ROPE, "rope_theta": 777.0}, 10000.0),
+        ("llama", {"rope_parameters": GONE, "rotary_emb_base": 777.0}, 10000.0),  # GPT-NeoX' name
         ("gemma3", {"rope_parameters": {"rope_theta": 777.0}}, 1e6),  # it has a set for each kind of block
     ],
 )
@@ -179,6 +188,9 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no expert is shared": ("afmoe", {"num_shared_experts": 0}, {}),
     "gelu": ("phi2", {"hidden_act": "gelu"}, {}),
     "gelu by another approximation": ("phi2", {"hidden_act": "gelu_fast"}, {}),
+    **{f"as many heads of keys, by silence: {name}": (name, {"num_key_value_heads": 8}, {"num_key_value_heads": silent})
+       for name, silent in (("granite hybrid", GONE), ("bamba", None))},
+    "no sections of axes": ("qwen3vl", {"head_dim": 128}, {"rope_parameters": GONE, "rope_theta": 700.0}),
     **{f"an output of its own: {name}": (name, {"tie_word_embeddings": False}, {})
        for name in ("gemma3n", "cohere2", "command-r", "gemma4 shared")},
     **{f"a class that ties nothing: {name}": (name, {"tie_word_embeddings": True}, {})
@@ -201,6 +213,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "scores divided by another number": ("step35", {"query_pre_attn_scalar": 24}, "query_scalar == head_dim"),
     "experts between blocks that attend, none turned, says the class": (
         "granite hybrid of attention, experts", {"position_embedding_type": None}, "rotates"),
+    **{f"time steps that are cut off: {name}": (
+        name, {"time_step_limit": [0.0, 0.0]}, "time steps are kept from zero to zero")
+       for name in ("mamba2", "falcon-h1", "granite hybrid", "bamba")},
+    **{f"weights multiplied by 0: {key}": ("falcon-h1", {key: value}, "a multiplier in .* is 0")
+       for key, value in {"key_multiplier": 0.0, "ssm_multipliers": [0.9, 0.8, 0.0, 1.1, 1.2]}.items()},
     **{f"a kind under the older name: {name}": (
         name, {"rope_parameters": GONE, "rope_scaling": {"type": "linear", "factor": 4.0}}, "under 'type'")
        for name in ("olmo3", "gemma3")},
@@ -213,6 +230,12 @@ def test_what_is_not_sound_is_refused_by_name(case: str, tmp_path: Path) -> None
     make(name, tmp_path)
     edit(tmp_path, **changes)
     with pytest.raises(InconsistentError, match=reason):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+def test_an_indexer_of_one_number_which_cannot_choose_is_refused(tmp_path: Path) -> None:
+    make("glm 5.3 flash", tmp_path, index_head_dim=1)
+    with pytest.raises(InconsistentError, match="1 < index_dim"):
         understand(open_checkpoint(str(tmp_path)))
 
 
@@ -266,9 +289,23 @@ def test_one_expert_is_a_dense_feed_forward(tmp_path: Path) -> None:
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
 
 
+def test_a_silent_count_of_heads_of_keys_is_the_class_s(tmp_path: Path) -> None:
+    """Bamba's class has a number for it where nothing is stated, and as many as heads where that is null."""
+    expected = make("bamba", tmp_path / "hf", num_attention_heads=16, head_dim=8, num_key_value_heads=8)
+    edit(tmp_path / "hf", num_key_value_heads=GONE)
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
+    assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
+
+
 def test_queries_without_biases(tmp_path: Path) -> None:
     expected = make("qwen2moe", tmp_path / "hf", qkv_bias=False)
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+def test_a_scaling_that_the_class_does_not_read_is_said(tmp_path: Path) -> None:
+    make("cohere2moe", tmp_path)
+    edit(tmp_path, rope_parameters=GONE, rope_theta=700.0, rope_scaling={"rope_type": "linear", "factor": 4.0})
+    assert any("does not use: rope_scaling" in note for note in understand(open_checkpoint(str(tmp_path))).notes)
 
 
 def test_contradicting_rotary_parameters_are_said(tmp_path: Path) -> None:
@@ -277,6 +314,15 @@ def test_contradicting_rotary_parameters_are_said(tmp_path: Path) -> None:
     assert any("rope_parameters and rope_scaling contradict each other" in note for note in notes)
     changed("llama", tmp_path, rope_scaling={"type": "default", "rope_theta": 5000.0})
     assert not understand(open_checkpoint(str(tmp_path))).notes
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gemma3n", "gemma4 shared"])
+def test_another_gelu_than_llama_cpp_computes_is_said(name: str, tmp_path: Path) -> None:
+    expected = changed(name, tmp_path, hidden_activation="gelu")
+    graph = understand(open_checkpoint(str(tmp_path)))
+    assert any("GELU by the error function" in note for note in graph.notes)
+    assert 1e-5 < relative(expected, forward(graph, TOKENS)) < 1e-3
 
 
 def test_keys_that_the_class_does_not_read_are_said(tmp_path: Path) -> None:

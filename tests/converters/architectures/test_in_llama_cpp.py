@@ -86,6 +86,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {"query_pre_attn_scalar": 16},
     "gemma3, old": {"query_pre_attn_scalar": 16},
+    "falcon-h1 biases": {"attention_bias": False},  # that of the output is loaded and not added
     "falcon mamba": {"mixer_rms_eps": 1e-5},
 }
 RUN = [name for name in TINY if name not in OTHERWISE and not name.startswith("rwkv")]  # it has no RWKV-4

@@ -37,6 +37,7 @@ MODELS: dict[str, Tiny] = {
         attention="sdpa",
     ),
     "falcon-h1": Tiny("FalconH1", MULTIPLIED),
+    "falcon-h1 biases": Tiny("FalconH1", {**MULTIPLIED, "attention_bias": True, "mlp_bias": True}),
     "falcon-h1 normed, tied": Tiny(
         "FalconH1",
         {**MULTIPLIED, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True},
