@@ -22,6 +22,7 @@ from ggferry.converters.trainer_names.recognize import with_known_names
 from ggferry.converters.understand import understand
 from ggferry.formats import errors as e
 from ggferry.formats.checkpoint_folder.trainer_folders import iteration_folder
+from helpers.checkpoints import MEGATRON_LLAMA as LLAMA
 from helpers.third_party_fixtures import FIXTURES
 
 MEGATRON = FIXTURES / "training" / "megatron"
@@ -65,21 +66,6 @@ def test_configuration_beside_it_wins(tmp_path: Path) -> None:
     graph = understand(held)
     assert graph.checkpoint.metadata["architectures"] == ["MistralForCausalLM"]
     assert graph.checkpoint.metadata["vocab_size"] == 90
-
-
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 90,
-    "tie_word_embeddings": False,
-}
 
 
 # --- NeMo: the parts as its save_restore_connector lays them -----------------------------------
