@@ -36,7 +36,7 @@ MEASURED = ("docs/compare.md",)
 """Pages of figures that another library's last digits change."""
 
 ELSEWHERE = {
-    r"^(?!ggferry publish .*--dry-run).*(hf://|https://|s3://)|^pip install": "needs the network; helpers/hub.py and others stand for it",
+    r"^(?!ggferry publish .*--dry-run).*(hf://|https://|s3://)|^pip install": "needs the network",
     r"^make |^(podman|docker) ": "installs, builds or runs for minutes: .ci/run and tools/check_container.py do",
     r"^(llama-server|mlx_lm)": "another program's command",
     r"^ggferry (serve|remote)|^curl|^api=|^export": "needs a server: tests/service/client/test_service_pages.py",
