@@ -150,7 +150,7 @@ def _model_and_blocks(request: MergeRequest) -> tuple[str, str, str] | None:
     if not is_graft(named):
         return None
     if request.out is None:
-        raise UsageError("a model and its MTP layers: no name to write to", hint="--outfile FILE")
+        raise UsageError("a model and its MTP layers: no output name", hint="--outfile FILE")
     return named[0], named[1], os.fspath(request.out)
 
 
