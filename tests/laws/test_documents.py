@@ -59,6 +59,17 @@ def test_every_link_between_pages_leads_somewhere() -> None:
     assert links and not [(page.name, link) for page, link in links if not (page.parent / link).exists()]
 
 
+OF_OURS = re.compile(
+    r"(?<![\w/])(?:support|quant|formats|converters|service|tests|benchmarks)/[\w/]+\.(?:py|txt|json)\b"
+)
+
+
+def test_every_page_names_files_that_exist() -> None:
+    pages = [name for name in tracked() if name.endswith(".md") and name != "CHANGELOG.md"]
+    named = [(page, path) for page in pages for path in OF_OURS.findall((ROOT / page).read_text())]
+    assert len(named) > 100 and not [(page, path) for page, path in named if "NAME" not in path and not exists(path)]
+
+
 def slugs(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
