@@ -188,7 +188,10 @@ def prepare(page: str, folder: Path, fixtures: Path) -> None:
     for name, source in FILES.get(page, {}).items():
         target = folder / name
         target.parent.mkdir(exist_ok=True, parents=True)
-        (shutil.copytree if (fixtures / source).is_dir() else shutil.copy)(fixtures / source, target)
+        if (fixtures / source).is_dir():
+            shutil.copytree(fixtures / source, target)
+        else:
+            shutil.copy(fixtures / source, target)
     text = (fixtures / "legacy-llama" / "sentences.txt").read_text()
     for name in ("text.txt", "a.txt", "code.txt", "calibration.txt"):
         (folder / name).write_text(text * 6)
