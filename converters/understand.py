@@ -268,7 +268,8 @@ def _legacy_dialect(checkpoint: Checkpoint, spec: Architecture) -> str:
             ref = checkpoint.tensors.get(dialect.shaped[0]) if dialect.shaped else None
             if not dialect.shaped or (ref is not None and _has_shape(checkpoint, ref.shape, dialect.shaped[1:])):
                 return dialect.name
-    raise UnsupportedError("no dialect is known for this layout", path=checkpoint.path, found=checkpoint.layout)
+    message = "the header and the shapes of tensors fit no GGML-era form of this architecture"
+    raise UnsupportedError(message, path=checkpoint.path, found=checkpoint.layout)
 
 
 def _has_shape(checkpoint: Checkpoint, shape: tuple[int, ...], axes: tuple[str, ...]) -> bool:

@@ -77,7 +77,7 @@ def refusal(named: Iterable[str], checkpoint: Checkpoint, known: Mapping[str, Ar
     close = [one for name in named for one in difflib.get_close_matches(name, classes, NAMED, 0.7)]
     parts = [f"classes with a name like it: {', '.join(dict.fromkeys(close))}"] if close else []
     return UnsupportedError(
-        "no table knows the class of config.json",
+        "the model class in config.json is not supported",
         path=checkpoint.path,
         found=", ".join(named),
         hint="; ".join([*parts, *_nearest(checkpoint, known), HOWTO]),

@@ -39,7 +39,7 @@ def limited(path: str) -> Iterator[None]:
         with _capped(path):
             yield
     except RecursionError:
-        raise OutOfRangeError("nested deeper than anything that is read", path=path) from None
+        raise OutOfRangeError("nested too deeply", path=path) from None
 
 
 @contextmanager

@@ -284,7 +284,7 @@ def find_reader(path: str) -> tuple[Reader, Match]:
         if match is not None:
             return reader, match
     if not os.path.isdir(path) and size < 4:
-        raise TruncatedError("no room for any magic number", path=path, offset=size, found=f"{size} bytes")
+        raise TruncatedError("the file is too short to be a model", path=path, offset=size, found=f"{size} bytes")
     raise UnknownFormatError("no known model container", path=path, offset=0, found=describe(head, path))
 
 

@@ -229,7 +229,9 @@ def _slots(checkpoint: Checkpoint, found: Found, base: Base) -> list[Slot]:
     )
     assigned, dropped = assign(weights, architecture, dialect, {})
     if dropped:
-        raise UnsupportedError("LoRA on a tensor GGUF has not", path=checkpoint.path, found=dropped[0].ref.name)
+        raise UnsupportedError(
+            "LoRA on a tensor that GGUF does not have", path=checkpoint.path, found=dropped[0].ref.name
+        )
     table = {role.name: number for number, role in enumerate(architecture.roles)}
     slots = []
     for (name, n), refs in sorted(

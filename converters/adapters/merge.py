@@ -103,7 +103,7 @@ class Model:
         if name == HEAD and self._embedding() is not None:
             return name
         raise UnexpectedTensorError(
-            "the adapter changes a tensor that the base has not", path=parts.checkpoint.path, found=name
+            "the adapter changes a tensor that the base does not have", path=parts.checkpoint.path, found=name
         )
 
     def _embedding(self) -> str | None:

@@ -122,7 +122,9 @@ def expert_changes(
     known = {name: found for name in pair.parameters if (found := _parameter(pair.module, name, shapes)) is not None}
     path, inner, outer = parts.checkpoint.path, pair.a.shape[1], pair.b.shape[0]
     if not known:
-        raise UnexpectedTensorError("the adapter changes experts that the base has not", path=path, found=pair.module)
+        raise UnexpectedTensorError(
+            "the adapter changes experts that the base does not have", path=path, found=pair.module
+        )
     fitting = [
         (parameter, swapped)
         for parameter in known.values()
@@ -138,7 +140,11 @@ def expert_changes(
             expected=shown,
         )
     if len(fitting) > 1:
-        raise AmbiguousError(f"square matrices of {pair.module!r}: which way they stand", path=path, found=inner)
+        raise AmbiguousError(
+            f"the matrices of {pair.module!r} are square, so that nothing says which axis is which",
+            path=path,
+            found=inner,
+        )
     parameter, swapped = fitting[0]
     for piece in parameter.pieces:
         yield (

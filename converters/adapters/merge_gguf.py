@@ -49,7 +49,7 @@ class GgufModel(Model):
             layout = slot.origin.layout.bind(self.sizes if slot.n is None else {**self.sizes, "n": slot.n})
             if slot.name not in self.tensors:
                 raise UnexpectedTensorError(
-                    f"the adapter changes {slot.name}, which the base has not",
+                    f"the adapter changes {slot.name}, which the base does not have",
                     path=parts.checkpoint.path,
                     found=ref.name,
                 )
@@ -114,7 +114,9 @@ class GgufModel(Model):
         )
         if dropped:
             raise UnsupportedError(
-                "the adapter changes a tensor GGUF has not", path=parts.checkpoint.path, found=dropped[0].ref.name
+                "the adapter changes a tensor that GGUF does not have",
+                path=parts.checkpoint.path,
+                found=dropped[0].ref.name,
             )
         slots = []
         for (name, n), own in assigned.items():

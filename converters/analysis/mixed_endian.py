@@ -138,14 +138,14 @@ def _to_repair(checkpoint: Checkpoint) -> tuple[str, ...]:
     if not checkpoint.big_endian or checkpoint.container != "gguf":
         raise RefusedError("nothing to repair: only big-endian GGUF files are", path=checkpoint.path)
     if len(checkpoint.files) > 1:
-        raise RefusedError("a model in shards", path=checkpoint.path, hint="merge it first: ggferry merge")
+        raise RefusedError("the model is split into shards", path=checkpoint.path, hint="merge it first: ggferry merge")
     found = mixed_endian(checkpoint)
     if not found.stray:
         raise RefusedError("nothing to repair: no tensor is of the other byte order", path=checkpoint.path)
     types = {checkpoint.tensors[name].type.name for name in found.stray}
     if open_ones := [name for name in found.unclear if checkpoint.tensors[name].type.name in types]:
         raise RefusedError(
-            "tensors whose values do not tell their byte order", path=checkpoint.path, found=open_ones[0]
+            "the byte order of these tensors cannot be told from their values", path=checkpoint.path, found=open_ones[0]
         )
     return found.stray
 

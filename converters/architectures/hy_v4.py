@@ -75,7 +75,7 @@ ROLES = roles(
 )
 HALVES = Caveat(
     "n_rot > 0",
-    "rows that turn are taken in pairs, as published and as llama.cpp takes them; transformers 5.23 turns halves",
+    "rotated rows are taken in pairs, as published and as llama.cpp takes them; transformers 5.23 rotates halves",
     differs_in="transformers",
 )
 LAYER = "model.layers.{n}."

@@ -1,4 +1,4 @@
-"""Nemotron and Minitron: LayerNorms stored as their distance from one, a squared ReLU, heads that turn in part.
+"""Nemotron and Minitron: LayerNorms stored as their distance from one, a squared ReLU, heads rotated in part.
 
 Source: llama.cpp `src/models/nemotron.cpp`, `conversion/nemotron.py`; transformers `modeling_nemotron.py`.
 """

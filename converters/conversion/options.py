@@ -314,8 +314,8 @@ OPTIONS: tuple[Option, ...] = (
            "Merge a LoRA adapter (PEFT's or MLX's) into the model, at :SCALE of its strength; repeatable, in this "
            "order.", "lora", metavar="PATH[:SCALE]", in_plan=True, receipt="lora"),
     Option("ggla_permute", Kind.FLAG, _READS, Heading.MODEL,
-           "Take the Q and K rows of a ggla file as training meant them.", "ggla_permute", default=False, in_plan=True,
-           receipt="ggla_permute", of_adapters=True),
+           "Permute the Q and K rows of a ggla adapter to the order it was trained in.", "ggla_permute",
+           default=False, in_plan=True, receipt="ggla_permute", of_adapters=True),
     # --- vocabulary ---
     Option("tokenizer_model", Kind.FILE, "convert verify open_model", Heading.VOCABULARY,
            "The original tokenizer.model; validated, takes precedence.", "vocab.model", metavar="FILE", in_plan=True,

@@ -78,7 +78,9 @@ class ConversionPlan:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise UsageError(
-                "several types, and one name for them", found=twice[0], hint="-o 'model-{outtype}.gguf', or a folder"
+                "several types need several names of outputs",
+                found=twice[0],
+                hint="-o 'model-{outtype}.gguf', or a folder",
             )
 
 
@@ -99,7 +101,7 @@ def check_request(request: Request) -> None:
     """Check what can be checked before a source is opened. Raises UsageError."""
     specs = request.outputs
     if any(spec.out == "" for spec in specs):
-        raise UsageError("no name to write to", found="", expected="a file or a folder")
+        raise UsageError("no output name", found="", expected="a file or a folder")
     for kind in dict.fromkeys(spec.kind for spec in specs):
         KINDS[kind].check(request)
 

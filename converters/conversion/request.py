@@ -171,7 +171,7 @@ class Request:
             return out
         if count > 1 and PLACE not in out:
             raise UsageError(
-                "several types, and one name for them",
+                "several types need several names of outputs",
                 found=out,
                 expected=f"a name with {PLACE}",
                 hint=f"-o 'model-{PLACE}.gguf', or a folder",

@@ -88,7 +88,7 @@ class PartialMatrix:
                 raise CorruptError("not a measurement that was interrupted", path=self.path)
             if of.data != self.of:
                 raise RefusedError(
-                    "kept from another model, text, size of chunks or earlier matrix",
+                    "the interrupted measurement is of another model, text, chunk size or earlier matrix",
                     path=self.path,
                     hint="give the same again, or --force to begin anew",
                 )

@@ -116,7 +116,7 @@ def _check_states(graph: ModelGraph) -> None:
     if result_of(graph).ranked:
         able = any(param.name == "pooling" for param in graph.architecture.hparams)
         raise UnsupportedError(
-            "it gives logits of words, and nothing says how a text becomes one vector",
+            "the model gives logits of words, and nothing says how a text becomes one vector",
             path=graph.checkpoint.path,
             found=graph.architecture.name,
             expected="a model of embeddings, or a reranker",

@@ -107,7 +107,10 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
             raise UsageError("--metadata: not a key it can set", found=key, hint=hint)
         if short in FACTS:
             option = FACTS[short]
-            raise UsageError(f"--metadata: {key} is what the file is", hint=f"use {option}" if option else None)
+            raise UsageError(
+                f"--metadata: {key} describes the file itself, and is not for setting",
+                hint=f"use {option}" if option else None,
+            )
         if value is not None and (wrong := _wrong(short, value)):
             raise UsageError(f"--metadata: {key} {wrong}", found=brief(value))
 

@@ -66,7 +66,7 @@ class Statements:
             return found
         if found and beside and found[0] != beside[0]:
             raise InconsistentError(
-                f"{param.name}: the configuration is another model's",
+                f"{param.name}: the configuration does not fit the tensors",
                 path=self._checkpoint.path,
                 found=f"{beside[0]} ({beside[1]})",
                 expected=f"{found[0]} ({found[1]})",
@@ -139,7 +139,7 @@ class Statements:
         value = _typed(self._checkpoint, param, found, origin)
         if column != "gguf" and param.unrepresentable is not None and value == param.unrepresentable:
             raise UnsupportedError(
-                f"{param.name} ({origin}): readers of GGUF take this value for none",
+                f"{param.name} ({origin}): GGUF readers take this value as absent",
                 path=self._checkpoint.path,
                 found=value,
             )

@@ -225,7 +225,7 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
         if name in found.matrices:
             made = found.matrices[name]
             if made.name != name and made.name in checkpoint.tensors:
-                raise InconsistentError(f"{made.name!r} is there plain and quantized", path=checkpoint.path)
+                raise InconsistentError(f"{made.name!r} is present both plain and quantized", path=checkpoint.path)
             exact, why = exact_types(made.groups, made.shape[-1]) if made.groups else ((), made.why)
             derived = Derivation(
                 found.scheme, block_type(natural), ref.type.name not in FP8, exact, why, made.form or "quantized"

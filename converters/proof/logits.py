@@ -382,7 +382,7 @@ def _check_vectors(apart: float | None, limit: float, path: str) -> None:
     """Check that texts come out as the same vectors or scores. Raises VerificationError."""
     if apart is not None and not apart <= limit * CANCELLED:
         raise VerificationError(
-            "what the output makes of a text differs from what the source does",
+            "the output computes something else of a text than the source",
             path=path,
             found=f"relative RMS {apart:.3g}",
             expected=f"at most {limit * CANCELLED:.3g}",

@@ -52,7 +52,7 @@ def _width(sizes: Sizes) -> str:
 
 def _rotated(sizes: Sizes) -> str:
     rotated, width = _number(sizes, "n_rot"), _number(sizes, "head_dim")
-    return "heads that turn in part" if rotated and width and rotated < width and "kv_rank" not in sizes else ""
+    return "heads rotated in part" if rotated and width and rotated < width and "kv_rank" not in sizes else ""
 
 
 _SCALING = {"yarn": "yarn", "linear": "stretched positions", "longrope": "longrope"}

@@ -186,7 +186,7 @@ class Editor:
         if is_plain(text):
             return "str"
         raise UsageError(
-            f"{what}: of which type?", found=text, hint=f"{key}={text}:str, or :u32, :f32, :bool, :[i32] …"
+            f"{what}: its type is not stated", found=text, hint=f"{key}={text}:str, or :u32, :f32, :bool, :[i32] …"
         )
 
     def _set_item(self, key: str, index: int, declared: str, option: str) -> None:
@@ -201,7 +201,7 @@ class Editor:
             raise UsageError(f"{option} {key}: type of an item", found=kind, expected=own)
         self._guard(key, option)
         if key in self.after:
-            raise UsageError(f"{option}: key is changed already", found=key)
+            raise UsageError(f"{option}: key is changed twice", found=key)
         self.items.setdefault(key, {})[index] = value_of(text, own, f"{option} {key}[{index}]").data
 
     def _guard(self, key: str, option: str) -> None:
@@ -213,7 +213,7 @@ class Editor:
     def _put(self, key: str, value: Value | None, option: str) -> None:
         self._guard(key, option)
         if key in self.after or key in self.items:
-            raise UsageError(f"{option}: key is changed already", found=key)
+            raise UsageError(f"{option}: key is changed twice", found=key)
         self.after[key] = value
 
     def chat_template(self, path: str) -> None:

@@ -75,7 +75,7 @@ def stripped(changes: Changes, parts: Sequence[Part]) -> Changes:
     left = [tensor for tensor in part.tensors if tensor.name not in gone]
     after |= _counted_again(part.metadata, part.tensors, left)
     if taken := next((key for key in after if key in changes.after), None):
-        raise UsageError("--strip-mtp: key is changed already", found=taken)
+        raise UsageError("--strip-mtp: key is changed twice", found=taken)
     before = {key: part.metadata.get(key) for key in after}
     return replace(changes, before={**changes.before, **before}, after={**changes.after, **after}, dropped=gone)
 

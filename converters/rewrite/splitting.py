@@ -104,7 +104,7 @@ def plan_merge(parts: Sequence[Part], out: str | None) -> NewFile:
 def _whole_name(path: str) -> str:
     name = shard_of(path)
     if name is None:
-        raise UsageError("no name to write to", path=path, hint="--outfile FILE")
+        raise UsageError("no output name", path=path, hint="--outfile FILE")
     return f"{name.stem}.gguf"
 
 

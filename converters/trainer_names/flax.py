@@ -33,7 +33,7 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
         *outer, last = name.split("/")
         new = ".".join((*outer, _LAST.get(last, last)))
         if new in tensors:
-            raise UnexpectedTensorError("two tensors of one name", path=checkpoint.path, found=new)
+            raise UnexpectedTensorError("duplicate tensor name", path=checkpoint.path, found=new)
         rank = len(ref.shape)
         if last == "kernel" and rank > 1:
             order = _PICTURES if rank == 4 else tuple(reversed(range(rank)))

@@ -140,7 +140,7 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
     tensors: dict[str, TensorRef] = {}
     for ref in _renamed(checkpoint, family):
         if ref.name in tensors:
-            raise UnexpectedTensorError("two tensors of one name", path=checkpoint.path, found=ref.name)
+            raise UnexpectedTensorError("duplicate tensor name", path=checkpoint.path, found=ref.name)
         tensors[ref.name] = ref
     return renamed(checkpoint, NAME, tensors)
 

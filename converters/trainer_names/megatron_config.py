@@ -69,7 +69,9 @@ def configuration(args: Mapping[str, Any], path: str) -> dict[str, Any]:
     if name is None:
         shown = ("normalization", "swiglu", "squared_relu", "add_bias_linear", "qk_layernorm", "num_experts")
         found = ", ".join(f"{key}={args.get(key)}" for key in shown)
-        raise UnsupportedError("arguments of no class that is known here", path=path, found=found, hint=_HINT)
+        raise UnsupportedError(
+            "the training arguments fit no model class that is read", path=path, found=found, hint=_HINT
+        )
     made = {"architectures": [name], **(_gpt2(args, path) if name == "GPT2LMHeadModel" else _decoder(args, name, path))}
     vocab = args.get("vocab_size") or args.get("padded_vocab_size")
     return {**made, **({"vocab_size": vocab} if isinstance(vocab, int) else {})}
@@ -128,7 +130,7 @@ def _decoder(args: Mapping[str, Any], name: str, path: str) -> dict[str, Any]:
     if name == "NemotronForCausalLM":
         made["partial_rotary_factor"] = part
     elif part != 1.0:
-        raise UnsupportedError("heads that turn in part", path=path, found=part, expected=1.0, hint=_HINT)
+        raise UnsupportedError("only a part of each head is rotated", path=path, found=part, expected=1.0, hint=_HINT)
     if args.get("use_rope_scaling"):
         factor = _real(args, "rope_scaling_factor", 8.0, path)
         made["rope_scaling"] = {"rope_type": "llama3", "factor": factor, **_LLAMA3}

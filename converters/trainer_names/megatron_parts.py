@@ -136,7 +136,7 @@ def _gate_and_up(ref: TensorRef, inner: str, gated: bool, path: str) -> Iterator
 
 def _add(whole: Whole, name: str, ref: TensorRef, path: str) -> None:
     if name in whole.tensors:
-        raise DuplicateError("two tensors of one name", path=path, found=name)
+        raise DuplicateError("duplicate tensor name", path=path, found=name)
     whole.tensors[name] = replace(ref, name=name)
 
 

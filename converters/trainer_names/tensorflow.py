@@ -50,7 +50,7 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
         elif (first.shape, first.type) == (found.shape, found.type):
             dropped.append(Dropped(replace(found, name=name), _SHARED, same_as=first))
         else:
-            raise UnexpectedTensorError("two tensors of one name", path=checkpoint.path, found=new)
+            raise UnexpectedTensorError("duplicate tensor name", path=checkpoint.path, found=new)
     return replace(renamed(checkpoint, NAME, tensors), dropped=tuple(dropped))
 
 

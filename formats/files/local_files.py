@@ -224,4 +224,4 @@ def _real_path(fd: int, path: str) -> str:
             return real
     except OSError:
         pass
-    raise ChangedError("was exchanged while it was opened", path=path)
+    raise ChangedError("was replaced while it was opened", path=path)

@@ -66,7 +66,7 @@ class Opened:
             try:
                 now = Stamp.of(here.stat_file(path))
             except OSError as error:
-                raise ChangedError(f"gone while it was read: {error.strerror}", path=path) from None
+                raise ChangedError(f"disappeared while it was read: {error.strerror}", path=path) from None
             if now != before:
                 raise ChangedError(
                     "changed while it was read",
@@ -116,7 +116,7 @@ def refuse_sources(targets: Iterable[str], sources: Mapping[Identity, str]) -> N
             source = sources.get((status.st_dev, status.st_ino))
             if source is not None:
                 raise RefusedError(
-                    "would replace what it is made of",
+                    "the output would replace its own source",
                     path=target,
                     found=f"the same file as {source}",
                     hint="write to another name",

@@ -101,7 +101,10 @@ class OutputFolder:
             status = os.lstat(os.path.join(self.target, name))
             if (status.st_dev, status.st_ino) in self._sources:
                 raise RefusedError(
-                    "would replace what it is made of", path=self.target, found=name, hint="write to another name"
+                    "the output would replace its own source",
+                    path=self.target,
+                    found=name,
+                    hint="write to another name",
                 )
 
     def _resume(self) -> None:

@@ -157,7 +157,7 @@ def lay_out(
         end = align(end + nbytes, alignment)
     if len({tensor.name for tensor in placed}) != len(placed):
         names = [tensor.name for tensor in placed]
-        raise DuplicateError("tensor name twice", found=next(n for n in names if names.count(n) > 1))
+        raise DuplicateError("duplicate tensor name", found=next(n for n in names if names.count(n) > 1))
     header = packer.header(metadata, placed)
     header += bytes(align(len(header), alignment) - len(header))
     absolute = {t.name: Placed(t.name, t.type, t.shape, t.offset + len(header), t.nbytes) for t in placed}
@@ -230,7 +230,7 @@ def lay_out_packed(
         _checked_size(tensor.name, tensor.type, tensor.shape)
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
-        raise DuplicateError("tensor name twice", found=next(n for n in names if names.count(n) > 1))
+        raise DuplicateError("duplicate tensor name", found=next(n for n in names if names.count(n) > 1))
     header = _Packer(version, big_endian).assembled(keys, tensors)
     header += bytes(align(len(header), alignment) - len(header))
     placed = {t.name: Placed(t.name, t.type, t.shape, t.offset + len(header), t.nbytes) for t in tensors}

@@ -142,7 +142,7 @@ def inflated(source: Source, start: int, stop: int, kind: str, path: str) -> Ite
             given = source.read(at, min(READ, stop - at))
             at += len(given)
             if not given:
-                raise TruncatedError("what is compressed is cut short", path=path, offset=at)
+                raise TruncatedError("the compressed file is cut short", path=path, offset=at)
         piece, given = _step(state, given, source, kind, at), b""
         if piece:
             yield piece

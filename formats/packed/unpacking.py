@@ -104,7 +104,7 @@ class Unpacked(Window):
             except OSError as error:
                 raise of_os(error, "what was unpacked cannot be read", self.path, offset) from None
             if not count:
-                raise TruncatedError("what was unpacked is cut short", path=self.path, offset=offset)
+                raise TruncatedError("the unpacked file is cut short", path=self.path, offset=offset)
             buffer, offset = buffer[count:], offset + count
 
 
@@ -124,7 +124,7 @@ def unpack(whole: Source, pieces: Iterable[bytes], packed: int, hint: str) -> Un
     for piece in pieces:
         if size + len(piece) > most:
             raise RefusedError(
-                "expands beyond all measure: no weights shrink so much",
+                "the file expands to far more than weights can be compressed to",
                 path=whole.path,
                 found=f"more than {most:,} bytes of {packed:,}",
                 hint=f"if it is a model all the same, unpack it: {hint}",

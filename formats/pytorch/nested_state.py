@@ -33,9 +33,9 @@ def find_model(entries: Iterable[tuple[tuple[Any, ...], View | None]], path: str
         for key in keys[:-1]:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise InconsistentError("an entry and a dictionary of one name", path=path, found=str(keys))
+                raise InconsistentError("one name for a tensor and for a dictionary", path=path, found=str(keys))
         if keys[-1] in inner:
-            raise DuplicateError("two entries of one name", path=path, found=str(keys))
+            raise DuplicateError("duplicate entry name", path=path, found=str(keys))
         inner[keys[-1]] = entry
     aside = {key: value for key, value in root.items() if _is_optimizer(value)}
     if any(isinstance(root.get(key), dict) for key in WRAPPERS):
@@ -69,5 +69,5 @@ def plain_names(names: Iterable[str], path: str) -> dict[str, str]:
     for added in _ADDED:
         plain = {name: short.replace(added, "") for name, short in plain.items()}
     if len(set(plain.values())) < len(plain):
-        raise DuplicateError("two tensors of one name, once modules around them are left out", path=path)
+        raise DuplicateError("duplicate tensor name once wrapping modules are left out", path=path)
     return plain

@@ -192,7 +192,9 @@ def _find_zip64(source: Source, at: int, short: _Directory) -> tuple[_Directory,
     pairs = ((short.offset, offset, _U32), (short.nbytes, nbytes, _U32), (short.count, count, _U16))
     for found, expected, unset in pairs:
         if found not in (expected, unset):
-            raise InconsistentError("the two end records", path=source.path, offset=at, found=found, expected=expected)
+            raise InconsistentError(
+                "the two end records differ", path=source.path, offset=at, found=found, expected=expected
+            )
     return _Directory(offset, nbytes, count), place
 
 
@@ -258,7 +260,9 @@ def _read_entry(source: Source, line: _Listed, limit: int) -> tuple[Entry, int]:
         raise CorruptError(f"local header of {_shown(line)}", path=path, offset=at, found=mark, expected=b"PK\3\4")
     if name_size != len(line.name) or head[_LOCAL.size :] != line.name:
         local = source.read(at + _LOCAL.size, min(name_size, limit - at - _LOCAL.size))
-        raise InconsistentError("an entry's two names", path=path, offset=at, found=local, expected=line.name)
+        raise InconsistentError(
+            "an entry has two different names", path=path, offset=at, found=local, expected=line.name
+        )
     if line.flags & _ENCRYPTED or flags & _ENCRYPTED:
         raise UnsupportedError(f"entry {_shown(line)} is encrypted", path=path, offset=at)
     name = _name(line, path)

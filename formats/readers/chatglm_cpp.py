@@ -214,7 +214,7 @@ def _tensors(source: Source, at: int) -> dict[str, TensorRef]:
             raise OutOfRangeError("tensors", path=source.path, offset=at, expected=f"at most {MAX_GGML_TENSORS}")
         ref = _tensor(Cursor(source, at))
         if ref.name in found:
-            raise DuplicateError("two tensors of one name", path=source.path, offset=at, found=ref.name)
+            raise DuplicateError("duplicate tensor name", path=source.path, offset=at, found=ref.name)
         found[ref.name] = ref
         at = ref.spans[0].offset + ref.nbytes
     return found

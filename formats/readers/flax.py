@@ -324,7 +324,7 @@ def _contents(source: Source, number: int) -> _Contents:
         elif prefix and not name.startswith((prefix, "batch_stats/")):
             held.dropped.append(Dropped(ref, TRAINING))
         elif short in held.tensors:
-            raise DuplicateError("two tensors of one name", path=source.path, found=short)
+            raise DuplicateError("duplicate tensor name", path=source.path, found=short)
         else:
             held.tensors[short] = ref if short == name else replace(ref, name=short)
     return held

@@ -180,7 +180,9 @@ def _tables(files: Sequence[Source]) -> Iterator[_Table]:
 def read_table(source: Source, file: int = 0) -> _Table:
     """Return the tensors of one file in the order of their bytes. Reads the header only."""
     if source.size < PREFIX:
-        raise TruncatedError("no room for the header's length", path=source.path, offset=0, found=source.size)
+        raise TruncatedError(
+            "the file is too short for a safetensors header", path=source.path, offset=0, found=source.size
+        )
     length = int.from_bytes(source.read(0, PREFIX), "little")
     if length > MAX_JSON or length > source.size - PREFIX:
         refuse_foreign(source.read(0, min(source.size, HEAD_BYTES)), source.path)

@@ -37,32 +37,42 @@ class ApplyRequest:
         declare(Kind.NUMBER, "Worker processes (default: cores).", "--jobs", "-j", least=1, most=MOST_JOBS),
     ] = None
     threads: Annotated[
-        int | None, declare(Kind.NUMBER, "Threads a worker (default: cores / jobs).", "--threads", least=1)
+        int | None, declare(Kind.NUMBER, "Threads of each worker (default: cores / jobs).", "--threads", least=1)
     ] = None
     engine: Annotated[str, declare(Kind.TEXT, "local, or ray for a cluster.", "--engine")] = "local"
     address: Annotated[
-        str | None, declare(Kind.TEXT, "Of the cluster (default: RAY_ADDRESS, or local).", "--ray-address")
+        str | None, declare(Kind.TEXT,
+                "Address of the Ray cluster (default: RAY_ADDRESS, or this machine).",
+                "--ray-address")
     ] = None
     ledger: Annotated[str | None, declare(Kind.TEXT, "Path, URL, or env:NAME (default: PLAN.ledger).", "--ledger")] = (
         None
     )
     shard: Annotated[
-        str | None, declare(Kind.TEXT, "Only share I of N, from 1.", "--shard", metavar="I/N")
+        str | None, declare(Kind.TEXT,
+                "Do only the I-th of N shares of the models, I from 1: for several machines.",
+                "--shard", metavar="I/N")
     ] = None
     retry_failed: Annotated[
         bool, declare(Kind.FLAG, "Try what failed or was quarantined again.", "--retry-failed")
     ] = False
     max_disk: Annotated[
-        int | str | None, declare(Kind.SIZE, "Refuse to take more room than this.", "--max-disk", metavar="SIZE")
+        int | str | None, declare(Kind.SIZE,
+                "Refuse to begin if more disk space than this would be taken.",
+                "--max-disk", metavar="SIZE")
     ] = None
     memory: Memory = "4GiB"
     timeout: Annotated[
-        float | None, declare(Kind.SECONDS, "Seconds a model (default: by size).", "--timeout", least=0)
+        float | None, declare(Kind.SECONDS, "Seconds that a model may take (default: by size).", "--timeout", least=0)
     ] = None
     attempts: Annotated[
-        int, declare(Kind.NUMBER, "Times a model may end its worker.", "--attempts", least=1)
+        int, declare(Kind.NUMBER,
+                "Give a model up when its worker process has ended so many times.",
+                "--attempts", least=1)
     ] = 3
-    scratch: Annotated[str | None, declare(Kind.TEXT, "Folder for what passes through.", "--scratch")] = None
+    scratch: Annotated[str | None, declare(Kind.TEXT,
+            "Folder for temporary files: blocks of remote sources, outputs on their way to a store.",
+            "--scratch")] = None
     cache: Annotated[int | str, declare(Kind.SIZE, "Disk cache for remote sources.", "--cache", metavar="SIZE")] = (
         "64GiB"
     )
@@ -75,7 +85,9 @@ class ApplyRequest:
     ] = False
     delete_despite_drops: Annotated[
         bool,
-        declare(Kind.FLAG, "Also weights of which the output does not hold all.", "--delete-despite-drops"),
+        declare(Kind.FLAG,
+                "With --delete-source: also weights of which the output does not hold everything.",
+                "--delete-despite-drops"),
     ] = False
     allow_outside_dest: Annotated[
         bool, declare(Kind.FLAG, "Follow lines of the plan that write outside its dest.", "--allow-outside-dest")

@@ -31,14 +31,18 @@ class PlanCommand:
     _: KW_ONLY
     out: Annotated[str, declare(Kind.TEXT, "The plan to write.", "--outfile", "-o")]
     dest: Annotated[
-        str | None, declare(Kind.TEXT, "Folder or URL (default: beside the sources).", "--dest")
+        str | None, declare(Kind.TEXT, "Folder or URL of the outputs (default: beside the sources).", "--dest")
     ] = None
     digest: Annotated[
         bool | None,
-        declare(Kind.FLAG, "Read files of equal size whole to prove duplicates.", "--digest", "--no-digest"),
+        declare(Kind.FLAG,
+                "Read files of equal size whole to prove duplicates (default: on disks, not in stores).",
+                "--digest", "--no-digest"),
     ] = None
     jobs: Annotated[
-        int | None, declare(Kind.NUMBER, "Processes that read headers.", "--jobs", "-j", least=1, most=256)
+        int | None, declare(Kind.NUMBER,
+                "Processes that read headers (default: cores).",
+                "--jobs", "-j", least=1, most=256)
     ] = None
     follow_redirects: Annotated[bool, declare(Kind.FLAG, "Follow redirects to other hosts.", "--follow-redirects")] = (
         False

@@ -76,7 +76,7 @@ def _app(arguments: list[str], alone: bool) -> Any:
     app = typer.Typer(
         name="ggferry",
         cls=PlainGroup,
-        help="Carries language-model weights out of legacy and training formats into GGUF v3, and proves the result.",
+        help="Converts language-model weights from legacy and training formats to GGUF v3, and proves the result.",
         no_args_is_help=not alone,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

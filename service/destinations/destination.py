@@ -90,4 +90,4 @@ def destination(
 
 def _check_one(out: str, several: bool) -> None:
     if several:
-        raise UsageError("several types, and one name for them", found=out, expected="one --outtype")
+        raise UsageError("several types need several names of outputs", found=out, expected="one --outtype")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ggferry.converters.tokenizers.tokenizer import Tokenizer
     from ggferry.formats.files.opened_files import Identity
 
-_MODEL = "A model of any container and any dialect; a path or a URL."
+_MODEL = "A model in any format; a path or a URL."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,16 @@ class CompareRequest:
     first: Annotated[StrPath, argument(f"The base. {_MODEL}", metavar="A")]
     second: Annotated[
         StrPath | None,
-        argument("What is judged. Left out: the base alone is written to --kl-divergence-base.", metavar="B"),
+        argument("The model to judge. Without it, only --kl-divergence-base is written.", metavar="B"),
     ] = None
     text: Annotated[
         StrPath | None, declare(Kind.TEXT, "The text.", "--text", "-f", metavar="FILE", python="A file of text.")
     ] = None
     _: KW_ONLY
     others: Annotated[
-        Sequence[StrPath], argument("Further models that are judged; the base passes once.", Kind.FILES, metavar="C")
+        Sequence[StrPath], argument(
+                "Further models to judge; the base is computed once for all.",
+                Kind.FILES, metavar="C")
     ] = ()
     context: Annotated[int, declare(Kind.NUMBER, "Tokens of a chunk.", "--ctx", "-c")] = 512
     chunks: Annotated[int | None, declare(Kind.NUMBER, "The most chunks (default: all).", least=1)] = None
@@ -61,7 +63,9 @@ class CompareRequest:
     ] = None
     kl_divergence: Annotated[
         bool,
-        declare(Kind.FLAG, "Read --kl-divergence-base in the place of a base: every model is judged, without a text."),
+        declare(Kind.FLAG,
+                "Take the base's predictions from --kl-divergence-base: A is judged, too, and "
+                "--text is not needed."),
     ] = False
     jobs: Jobs = None
     device: Device = "cpu"

@@ -32,7 +32,7 @@ class DiffRequest:
     first: Annotated[StrPath, argument("A model of any container; a path or a URL.", metavar="FIRST")]
     second: Annotated[
         StrPath,
-        argument("The same.", metavar="SECOND",
+        argument("The model to compare it with; a path or a URL.", metavar="SECOND",
                  python="Another one. Of another container, it is compared by the roles of tensors, through their "
                  "layouts."),
     ]

@@ -83,10 +83,12 @@ class EditRequest(EditChanges):
                 python="Key → a file whose text becomes the value."),
     ] = None
     chat_template: Annotated[
-        StrPath | None, declare(Kind.TEXT, "A template, or a JSON file with one or several.", metavar="FILE")
+        StrPath | None, declare(Kind.TEXT,
+                "Set the chat template: a template, or a JSON file with one or several.",
+                metavar="FILE")
     ] = None
     allow_broken: Annotated[
-        bool, declare(Kind.FLAG, "Write a model that is no longer understood.")
+        bool, declare(Kind.FLAG, "Write the file although ggferry no longer understands its model.")
     ] = False
     force: Force = False
     progress: ReportProgress = silent

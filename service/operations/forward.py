@@ -58,10 +58,10 @@ class ForwardRequest(ModelOptions):
 
 @dataclass(frozen=True, slots=True)
 class ForwardCommand(ModelOptions):
-    """Run the reference forward pass: a row a token, logits of the vocabulary, or of an encoder alone its states.
+    """Run the reference forward pass: a row of logits for each token; of a model that is an encoder alone, of states.
 
-    T5 reads the tokens and continues its decoder's start token by them; Whisper's decoder is given them, over the
-    spectrum of --mel or a fixed one. A vision or audio encoder (an mmproj file, or a checkpoint with --image,
+    T5 encodes the tokens, and its decoder is given them behind its start token; Whisper's decoder is given them, over
+    the spectrum of --mel or a fixed one. A vision or audio encoder (an mmproj file, or a checkpoint with --image,
     --audio or --pixels) gives the rows that stand for the picture or the recording.
 
     --embed and --score read texts instead, and print JSON where --out names no .npy file.

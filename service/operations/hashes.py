@@ -35,7 +35,9 @@ class HashRequest:
     path: Annotated[StrPath, argument("A model of any container; a path or a URL.")]
     algorithm: Annotated[
         str | Sequence[str],
-        declare(Kind.TEXTS, "sha256 (the default), blake3, sha1, xxh64, uuid.", "--algorithm", "-a", metavar="NAME",
+        declare(Kind.TEXTS,
+                "sha256 (the default), blake3, sha1, xxh64 or uuid; repeatable.",
+                "--algorithm", "-a", metavar="NAME",
                 python="'sha256', 'blake3', 'sha1', 'xxh64' or 'uuid'."),
     ] = "sha256"
     _: KW_ONLY
@@ -56,7 +58,7 @@ class HashCommand(HashRequest):
     ] = True
     check: Annotated[
         StrPath | None,
-        declare(Kind.TEXT, "Compare with what was written down, by its strongest.", "--check", "-c",
+        declare(Kind.TEXT, "Compare with a manifest that hash printed, by its strongest algorithm.", "--check", "-c",
                 metavar="MANIFEST"),
     ] = None
     follow_redirects: FollowRedirects = False

@@ -58,8 +58,8 @@ class ImatrixRequest:
                 "-o"),
     ] = "imatrix.gguf"
     chunk_size: Annotated[int, declare(Kind.NUMBER, "Tokens a chunk.", least=2)] = 512
-    chunks: Annotated[int | None, declare(Kind.NUMBER, "At most so many chunks.", least=1)] = None
-    process_output: Annotated[bool, declare(Kind.FLAG, "Also output.weight.")] = False
+    chunks: Annotated[int | None, declare(Kind.NUMBER, "At most so many chunks (default: all).", least=1)] = None
+    process_output: Annotated[bool, declare(Kind.FLAG, "Measure output.weight, too.")] = False
     in_files: Annotated[
         Sequence[StrPath],
         declare(Kind.TEXTS, "An earlier matrix of this model, to whose sums the new ones are added; repeatable.",
@@ -81,7 +81,7 @@ class ImatrixCommand(ImatrixRequest):
 
     _: KW_ONLY
     show_statistics: Annotated[
-        bool, declare(Kind.FLAG, "What a matrix says, as llama-imatrix prints it; FILE is the matrix.")
+        bool, declare(Kind.FLAG, "Print the statistics of the matrix FILE as llama-imatrix does.")
     ] = False
     follow_redirects: FollowRedirects = False
     as_json: AsJson = False

@@ -47,10 +47,13 @@ class InspectCommand(InspectRequest):
     hexadecimal: Annotated[bool, declare(Kind.FLAG, "Only an annotated dump of the header's bytes.", "--hex")] = False
     sizes: Annotated[bool, declare(Kind.FLAG, "Only the bytes by type and use, and the memory.")] = False
     context: Annotated[
-        Sequence[int], declare(Kind.NUMBERS, "A context length for the memory; repeatable.", least=1)
+        Sequence[int], declare(Kind.NUMBERS,
+                "Show the memory at this context length; repeatable (default: 4096, 32768 and the model's own).",
+                least=1)
     ] = ()
     cache_type: Annotated[
-        Sequence[str], declare(Kind.TEXTS, "A type of its cache: f16, q8_0, …; repeatable.")
+        Sequence[str], declare(Kind.TEXTS,
+                "Show the memory with a KV cache of this type; repeatable (default: f16, q8_0 and q4_0).")
     ] = ()
     data_offset: Annotated[bool, declare(Kind.FLAG, "Only the byte at which the tensors of a GGUF file begin.")] = False
     data_alignment: Annotated[bool, declare(Kind.FLAG, "Only the alignment of a GGUF file.")] = False

@@ -34,8 +34,8 @@ class MergeRequest:
 
     path: Annotated[
         StrPath | Sequence[StrPath],
-        argument("A shard, or a piece; of pieces, or all in order. Behind one: the file to write. Or a model without "
-                 "blocks that predict further tokens, and the file of these alone.", Kind.FILES,
+        argument("A shard; or a piece of a cut file, or all its pieces in order; or a model without MTP layers and the "
+                 "file of these. Behind a single one: the file to write.", Kind.FILES,
                  python="A shard, or a piece such as 'model.gguf.part1of2': the others are found by its name. Or all "
                  "pieces, in order. Or a model without blocks that predict further tokens, and the file of these."),
     ]
@@ -150,7 +150,7 @@ def _model_and_blocks(request: MergeRequest) -> tuple[str, str, str] | None:
     if not is_graft(named):
         return None
     if request.out is None:
-        raise UsageError("a model and its MTP layers: no name to write to", hint="--outfile FILE")
+        raise UsageError("a model and its MTP layers: no output name", hint="--outfile FILE")
     return named[0], named[1], os.fspath(request.out)
 
 

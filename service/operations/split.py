@@ -50,7 +50,7 @@ class SplitCommand(SplitRequest):
     """Cut a GGUF file into shards, 128 tensors each by default; no tensor is cut."""
 
     name: Annotated[
-        StrPath | None, argument("As --outfile; llama-gguf-split's order.", Kind.TEXT, metavar="OUT")
+        StrPath | None, argument("The same as --outfile, where llama-gguf-split has it.", Kind.TEXT, metavar="OUT")
     ] = None
     _: KW_ONLY
     check: Annotated[

@@ -14,7 +14,7 @@ from ggferry.service.operation import FollowRedirects, StrPath, argument, declar
 from ggferry.support.records import dataclass
 
 _PATH = argument("A model or vocabulary file, or a folder; a path or a URL.")
-_SPECIAL = declare(Kind.FLAG, "Texts of control tokens become those tokens.")
+_SPECIAL = declare(Kind.FLAG, "Encode the text of a control token as that token.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TokenizeCommand(VocabularyOptions):
 
     path: Annotated[StrPath, _PATH]
     _: KW_ONLY
-    texts: Annotated[Sequence[str], declare(Kind.TEXTS, "Text to encode; may be repeated.", "--text")] = ()
+    texts: Annotated[Sequence[str], declare(Kind.TEXTS, "Text to encode; repeatable.", "--text")] = ()
     text_file: Annotated[StrPath | None, declare(Kind.TEXT, "Encode each line of this UTF-8 file.", "--file")] = None
     bos: Annotated[
         bool, declare(Kind.FLAG, "Without the beginning-of-sequence token.", "--no-bos", negated=True)

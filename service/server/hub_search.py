@@ -57,7 +57,7 @@ class HubSearch:
             raise UsageError("a repository of the Hub", found=repository[:200], expected="OWNER/NAME")
         if not any(_is_below(HUB + repository, root) for root in self.roots):
             hint = "--root hf:// or hf://OWNER, where the server is started"
-            raise AccessError("below no root of this server", path=HUB + repository, hint=hint)
+            raise AccessError("not below a root of this server", path=HUB + repository, hint=hint)
         found: list[HubFile] = self._within(("files", repository), lambda: weights(repository, MOST_FILES))
         return found
 

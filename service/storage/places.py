@@ -98,7 +98,7 @@ def file_system(scheme: str) -> Any:
         hint = f"pip install 'ggferry[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "install what fsspec names"
         raise UsageError(f"{scheme}:// needs a package that is not here: {error}", hint=hint) from None
     except ValueError as error:
-        raise UsageError(f"no such kind of place: {error}", found=f"{scheme}://") from None
+        raise UsageError(f"unknown kind of URL: {error}", found=f"{scheme}://") from None
 
 
 def reach(url: str) -> tuple[Any, str]:

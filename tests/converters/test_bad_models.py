@@ -395,9 +395,9 @@ H_LIST: dict[str, tuple[Callable[[Path], Path], Change, type[e.GgferryError], st
         merged,
         file("tokenizer.json", None),
         e.MissingError,
-        "the vocabulary.*tokenizer.json.*--tokenizer",
+        "tokenizer file was found.*tokenizer.json.*--tokenizer",
     ),
-    "H04 no tokenizer.model": (hf_llama, file("tokenizer.model", None), e.MissingError, "no file tells"),
+    "H04 no tokenizer.model": (hf_llama, file("tokenizer.model", None), e.MissingError, "no tokenizer file"),
     "H05 fewer rows than tokens": (
         merged,
         embedded(390),

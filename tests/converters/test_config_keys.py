@@ -468,7 +468,7 @@ def test_a_multiplier_of_zero_is_refused_by_name(name: str, key: str) -> None:
     config, _ = stated(name)
     for zero in (0, 0.0):
         assert key in config
-        with pytest.raises(UnsupportedError, match=f"{key}.*: readers of GGUF take this value for none: found 0"):
+        with pytest.raises(UnsupportedError, match=f"{key}.*: GGUF readers take this value as absent: found 0"):
             bound({**config, key: zero})
 
 

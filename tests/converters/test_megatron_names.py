@@ -22,6 +22,7 @@ from ggferry.converters.trainer_names.recognize import with_known_names
 from ggferry.converters.understand import understand
 from ggferry.formats import errors as e
 from ggferry.formats.checkpoint_folder.trainer_folders import iteration_folder
+from helpers.checkpoints import MEGATRON_LLAMA as LLAMA
 from helpers.third_party_fixtures import FIXTURES
 
 MEGATRON = FIXTURES / "training" / "megatron"
@@ -65,21 +66,6 @@ def test_configuration_beside_it_wins(tmp_path: Path) -> None:
     graph = understand(held)
     assert graph.checkpoint.metadata["architectures"] == ["MistralForCausalLM"]
     assert graph.checkpoint.metadata["vocab_size"] == 90
-
-
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 90,
-    "tie_word_embeddings": False,
-}
 
 
 # --- NeMo: the parts as its save_restore_connector lays them -----------------------------------
@@ -172,8 +158,8 @@ BAD: dict[str, tuple[Callable[[dict[str, Any], Namespace], Any], type[e.GgferryE
     "experts otherwise": (lambda s, a: setattr(a, "expert_tensor_parallel_size", 1), e.UnsupportedError, "expert"),
     "attention": (lambda s, a: setattr(a, "multi_latent_attention", True), e.UnsupportedError, "multi-latent"),
     "pairs": (lambda s, a: setattr(a, "rotary_interleaved", True), e.UnsupportedError, "rotary-interleaved"),
-    "no class": (lambda s, a: setattr(a, "add_bias_linear", True), e.UnsupportedError, "no class"),
-    "in part": (lambda s, a: setattr(a, "rotary_percent", 0.5), e.UnsupportedError, "turn in part"),
+    "no class": (lambda s, a: setattr(a, "add_bias_linear", True), e.UnsupportedError, "no model class"),
+    "in part": (lambda s, a: setattr(a, "rotary_percent", 0.5), e.UnsupportedError, "part of each head"),
     "no number": (lambda s, a: setattr(a, "rotary_base", "x"), e.MissingError, "rotary-base"),
     "no sizes": (lambda s, a: setattr(a, "hidden_size", None), e.MissingError, "hidden-size"),
     "heads": (lambda s, a: setattr(a, "num_attention_heads", 6), e.ShapeError, "rows of"),

@@ -99,7 +99,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any], type[e.Ggf
         lambda s: s.update({QKV.replace("qkv", "attn"): s[QKV]}),
         {},
         e.UnexpectedTensorError,
-        "one name",
+        "duplicate tensor name",
     ),
 }
 

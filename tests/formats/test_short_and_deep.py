@@ -158,6 +158,6 @@ def test_a_reader_that_recurses_ends_in_words() -> None:
     def down(n: int) -> int:
         return down(n + 1) + 1
 
-    with pytest.raises(OutOfRangeError, match="nested deeper") as caught, limited("/the/file"):
+    with pytest.raises(OutOfRangeError, match="nested too deeply") as caught, limited("/the/file"):
         down(0)
     assert caught.value.path == "/the/file"

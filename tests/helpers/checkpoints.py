@@ -62,3 +62,19 @@ def write_checkpoint(folder: Path, fixtures: Path, shards: int = 1, seed: int = 
         where |= dict.fromkeys(mine, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     return folder
+
+
+MEGATRON_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 90,
+    "tie_word_embeddings": False,
+}
+"""The config.json of fixtures/training/megatron/llama."""

@@ -59,6 +59,35 @@ def test_every_link_between_pages_leads_somewhere() -> None:
     assert links and not [(page.name, link) for page, link in links if not (page.parent / link).exists()]
 
 
+OF_OURS = re.compile(
+    r"(?<![\w/])(?:support|quant|formats|converters|service|tests|benchmarks)/[\w/]+\.(?:py|txt|json)\b"
+)
+
+
+def test_every_page_names_files_that_exist() -> None:
+    pages = [name for name in tracked() if name.endswith(".md") and name != "CHANGELOG.md"]
+    named = [(page, path) for page in pages for path in OF_OURS.findall((ROOT / page).read_text())]
+    assert len(named) > 100 and not [(page, path) for page, path in named if "NAME" not in path and not exists(path)]
+
+
+def slugs(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    headings = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"^#+ (.*)$", text, re.M))
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_anchor_is_a_heading() -> None:
+    pages = [path for path in map(ROOT.joinpath, tracked()) if path.suffix == ".md"]
+    found = [
+        (page, page.parent / name if name else page, anchor)
+        for page in pages
+        for name, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text())
+        if "://" not in name
+    ]
+    assert found and not [(page.name, anchor) for page, to, anchor in found if anchor not in slugs(to)]
+
+
 def test_the_code_cites_what_a_clone_has() -> None:
     code = {name: (ROOT / name).read_text() for name in tracked() if name.endswith((".py", ".md", ".toml"))}
     cited = {page for name, text in code.items() if name.endswith(".py") for page in CITED.findall(text)}

@@ -131,7 +131,10 @@ def read_manifest(text: str, path: str, tensors: Mapping[str, Any]) -> Manifest:
             continue
         if len(words) < 3 or words[0] not in ALGORITHMS:
             raise CorruptError(
-                f"line {number} is none of a manifest", path=path, found=line, expected="ALGORITHM  DIGEST  FILE:TENSOR"
+                f"line {number} is not a line of a manifest",
+                path=path,
+                found=line,
+                expected="ALGORITHM  DIGEST  FILE:TENSOR",
             )
         place = (words[0], _tensor_of(words[2], tensors))
         if declared.setdefault(place, words[1].lower()) != words[1].lower():

@@ -98,7 +98,7 @@ def _source(inputs: TokenizerInputs) -> Source:
         if source.probe(inputs.sidecars):
             return source
     raise MissingError(
-        "no file tells the vocabulary",
+        "no tokenizer file was found",
         path=inputs.sidecars.place,
         expected="one of " + "; ".join(source.files for source in sources),
     )

@@ -42,7 +42,9 @@ def read(path: str) -> RawVocab:
     finally:
         source.close()
     if max(map(len, tokens), default=0) != longest:
-        raise CorruptError("no piece is as long as the longest", path=path, offset=0, expected=longest)
+        raise CorruptError(
+            "no piece has the length that the header states for the longest", path=path, offset=0, expected=longest
+        )
     return RawVocab(tuple(CONTROLS.get(token, token) for token in tokens), tuple(scores))
 
 

@@ -115,7 +115,7 @@ def _read(data: bytes, texts: Sequence[str]) -> Answer:
 
 
 def _too_much(library: str, path: str | None, limit: str) -> UnsupportedError:
-    return UnsupportedError(f"{library} takes for ever with this tokenizer", path=path, expected=limit)
+    return UnsupportedError(f"{library} did not finish in time with this tokenizer", path=path, expected=limit)
 
 
 def _failed(library: str, path: str | None, code: int, stderr: bytes, seconds: int) -> UnsupportedError:
@@ -124,7 +124,7 @@ def _failed(library: str, path: str | None, code: int, stderr: bytes, seconds: i
     words = stderr.decode("utf-8", "replace").strip()
     if "MemoryError" in words or "memory allocation" in words or "bad_alloc" in words:
         limit = f"≤ {MEMORY >> 20} MiB"
-        return UnsupportedError(f"{library} takes all memory with this tokenizer", path=path, expected=limit)
+        return UnsupportedError(f"{library} ran out of memory with this tokenizer", path=path, expected=limit)
     if "without end" in words or "retry-limit" in words:
         return _too_much(library, path, "an end")
     words = printable(words.rpartition("\n")[2])

@@ -64,7 +64,7 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
         match = _MODEL.fullmatch(plain[name])
         for made in () if match is None else _made(checkpoint, match[1].removesuffix(".w"), ref, post):
             if made.name in tensors:
-                raise UnexpectedTensorError("two tensors of one name", path=checkpoint.path, found=made.name)
+                raise UnexpectedTensorError("duplicate tensor name", path=checkpoint.path, found=made.name)
             tensors[made.name] = made
         if match is None:
             raise _unknown(checkpoint, ref)

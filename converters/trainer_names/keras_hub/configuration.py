@@ -64,7 +64,7 @@ def configuration(declared: Mapping[str, Any], path: str) -> dict[str, Any]:
     """
     name, registered, own = (declared.get(key) for key in ("class_name", "registered_name", "config"))
     if not isinstance(registered, str) or not registered.startswith(_PACKAGES) or not isinstance(own, Mapping):
-        raise MissingError("config.json is none of a preset of KerasHub", path=path, found=registered, hint=HINT)
+        raise MissingError("config.json is not one of a KerasHub preset", path=path, found=registered, hint=HINT)
     make = _CLASSES.get(name) if isinstance(name, str) else None
     if make is None:
         expected = ", ".join(_CLASSES)

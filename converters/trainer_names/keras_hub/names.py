@@ -151,7 +151,7 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
     tensors: dict[str, TensorRef] = {}
     for ref in _renamed(checkpoint, family):
         if ref.name in tensors:
-            raise UnexpectedTensorError("two tensors of one name", path=checkpoint.path, found=ref.name)
+            raise UnexpectedTensorError("duplicate tensor name", path=checkpoint.path, found=ref.name)
         tensors[ref.name] = ref
     if family is not _GPT2:  # of which config.json says nothing where the class is Llama's
         config = {**config, "tie_word_embeddings": "lm_head.weight" not in tensors}

@@ -18,7 +18,7 @@ Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 def backup(
     context: typer.Context,
     file: Archive,
-    ledger_only: Annotated[bool, typer.Option("--ledger-only", help="Without uploads and outputs.")] = False,
+    ledger_only: Annotated[bool, typer.Option("--ledger-only", help="Leave uploads and outputs out.")] = False,
     with_key: Annotated[
         bool, typer.Option("--with-key", help="Also the key that encrypts secrets in the ledger.")
     ] = False,
@@ -37,7 +37,7 @@ def backup(
 
 
 def restore(context: typer.Context, file: Archive, as_json: Json = False) -> None:
-    """Make the data folder, which must not be there, of a backup; every file is compared with its SHA-256."""
+    """Restore the data folder, which must be empty or absent, from a backup; each file is compared with its SHA-256."""
     from ggferry.service.server.backup import restore as read
 
     settings: Settings = context.obj

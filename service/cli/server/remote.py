@@ -56,12 +56,17 @@ def submit(
     ],
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-O", metavar="NAME=VALUE", help="As a plan's line has it; repeatable."),
+        typer.Option(
+            "--option",
+            "-O",
+            metavar="NAME=VALUE",
+            help="An option of the conversion, such as outtype=q8_0; repeatable.",
+        ),
     ] = None,
     wait_too: Annotated[bool, typer.Option("--wait", help="Wait; exit as the conversion does.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Have a model converted; prints the ids of its jobs."""
+    """Submit a model for conversion, and print the ids of its jobs."""
     client = _client(context)
     jobs = client.submit(source, **_options(option or ()))
     if not wait_too:
@@ -73,7 +78,9 @@ def submit(
 @remote.command(cls=PlainCommand)
 def status(
     context: typer.Context,
-    jobs: Annotated[list[str] | None, typer.Argument(metavar="[JOB…]", help="Ids; none: all by state.")] = None,
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB…]", help="Ids; without one, the number of jobs in each state.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show jobs, or how many there are in each state."""
@@ -124,7 +131,9 @@ def fetch(
 @remote.command(cls=PlainCommand, name="list")
 def list_models(
     context: typer.Context,
-    words: Annotated[list[str] | None, typer.Argument(metavar="[WORD…]", help="Words that the paths hold.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORD…]", help="Only models whose paths have these words.")
+    ] = None,
     state: Annotated[list[str] | None, typer.Option("--state", help="Only this state; repeatable.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -71,11 +71,16 @@ def run(
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, max=256, help="Workers that convert; 0: none here.")] = 1,
     engine: Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.")] = "local",
     ray_address: Annotated[
-        str | None, typer.Option("--ray-address", help="Of the cluster (default: RAY_ADDRESS, or of this machine).")
+        str | None,
+        typer.Option("--ray-address", help="Address of the Ray cluster (default: RAY_ADDRESS, or this machine)."),
     ] = None,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads a worker.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Threads of each worker (default: cores / jobs).")
+    ] = None,
     memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help=f"Memory cap of a worker. {SIZES}")] = "4GiB",
-    timeout: Annotated[float | None, typer.Option("--timeout", min=1, help="Seconds a job (default: by size).")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=1, help="Seconds that a job may take (default: by size).")
+    ] = None,
     max_file: Annotated[
         str, typer.Option("--max-file", metavar="SIZE", help="Largest file a worker may write.")
     ] = "1TiB",
@@ -85,19 +90,31 @@ def run(
         typer.Option("--silence", min=0.1, help="Seconds without a byte after which an upload or a download is ended."),
     ] = 30.0,
     quota: Annotated[
-        str, typer.Option("--quota", metavar="SIZE", help="Uploads and outputs of a token together.")
+        str, typer.Option("--quota", metavar="SIZE", help="Bytes that a token's uploads and outputs may take together.")
     ] = "4TiB",
     rate: Annotated[float, typer.Option("--rate", min=0, help="Requests a second of a token; 0: no limit.")] = 100.0,
     drain: Annotated[float, typer.Option("--drain", min=0, help="Seconds for running jobs after SIGTERM.")] = 30.0,
     keep: Annotated[
         float | None,
-        typer.Option("--keep-outputs", min=0, metavar="DAYS", help="Then outputs and uploads are removed."),
+        typer.Option(
+            "--keep-outputs",
+            min=0,
+            metavar="DAYS",
+            help="Remove outputs and uploads after so many days (default: never).",
+        ),
     ] = None,
     keep_records: Annotated[
-        float | None, typer.Option("--keep-records", min=0, metavar="DAYS", help="Then ended jobs leave the ledger.")
+        float | None,
+        typer.Option(
+            "--keep-records",
+            min=0,
+            metavar="DAYS",
+            help="Remove ended jobs from the ledger after so many days (default: never).",
+        ),
     ] = None,
     keep_audit: Annotated[
-        float, typer.Option("--keep-audit", min=0, metavar="DAYS", help="Then entries leave the audit log.")
+        float,
+        typer.Option("--keep-audit", min=0, metavar="DAYS", help="Remove entries of the audit log after so many days."),
     ] = 365.0,
     proxy: Annotated[
         list[str] | None,
@@ -216,8 +233,10 @@ def add(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="What it is for.")],
     scope: Annotated[str, typer.Option("--scope", help="read, submit or admin.")] = "read",
-    days: Annotated[float | None, typer.Option("--days", min=0, help="Then it expires.")] = None,
-    quota: Annotated[str | None, typer.Option("--quota", metavar="SIZE", help="Bytes it may store.")] = None,
+    days: Annotated[float | None, typer.Option("--days", min=0, help="Days until it expires (default: never).")] = None,
+    quota: Annotated[
+        str | None, typer.Option("--quota", metavar="SIZE", help="Bytes it may store (default: the server's --quota).")
+    ] = None,
     rate: Annotated[float | None, typer.Option("--rate", min=0, help="Requests a second.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -282,8 +301,12 @@ def _moment(seconds: float | None) -> str:
 @serve.command(cls=PlainCommand, name="audit")
 def show_audit(
     context: typer.Context,
-    text: Annotated[str, typer.Argument(metavar="[TEXT]", help="Stands in the actor, action, subject or detail.")] = "",
-    days: Annotated[float | None, typer.Option("--days", min=0, help="Of the last days alone.")] = None,
+    text: Annotated[
+        str, typer.Argument(metavar="[TEXT]", help="Only entries with this text in actor, action, subject or detail.")
+    ] = "",
+    days: Annotated[
+        float | None, typer.Option("--days", min=0, help="Only entries of so many days (default: all).")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Entries at most, the newest.")] = 100,
     as_json: Json = False,
 ) -> None:
@@ -327,7 +350,7 @@ Hook = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
 def add_webhook(
     context: typer.Context, url: Annotated[str, typer.Argument(help="Where notices are sent.")], as_json: Json = False
 ) -> None:
-    """Enter a receiver and print its id and the secret that signs its notices; it is not shown again."""
+    """Add a receiver and print its id and the secret that signs its notices; it is not shown again."""
     from ggferry.service.server.store import audit
     from ggferry.service.server.work import notices
 
@@ -354,7 +377,7 @@ def list_webhooks(context: typer.Context, as_json: Json = False) -> None:
 
 @webhook.command(cls=PlainCommand, name="test")
 def test_webhook(context: typer.Context, name: Hook) -> None:
-    """Send a notice of no job to a receiver, once."""
+    """Send a test notice, which is of no job, to a receiver, once."""
     from ggferry.service.server.work import notices
     from ggferry.service.storage.urls import Access, configure_access
 

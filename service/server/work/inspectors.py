@@ -49,7 +49,7 @@ class InspectorPool:
         try:
             self._work.put_nowait((command, seconds or self._timeout, answer))
         except queue.Full:
-            raise BusyError("too many questions at once", hint="ask again in a moment") from None
+            raise BusyError("too many inspections at once", hint="ask again in a moment") from None
         try:
             return answer.result()
         except (WorkerFailed, WorkerTimeout, WorkerDied) as error:

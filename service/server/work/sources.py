@@ -56,13 +56,13 @@ def _url(source: str, roots: Sequence[str]) -> str:
     inside = any(source.rstrip("/") == root or source.startswith(root.rstrip("/") + "/") for root in roots)
     if source.partition("://")[0] in WEB or (inside and not {".", ".."} & set(source.split("/"))):
         return source
-    raise AccessError("below no root of this server", path=source, hint="--root URL, where the server is started")
+    raise AccessError("not below a root of this server", path=source, hint="--root URL, where the server is started")
 
 
 def real_path(path: str, roots: Sequence[str]) -> str:
     """Return where `path` really is. Raises AccessError for what is below no root, NotFoundError for nothing."""
     if not any(is_within(path, root) for root in roots):
-        raise AccessError("below no root of this server", path=path, hint="--root DIR, where the server is started")
+        raise AccessError("not below a root of this server", path=path, hint="--root DIR, where the server is started")
     try:
         real = here.real_path(path)
     except (OSError, ValueError):

@@ -74,7 +74,7 @@ class Uploads:
         total = sum(each["bytes"] for each in announced)
         if total > self.settings.upload_bytes:
             raise RefusedError(
-                "an upload this large is not taken", found=total, expected=f"≤ {self.settings.upload_bytes}"
+                "the upload is larger than this server takes", found=total, expected=f"≤ {self.settings.upload_bytes}"
             )
         table, key = self.store.t.uploads, os.urandom(12).hex()
         with self._lock:

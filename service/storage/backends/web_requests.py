@@ -110,7 +110,7 @@ def _errors(url: str) -> Iterator[None]:
         error.path = error.path or url
         raise
     except socket.gaierror as error:
-        raise UnreachableError(f"the server's name is not known: {error.strerror}", path=url) from error
+        raise UnreachableError(f"the server's name cannot be resolved: {error.strerror}", path=url) from error
     except ssl.SSLCertVerificationError as error:
         raise failure(error, url) from None
     except ssl.SSLError as error:
@@ -190,5 +190,5 @@ def read(answer: http.client.HTTPResponse, size: int, path: str) -> bytes:
             raise TransportError("the connection ended early", path=path, found=f"{done} bytes", expected=f"{size}")
         done += count
         if time.monotonic() > deadline:
-            raise TransportError("it comes too slowly", path=path, found=f"{done} bytes", expected=f"{size}")
+            raise TransportError("the download is too slow", path=path, found=f"{done} bytes", expected=f"{size}")
     return bytes(data)

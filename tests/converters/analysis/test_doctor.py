@@ -24,6 +24,7 @@ from ggferry.converters.analysis.doctor import examine
 from ggferry.converters.analysis.mixed_endian import repair
 from ggferry.formats.errors import RefusedError
 from helpers.archive_tools import command
+from helpers.page_examples import big_endian
 from helpers.third_party_fixtures import ROOT
 
 MODEL = ROOT / "fixtures/hf/out/llama/llama.q8_0.gguf"
@@ -144,24 +145,7 @@ def test_folders(tmp_path: Path) -> None:
 
 
 def today(path: Path, kinds: str = "Q8_0") -> Path:
-    """The model as gguf-py writes it big-endian: numbers are swapped, bytes (BF16, quantized) are not."""
-    reader, writer = gguf.GGUFReader(MODEL), gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            sub = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=sub)
-    for tensor in reader.tensors:
-        if tensor.tensor_type == Q.Q8_0 and kinds != "Q8_0":
-            values = gguf.quants.dequantize(tensor.data, Q.Q8_0)
-            writer.add_tensor(tensor.name, gguf.quants.quantize(values, Q[kinds]), raw_dtype=Q[kinds])
-        else:
-            raw = tensor.data if tensor.tensor_type != Q.F32 else np.array(tensor.data)
-            writer.add_tensor(tensor.name, raw, raw_dtype=tensor.tensor_type if raw.dtype == np.uint8 else None)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return big_endian(MODEL, path, kinds)
 
 
 @pytest.mark.parametrize(

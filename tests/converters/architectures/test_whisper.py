@@ -361,7 +361,7 @@ def test_the_prompt_that_gguf_cannot_say_is_said(spoken: Path) -> None:
 
 def test_a_pt_says_how_to_get_a_vocabulary(tiny: Path, spoken: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.pt").write_bytes((tiny / "tiny.pt").read_bytes())
-    with pytest.raises(MissingError, match="no file tells the vocabulary") as caught:
+    with pytest.raises(MissingError, match="no tokenizer file was found") as caught:
         convert(Request(str(tmp_path / "tiny.pt"), str(tmp_path / "x.gguf")))
     assert "--no-vocab" in str(caught.value) and "--tokenizer" in str(caught.value)
     beside = VocabOptions(source=str(spoken))

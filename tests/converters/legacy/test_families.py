@@ -117,7 +117,7 @@ def test_another_model_s_configuration_is_refused(tmp_path: Path) -> None:
     root, entry = BY_NAME["gpt2/gpt2-s64-g04-q4_3.bin"]
     config = json.loads((root / entry["hf_dir"] / "config.json").read_text()) | {"n_head": 8}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InconsistentError, match="n_head: the configuration is another model's"):
+    with pytest.raises(InconsistentError, match="n_head: the configuration does not fit the tensors"):
         convert(Request(path_of(entry["file"]), str(tmp_path / "out.gguf"), config=str(tmp_path)))
 
 

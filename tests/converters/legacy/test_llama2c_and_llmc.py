@@ -87,7 +87,7 @@ def test_the_vocabulary_is_the_file_beside_it(name: str, tmp_path: Path) -> None
     if name == "float32":
         assert done.receipt["metadata"]["tokenizer.ggml.eos_token_id"] == file
     (tmp_path / file).unlink()
-    with pytest.raises(ggferry.MissingError, match="no file tells the vocabulary"):
+    with pytest.raises(ggferry.MissingError, match="no tokenizer file was found"):
         ggferry.convert(tmp_path / f"{name}.bin", tmp_path / "none.gguf")
     shutil.copy(folder / file, tmp_path / "named.bin")
     if name == "v0":

@@ -201,7 +201,7 @@ def test_null_leaves_a_key_out_and_only_that_key() -> None:
         ({"general.file_type": 7}, "--outtype"),
         ({"general.architecture": "x"}, "--arch"),
         ({"general.alignment": 64}, "--alignment"),
-        ({"general.quantization_version": 2}, "what the file is"),
+        ({"general.quantization_version": 2}, "describes the file itself"),
         ({"general.author": 5}, "must be a text"),
         ({"general.version": 1.0}, "must be a text"),
         ({"general.tags": "x", "general.languages": [1]}, "array of texts"),

@@ -147,7 +147,7 @@ def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
     done = typed(
         "merge", tmp_path / "whole-00001-of-00003.gguf", "--force", "-o", tmp_path / "whole-00002-of-00003.gguf"
     )
-    assert done.code == 7 and "would replace what it is made of" in done.err
+    assert done.code == 7 and "the output would replace its own source" in done.err
 
 
 def test_the_receipt_goes_on(tmp_path: Path, fixtures: Path) -> None:

@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ggferry.merge([files["trunk"], others["only"]], out)
     with pytest.raises(UsageError, match="has blocks that predict further tokens already"):
         ggferry.merge([files["all"], files["only"]], out)
-    with pytest.raises(UsageError, match="no name to write to"):
+    with pytest.raises(UsageError, match="no output name"):
         ggferry.merge([files["trunk"], files["only"]])
     with pytest.raises(UsageError, match="states no blocks"):
         ggferry.edit(files["trunk"], out, strip_mtp=True)

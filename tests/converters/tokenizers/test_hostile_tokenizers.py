@@ -87,7 +87,7 @@ GROWING: dict[str, Any] = {
 def test_text_that_grows_without_end_costs_us_no_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "MEMORY", 256 << 20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UnsupportedError, match=r"takes (all memory|for ever)") as caught:
+    with pytest.raises(UnsupportedError, match=r"(ran out of memory|did not finish in time)") as caught:
         ask(
             "tokenizers",
             json.dumps({**DOCUMENT, "normalizer": GROWING[kind]}).encode(),
@@ -103,7 +103,7 @@ def test_the_process_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "SECONDS", 1)
     slow = {**DOCUMENT, "pre_tokenizer": sequence(*[split(rf"(?:.?){{13}}.{{13}}$|{i}q") for i in range(1, 60)])}
     began = time.monotonic()
-    with pytest.raises(UnsupportedError, match="for ever"):
+    with pytest.raises(UnsupportedError, match="did not finish"):
         ask("tokenizers", json.dumps(slow).encode(), ["ab " * 200] * 200, path="x")
     assert time.monotonic() - began < 10
 

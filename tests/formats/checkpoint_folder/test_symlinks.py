@@ -356,7 +356,7 @@ def test_a_file_exchanged_for_a_link_while_it_is_opened_is_refused(
     with pytest.raises(RefusedError):
         read_text(str(path))
     monkeypatch.setattr(local_files.os, "readlink", lambda path: (_ for _ in ()).throw(OSError("no /proc")))
-    with pytest.raises(Exception, match="was exchanged"):
+    with pytest.raises(Exception, match="was replaced"):
         read_text(str(path))
 
 

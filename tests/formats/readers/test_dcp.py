@@ -301,9 +301,9 @@ BAD: dict[str, tuple[Callable[[Metadata], None], type[e.GgferryError], str]] = {
     "an entry that others stand under": (
         lambda m: _add(m, ("w", "v")),
         e.InconsistentError,
-        "an entry and a dictionary",
+        "a tensor and for a dictionary",
     ),
-    "two entries of one name": (lambda m: _add(m, ("w",)), e.DuplicateError, "one name"),
+    "duplicate entry name": (lambda m: _add(m, ("w",)), e.DuplicateError, "duplicate entry name"),
     "a class of its own": (lambda m: _set(m, "planner_data", print), e.UnsafePickleError, "print"),
     "another's fields": (lambda m: _set(m, "state_dict_metadata", {"w": _info(m)}), e.CorruptError, "another class"),
 }

@@ -134,7 +134,7 @@ BAD: dict[str, tuple[Any, type[e.GgferryError], str]] = {
     "two models": (
         {"params": {"a": array(HALF)}, "batch_stats": {"b": array(HALF)}, "params/a": array(HALF)},
         e.DuplicateError,
-        "one name",
+        "duplicate tensor name",
     ),
 }
 

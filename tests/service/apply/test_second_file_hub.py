@@ -24,7 +24,7 @@ def test_both_files_are_made_of_a_repository(tmp_path: Path) -> None:
         command("convert", f"hf://{REPO}", "-o", tmp_path / "far.gguf", "--no-vocab", "--verify", "fast", **env)
         lines = tmp_path / "plan.jsonl"
         (line,) = plan(f"hf://{REPO}", lines, "--dest", tmp_path / "out", "--verify", "fast", "-j", "1", **env)
-        assert line["verdict"] == "incomplete" and "no file tells the vocabulary" in line["reason"]
+        assert line["verdict"] == "incomplete" and "no tokenizer file was found" in line["reason"]
         line |= {"verdict": "convert", "output": str(tmp_path / "out" / "far.gguf"), "options": {"no_vocab": True}}
         lines.write_text("\n".join([lines.read_text().splitlines()[0], json.dumps(line), ""]))
         command("apply", lines, "-j", "1", **env)
