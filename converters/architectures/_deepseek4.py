@@ -42,7 +42,7 @@ def _series(values: Values) -> tuple[int, ...]:
     return tuple(2 if ratio == SPARSE else 1 for ratio in values["ratio"])
 
 
-def _stated(values: Values) -> int:
+def _declared(values: Values) -> int:
     """How many ratios a configuration lists."""
     return len(values["ratios_stated"])
 
@@ -63,8 +63,8 @@ def rotated(values: Values) -> int:
     """rope.dimension_count: a fraction of a head, or as stated, or an eighth of it."""
     fraction = values.get("rope_fraction")
     if fraction is None:
-        stated = values.get("n_rot_stated")
-        return int(values["head_dim"] / 8 if stated is None else stated)
+        declared = values.get("n_rot_stated")
+        return int(values["head_dim"] / 8 if declared is None else declared)
     return int(values["head_dim"] * fraction)
 
 
@@ -89,7 +89,7 @@ def _at(param: HParam, key: str) -> HParam:
 RATIOS = (
     HParam("kinds", None, fields={"hf": "layer_types"}, words=KINDS, length="n_layer", required=False),
     HParam("ratios_stated", None, fields={"hf": "compress_ratios"}, length="n_ratios_stated", required=False),
-    HParam("n_ratios_stated", None, derive=_stated, required=False),
+    HParam("n_ratios_stated", None, derive=_declared, required=False),
     HParam("ratios", "attention.compress_ratios", derive=listed_ratios, length="n_ratios",
            check="n_layer <= n_ratios and n_ratios <= 512"),
     HParam("n_ratios", None, derive=_listed),

@@ -77,11 +77,11 @@ def compressed_attention(model: Model, block: str, x: Tensor) -> Tensor:
     hidden = later(at, sizes["n_swa"])
     if ratio:
         windows = Windows.of(at, ratio)
-        unseen = windows.ahead
+        hidden_keys = windows.ahead
         if model.has(f"{block}indexer.proj"):
-            unseen = _not_chosen(model, block, x, low_q, turn, windows)
+            hidden_keys = _not_chosen(model, block, x, low_q, turn, windows)
         k = torch.cat((k, _keys(model, f"{block}attn_compressor", x, windows)))
-        hidden = torch.cat((hidden, unseen), -1)
+        hidden = torch.cat((hidden, hidden_keys), -1)
     seen = attend(q, k, k, hidden=hidden, sinks=model.weights.vector(f"{block}attn_sinks.weight"))
     back = None if turn is None else (turn[0], -turn[1])
     return _led_out(model, block, rotate_last(seen.view(q.shape), back, "pairs"))

@@ -57,7 +57,7 @@ def _chosen(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Rotation, 
 
 
 def _scores(model: Model, block: str, x: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Return the scores of keys k `(keys, width)` by the indexer's heads q `(tokens, heads, width)`: `(tokens, keys)`."""
+    """Return how the indexer's heads q `(tokens, heads, width)` score keys k `(keys, width)`: `(tokens, keys)`."""
     weights = model.linear(f"{block}indexer.proj", x) * model.sizes["index_heads"] ** -0.5
     scores = torch.relu(torch.einsum("thd,sd->ths", q, k) * k.shape[-1] ** -0.5)
     return torch.einsum("th,ths->ts", weights, scores)

@@ -89,7 +89,7 @@ def _by_token(model: Model, name: str) -> Tensor:
     chosen = model.weights.rows(name, model.kept["tokens"]).long()
     if not bool(((chosen >= 0) & (chosen < model.sizes["n_expert"])).all()):
         raise BadValueError(
-            f"{name} lists an expert that there is not",
+            f"{name}: no such expert",
             path=model.weights.graph.checkpoint.path,
             found=[int(chosen.min()), int(chosen.max())],
             expected=f"0 to {model.sizes['n_expert'] - 1}",
