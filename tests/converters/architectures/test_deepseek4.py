@@ -104,6 +104,7 @@ def test_experts_that_a_table_lists_and_there_are_not(tmp_path: Path) -> None:
         forward(graph_of(str(tmp_path)), TOKENS)
 
 
+@pytest.mark.slow
 def test_a_file_of_it_is_proved_and_its_table_holds_whole_numbers(tmp_path: Path) -> None:
     make("deepseek v4", tmp_path / "hf", max_position_embeddings=512)
     source = load_file(tmp_path / "hf" / "model.safetensors")
