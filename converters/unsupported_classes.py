@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _SPEECH = "it makes sound: no runtime's file of a text model holds it"
 REASONS: Mapping[str, str] = {
     "DistilBertForSequenceClassification": "its classifier has a ReLU, for which llama.cpp has no word",
-    "DeepseekV4DSparkModel": "a draft whose blocks are DeepSeek V4's, which nothing here computes",
+    "DeepseekV4DSparkModel": "a draft whose blocks are DeepSeek V4's, which no table of drafts has",
     **dict.fromkeys(
         ("WavTokenizerDec", "PocketTTSModel", "Qwen3TTSForConditionalGeneration", "Lfm25AudioTokenizer"), _SPEECH
     ),
@@ -41,9 +41,6 @@ REASONS: Mapping[str, str] = {
     "PersimmonForCausalLM": "no GGUF architecture norms queries and keys by layer norms with biases, turns a part of "
     "each head and squares a relu",
     "XGLMForCausalLM": "no GGUF architecture with its graph computes positions as sines",
-    "DeepseekV4ForCausalLM": "keys compressed over 4 and over 128 tokens, experts chosen by a hash: nothing here "
-    "computes them, so that no file could be proved; convert_hf_to_gguf reads DeepSeek's own checkpoint, and not "
-    "transformers'",
     "MiMoV2ForCausalLM": "its queries, keys and values are cut for tensor parallelism; how often, only the number of "
     "their FP8 scales tells, which is not counted here",
     "BitnetForCausalLM": "its matrices are rounded to three values, by the mean of the whole matrix, whenever they are "

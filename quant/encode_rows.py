@@ -14,6 +14,9 @@ from ggferry.support.heavy import np
 if TYPE_CHECKING:
     from ggferry.quant.types import Bytes, Floats
 
+WHOLE_NUMBERS = {"I32": "<i4", "I64": "<i8"}
+"""Types of GGUF that hold whole numbers → numpy's names of them."""
+
 
 def encode_rows(
     kind: BlockType,
@@ -39,8 +42,8 @@ def encode_rows(
     Raises:
         BlockError: The type cannot hold a value.
     """
-    if kind.name == "I64":
-        return _whole_numbers(rows)
+    if kind.name in WHOLE_NUMBERS:
+        return _whole_numbers(rows, WHOLE_NUMBERS[kind.name])
     one = codec(kind.name)
     encode = one.encode
     assert encode is not None, kind.name
@@ -58,12 +61,15 @@ def encode_rows(
     return np.concatenate(pieces)
 
 
-def _whole_numbers(rows: Floats) -> Bytes:
-    """Return float32 rows as int64. Raises ValueRefused for what is no whole number that float32 holds for certain."""
+def _whole_numbers(rows: Floats, dtype: str) -> Bytes:
+    """Return float32 rows as integers of numpy's `dtype`.
+
+    Raises ValueRefused for what is no whole number that float32 holds for certain.
+    """
     wrong = np.argwhere(~((rows == np.rint(rows)) & (np.abs(rows) < 2**24)))
     if len(wrong):
         row, column = wrong[0].tolist()
         raise ValueRefused(row, column, f"{rows[row, column]!s} is not a whole number below 2^24")
-    copy: Any = rows.astype("<i8", order="C")
+    copy: Any = rows.astype(dtype, order="C")
     found: Bytes = copy.view(np.uint8)
     return found

@@ -48,6 +48,7 @@ UNTRIED = {
     "ChameleonForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
     "DeepseekOcr2ForConditionalGeneration",
+    "DeepseekV4ForCausalLM",
     "Dots3NoteForCausalLM",
     "Dots3NoteForConditionalGeneration",
     "Gemma4AssistantForCausalLM",

@@ -177,7 +177,7 @@ def _kept(graph: ModelGraph, node: Node, options: TypeOptions, exact: tuple[str,
     """
     source, derived = node.inputs[0].type, node.inputs[0].derived
     if node.layout.integers:
-        return block_type("I64"), ""
+        return block_type(node.layout.integers), ""
     if node.role.always_f32 or math.prod(node.shape[:-1]) == 1:  # ggml counts a matrix of one row as a vector
         return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
     if node.role.plain:

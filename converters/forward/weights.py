@@ -82,11 +82,13 @@ class Factor:
         name: The role of the matrix, or of the stack of matrices.
         item: Its number in a stack.
         transposed: Whether it holds one column for each output.
+        parts: Where one matrix is a stack of matrices one below the other, how many; 0 for what its shape says.
     """
 
     name: str
     item: int | None = None
     transposed: bool = False
+    parts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +190,13 @@ class Weights:
         """Return `x @ W` `(tokens, columns)` for x `(tokens, rows)`; W is streamed in chunks of rows."""
         return self.multiply(Factor(name, transposed=True), x)
 
-    def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+    def item_linear(self, name: str, item: int, x: torch.Tensor, parts: int = 0) -> torch.Tensor:
         """Return `x @ W[item].T` for a stack of matrices.
 
-        The stack is one tensor for each matrix (Hugging Face), or one tensor of three axes (GGUF).
+        The stack is one tensor for each matrix (Hugging Face), one tensor of three axes (GGUF), or one matrix, of whose
+        rows each of `parts` matrices has as many.
         """
-        return self.multiply(Factor(name, item), x)
+        return self.multiply(Factor(name, item, parts=parts), x)
 
     def rotated_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W[item]` for a stack of matrices that hold one column for each output."""
@@ -210,7 +213,7 @@ class Weights:
         if factor.item is None:
             ranges = [(ref, 0, ref.rows) for ref in self.refs(factor.name)]
         else:
-            ranges = [self._item(factor.name, factor.item)]
+            ranges = [self._item(factor.name, factor.item, factor.parts)]
         return self._rotated(*ranges[0], x) if factor.transposed else self._linear(ranges, x)
 
     def holder(self, factor: Factor) -> Weights:
@@ -228,11 +231,12 @@ class Weights:
         """Return one whole matrix of a stack; for small ones."""
         return self._decode(*self._item(name, item))
 
-    def _item(self, name: str, item: int) -> tuple[TensorRef, int, int]:
+    def _item(self, name: str, item: int, parts: int = 0) -> tuple[TensorRef, int, int]:
         refs = self.refs(name)
         if len(refs) > 1:
             return refs[item], 0, refs[item].rows
-        rows = refs[0].rows // self.graph.by_name[name].shape[0]  # a source may have them concatenated in one matrix
+        # a source may have them concatenated in one matrix
+        rows = refs[0].rows // (parts or self.graph.by_name[name].shape[0])
         return refs[0], item * rows, (item + 1) * rows
 
     def _rotated(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> Product:

@@ -109,7 +109,8 @@ EXPLAINED = (
     ),
     Explained(
         "missing tensor",
-        "arwkv7 bailingmoe bailingmoe2 dbrx dots1 glm5-next hy_v4 kimi-k3 maple mellum muse-glimmer rwkv6qwen2",
+        "arwkv7 bailingmoe bailingmoe2 dbrx deepseek4 dots1 glm5-next hy_v4 kimi-k3 maple mellum muse-glimmer"
+        " rwkv6qwen2",
         "output.weight", "a tied model", "the output matrix is the token embedding",
     ),
     Explained("unread", "deepseek", "*.expert_weights_norm", "never in llama.cpp", "sum to one in deepseek"),

@@ -58,9 +58,9 @@ class Layout:
         return False
 
     @property
-    def integers(self) -> bool:
-        """Whether its values are whole numbers, which GGUF has in I64."""
-        return False
+    def integers(self) -> str:
+        """The type in which GGUF has its values, where they are whole numbers; else ''."""
+        return ""
 
     def bind(self, sizes: Sizes) -> Layout:
         """Return the layout with every named size replaced by its value. Raises KeyError for an unknown size."""

@@ -307,8 +307,8 @@ class Counted(Rowwise):
     back: bool = False
 
     @property
-    def integers(self) -> bool:
-        return True
+    def integers(self) -> str:
+        return "I64"
 
     def apply(self, *arrays: Array) -> Array:
         (array,) = arrays
@@ -318,6 +318,23 @@ class Counted(Rowwise):
 
     def inverse(self) -> Layout:
         return Counted(not self.back)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Rowwise):
+    """Whole numbers as they are, in so many bits; exact up to 2²⁴, as numbers pass through float32."""
+
+    bits: int
+
+    @property
+    def integers(self) -> str:
+        return f"I{self.bits}"
+
+    def apply(self, *arrays: Array) -> Array:
+        return arrays[0]
+
+    def inverse(self) -> Layout:
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,7 @@ pytestmark = [pytest.mark.corpus, pytest.mark.filterwarnings("ignore")]
 
 REFUSED: dict[str, str] = {}
 """What no GGUF file can say: a part of the reason that must be given."""
-UNREAD: dict[str, str] = {
-    "deepseek_v4": "keys compressed over 4 and over 128 tokens",
-}
+UNREAD: dict[str, str] = {}
 """Decoders of the corpus whose classes are not read, and why."""
 LOOSE: dict[str, float] = {}
 """Where transformers itself computes in less than float64."""

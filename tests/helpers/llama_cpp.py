@@ -11,10 +11,11 @@ from pathlib import Path
 SCRIPT = """
 import json, sys
 import xllamacpp
-for path in sys.argv[4:]:
+for path in sys.argv[5:]:
     params = xllamacpp.CommonParams()
     params.model.path = path
-    params.n_ctx, params.n_parallel, params.n_gpu_layers, params.warmup, params.verbosity = 128, 1, 0, False, -1
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = int(sys.argv[4]), 1, 0
+    params.warmup, params.verbosity = False, -1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # F16 by default
     kinds = xllamacpp.llama_flash_attn_type  # whose sums are F16
     chosen = "ENABLED" if sys.argv[3] == "1" else "DISABLED"
@@ -32,11 +33,13 @@ for path in sys.argv[4:]:
 """
 
 
-def continuations(prompt: list[int], count: int, *paths: Path, flash: bool = False) -> list[list[tuple[int, float]]]:
+def continuations(
+    prompt: list[int], count: int, *paths: Path, flash: bool = False, context: int = 128
+) -> list[list[tuple[int, float]]]:
     """Greedy (token id, log-probability) pairs for each file, to the end of sequence; by one process that may not
     crash."""
-    command = [sys.executable, "-c", SCRIPT, json.dumps(prompt), str(count), str(int(flash)), *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-c", SCRIPT, json.dumps(prompt), str(count), str(int(flash)), str(context)]
+    done = subprocess.run([*command, *map(str, paths)], capture_output=True, text=True, timeout=300, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert len(lines) == len(paths), done.stderr[-2000:]
     return [[tuple(pair) for pair in json.loads(line.removeprefix("ANSWER "))] for line in lines]

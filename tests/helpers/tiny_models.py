@@ -23,6 +23,7 @@ from ggferry.formats.gguf.values import Value, array, f32, string
 from ggferry.formats.gguf.values import ValueType as T
 from ggferry.formats.gguf.write import write_gguf
 from ggferry.quant.codec import block_type
+from ggferry.quant.encode_rows import WHOLE_NUMBERS
 from helpers import models
 from helpers.tiny import TOKENS, VOCAB, Tiny
 
@@ -102,6 +103,8 @@ def shake(model: Any) -> None:
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             fixed = name not in saved or any(part in name for part in FIXED)
+            if name.endswith("tid2eid"):
+                tensor.copy_(torch.rand(len(tensor), model.config.n_routed_experts).argsort()[:, : tensor.shape[1]])
             if fixed or not tensor.is_floating_point():
                 continue
             if tensor.ndim < 2 or "norm" in name:
@@ -154,14 +157,16 @@ def vocabulary(rows: int) -> dict[str, Value]:
 
 
 def write(graph: ModelGraph, path: Path, edit: Callable[[dict[str, np.ndarray]], None] | None = None) -> Path:
-    """The model as a GGUF of its own, all F32, by nothing but its graph."""
+    """The model as a GGUF of its own, all F32 but for whole numbers, by nothing but its graph."""
     keys = {"general.architecture": string(graph.architecture.name)}
     keys |= {key: value for key, value, _ in graph.written()}
     keys |= vocabulary(graph.sizes["n_vocab"])
     tensors = whole(graph)
     if edit:
         edit(tensors)
-    write_gguf(path, keys, [(name, block_type("F32"), x.shape, x) for name, x in tensors.items()])
+    types = {node.name: node.layout.integers or "F32" for node in graph.nodes}
+    arrays = {name: x.astype(WHOLE_NUMBERS.get(types[name], "<f4")) for name, x in tensors.items()}
+    write_gguf(path, keys, [(name, block_type(types[name]), x.shape, x) for name, x in arrays.items()])
     return path
 
 

@@ -48,14 +48,29 @@ def _chosen(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Rotation, 
     k = _key_norm(model, f"{block}indexer.k_norm", model.linear(f"{block}indexer.attn_k", x))
     q, k = _rotated(model, q, turn), _rotated(model, k[:, None], turn)[:, 0]
     k = _pooled(model, block, x, k)
-    weights = model.linear(f"{block}indexer.proj", x) * sizes["index_heads"] ** -0.5
-    scores = torch.relu(torch.einsum("thd,sd->ths", q, k) * k.shape[-1] ** -0.5)
-    score = torch.einsum("th,ths->ts", weights, scores)
+    score = _scores(model, block, x, q, k)
     pool = sizes.get("index_pool")
     if pool:
         return _expanded(score, pool, sizes["index_top_k"] // pool)
     best = score.masked_fill(hidden, float("-inf")).topk(min(sizes["index_top_k"], len(x)), -1).indices
     return torch.zeros_like(hidden).scatter(-1, best, True)
+
+
+def _scores(model: Model, block: str, x: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Return how the indexer's heads q `(tokens, heads, width)` score keys k `(keys, width)`: `(tokens, keys)`."""
+    weights = model.linear(f"{block}indexer.proj", x) * model.sizes["index_heads"] ** -0.5
+    scores = torch.relu(torch.einsum("thd,sd->ths", q, k) * k.shape[-1] ** -0.5)
+    return torch.einsum("th,ths->ts", weights, scores)
+
+
+def not_best(model: Model, block: str, x: Tensor, q: Tensor, k: Tensor, hidden: Tensor) -> Tensor:
+    """Return `hidden`, bool `(tokens, keys)`, and all keys but the `index_top_k` with the highest scores among others.
+
+    q is `(tokens, heads, width)`, k is `(keys, width)`.
+    """
+    count = min(model.sizes["index_top_k"], len(k))
+    best = _scores(model, block, x, q, k).masked_fill(hidden, float("-inf")).topk(count, -1).indices
+    return hidden | torch.ones_like(hidden).scatter(-1, best, False)
 
 
 def _pooled(model: Model, block: str, x: Tensor, k: Tensor) -> Tensor:

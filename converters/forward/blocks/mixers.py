@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.attention import attention
+from ggferry.converters.forward.blocks.compressed_attention import compressed_attention
 from ggferry.converters.forward.blocks.recurrent.causal_convolution import short_convolution
 from ggferry.converters.forward.blocks.recurrent.delta_net import gated_delta_net, kimi_delta_attention
 from ggferry.converters.forward.blocks.recurrent.lightning import lightning
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 
     from ggferry.converters.forward.blocks.rope import Rotation
 
-RECURRENT: dict[str, Callable[[Model, str, Tensor], Tensor]] = {
+ALONE: dict[str, Callable[[Model, str, Tensor], Tensor]] = {
     "ssm_in": state_space,
     "ssm_ba": gated_delta_net,
     "ssm_alpha": gated_delta_net,
     "ssm_f_a": kimi_delta_attention,
     "shortconv.in_proj": short_convolution,
     "time_mix_receptance": in_place_of_attention,
+    "attn_output_a": compressed_attention,
 }
 """Mixer by the tensor that no other mixer has."""
 
@@ -36,7 +38,7 @@ def mixed(model: Model, block: str, x: Tensor, turn: Rotation, window: int) -> T
     """
     if model.sizes.get("lightning"):
         return lightning(model, block, x)
-    found = [mix(model, block, x) for name, mix in RECURRENT.items() if model.has(f"{block}{name}")]
+    found = [mix(model, block, x) for name, mix in ALONE.items() if model.has(f"{block}{name}")]
     if model.has(f"{block}attn_output") and not model.has(f"{block}ssm_f_a"):  # Kimi's mixer has an output of that name
         seen = attention(model, block, x * model.scale("attn_in_scale"), turn, window)
         found.append(seen * model.scale("attn_out_scale"))

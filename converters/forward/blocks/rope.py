@@ -25,8 +25,10 @@ _STEPS = 8
 """Roundings on the way from a base to a divisor of LLaMA 3.1 (`schema.derivations.llama3_factors`)."""
 
 
-def rotation(model: Model, count: int, windowed: bool = False) -> Rotation:
+def rotation(model: Model, count: int, windowed: bool = False, at: Tensor | None = None) -> Rotation:
     """Return cosines and sines for the positions of `count` tokens, each float32 `(count, n_rot / 2)`.
+
+    `at`: other positions in their place, int64 `(rows,)`.
 
     Returns None where nothing is rotated; the hparam `rope_layers` says which blocks rotate nothing.
     `windowed` asks for blocks with a sliding window, which may have a base of their own, without scaling (Gemma 3).
@@ -41,7 +43,7 @@ def rotation(model: Model, count: int, windowed: bool = False) -> Rotation:
         context = model.context(count)
         frequencies = _scaled(model, _plain(sizes["n_rot"], _base(sizes, context)), context)
         magnitude = _magnitude(sizes)
-    angles = torch.outer(model.where(count).double(), frequencies)
+    angles = torch.outer((model.where(count) if at is None else at).double(), frequencies)
     angles = -angles if model.recipe.rope_direction == "backward" else angles
     return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
 
@@ -60,6 +62,12 @@ def rotate(x: Tensor, turn: Rotation, style: str) -> Tensor:
         a, b = x[..., : n_rot // 2], x[..., n_rot // 2 : n_rot]
         rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
     return torch.cat((rotated, rest), -1)
+
+
+def rotate_last(x: Tensor, turn: Rotation, style: str) -> Tensor:
+    """Return x as `rotate` does, but with the last n_rot columns of each head rotated."""
+    rest = x.shape[-1] - (0 if turn is None else 2 * turn[0].shape[-1])
+    return torch.cat((x[..., :rest], rotate(x[..., rest:], turn, style)), -1)
 
 
 def _plain(n_rot: int, base: float) -> Tensor:

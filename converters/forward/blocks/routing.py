@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.model import Model, meaning
+from ggferry.formats.errors import BadValueError
 from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
@@ -66,9 +67,12 @@ def _scored(model: Model, block: str, logits: Tensor, kind: str) -> Routed:
 
     DeepSeek-V3's correction bias changes the choice, but not the scores returned. Where there are groups, only experts
     of the best groups are chosen. A group is ranked by its best expert in DeepSeek-V2, which scores by softmax, and by
-    the sum of its best two in V3, which scores by sigmoid.
+    the sum of its best two in V3, which scores by sigmoid. In the first blocks of V4 the token alone chooses.
     """
     sizes, scores = model.sizes, SCORES[kind](logits)
+    if model.has(f"{block}ffn_gate_tid2eid"):
+        chosen = _by_token(model, f"{block}ffn_gate_tid2eid.weight")
+        return scores.gather(-1, chosen), chosen
     bare = f"{block}exp_probs_b"  # llama.cpp's Hunyuan 3
     biased = model.weights.has(bare)
     preference = scores + model.weights.vector(bare) if biased else model.biased(bare, scores)
@@ -78,6 +82,19 @@ def _scored(model: Model, block: str, logits: Tensor, kind: str) -> Routed:
         preference = _within_groups(model, block, preference, groups, used, best=1 if kind == "softmax" else 2)
     chosen = _best(model, block, preference, sizes["n_expert_used"])
     return scores.gather(-1, chosen), chosen
+
+
+def _by_token(model: Model, name: str) -> Tensor:
+    """Return the experts that a table lists for the tokens, int64 `(tokens, n_expert_used)`. Raises BadValueError."""
+    chosen = model.weights.rows(name, model.kept["tokens"]).long()
+    if not bool(((chosen >= 0) & (chosen < model.sizes["n_expert"])).all()):
+        raise BadValueError(
+            f"{name}: no such expert",
+            path=model.weights.graph.checkpoint.path,
+            found=[int(chosen.min()), int(chosen.max())],
+            expected=f"0 to {model.sizes['n_expert'] - 1}",
+        )
+    return chosen
 
 
 def _best(model: Model, name: str, values: Tensor, count: int) -> Tensor:

@@ -51,6 +51,8 @@ UNSAID = {
             "hy_v4",
             "ling 3",
             "glm 5.3 flash",
+            "deepseek v4",
+            "deepseek v4 yarn",
         ),
         "cannot say what this model is",  # buffers, numbers of blocks and maps of vocabularies that nothing makes anew
     ),

@@ -31,6 +31,14 @@ OCR = {
     "moe_intermediate_size": 40, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
     "rope_parameters": {"rope_theta": 10000.0}, "sliding_window": 7,
 }
+V4: dict[str, Any] = {
+    **{name: value for name, value in BASE.items() if name != "intermediate_size"}, "num_hidden_layers": 5,
+    "num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 20, "q_lora_rank": 28, "qk_rope_head_dim": 8,
+    "o_groups": 3, "o_lora_rank": 10, "moe_intermediate_size": 36, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "index_n_heads": 22, "index_head_dim": 64, "index_topk": 2, "hc_eps": 1e-3, "hc_sinkhorn_iters": 3,
+    "sliding_window": 7, "num_hash_layers": 2, "compress_ratios": [0, 4, 128, 4, 0], "swiglu_limit": 0.7,
+    "rope_theta": 700.0, "compress_rope_theta": 5000.0, "routed_scaling_factor": 1.7, "rms_norm_eps": 1e-4,
+}
 
 MODELS: dict[str, Tiny] = {
     "deepseek v2": Tiny("DeepseekV2", {**DEEPSEEK, "q_lora_rank": 28}),
@@ -53,6 +61,8 @@ MODELS: dict[str, Tiny] = {
     "glm 4.7 flash": Tiny("Glm4MoeLite", LATENT_ROUTED),
     "youtu": Tiny("Youtu", {**LATENT, **ONLY_ROPE}),
     "deepseek v3.2": Tiny("DeepseekV32", INDEXED),
+    "deepseek v4": Tiny("DeepseekV4", V4),
+    "deepseek v4 yarn": Tiny("DeepseekV4", {**V4, "rope_parameters": {**YARN, "rope_theta": 700.0}}),
     "deepseek ocr 2": Tiny(
         "DeepseekOcr2", {**OCR, "sliding_window": None, "mlp_layer_types": ["dense", "sparse", "sparse"]}, head=VISUAL,
         outer=OCR_EYES,

@@ -33,6 +33,7 @@ NORMS = (
             ("glm 5.3 flash", "glm5_next"), ("minimax-m3", "minimax_m3"),
         )
     ),
+    exchanged("deepseek v4", "deepseek4", ("attn_norm", "attn_norm"), ("ffn_norm", "ffn_norm")),
     exchanged("qwen3next", "_gated_delta", INPUT, BEHIND),
     exchanged("qwen35", "_gated_delta", INPUT, BEHIND),
     exchanged("lfm2", "_lfm2", ("attn_norm", "operator_norm"), ("ffn_norm", "ffn_norm")),
@@ -53,7 +54,9 @@ PARTS = (
     *(
         several(f"experts' gate and up of {model} exchanged", model, "transformers",
                 (A + module, '("w1", "w2", "w3")', '("w3", "w2", "w1")'))
-        for model, module in (("minimax_m2", "minimax_m2"), ("kimi linear", "kimi_linear"))
+        for model, module in (
+            ("minimax_m2", "minimax_m2"), ("kimi linear", "kimi_linear"), ("deepseek v4", "deepseek4"),
+        )
     ),
     *among(
         A + "cohere2",
@@ -136,6 +139,20 @@ PARTS = (
         A + "_kda",
         ("Ling's widths of queries and values exchanged", "ling 3", "reading", 'values["head_dim_v_mla"] if count',
          'values["head_dim_mla"] if count'),
+    ),
+    several("what V4 compresses and its weights exchanged", "deepseek v4", "transformers",
+            (A + "deepseek4", "hf attn.compressor.wkv.weight", "hf attn.compressor.other.weight"),
+            (A + "deepseek4", "hf attn.compressor.wgate.weight", "hf attn.compressor.wkv.weight"),
+            (A + "deepseek4", "hf attn.compressor.other.weight", "hf attn.compressor.wgate.weight")),
+    *among(
+        A + "_deepseek4",
+        ("one base for all blocks of V4", "deepseek v4", "transformers",
+         '"rope_parameters.compress.rope_theta|compress_rope_theta"', '"rope_parameters.main.rope_theta|rope_theta"'),
+        ("blocks of V4 that choose experts by token exchanged", "deepseek v4", "reading",
+         '"hash_moe": False, "moe": True', '"hash_moe": True, "moe": False'),
+        ("count of V4's blocks with a table misspelt", "deepseek v4", "loader", '"hash_layer_count"',
+         '"hash_layers_count"'),
+        ("V4's tokens a key exchanged", "deepseek v4", "reading", "SPARSE, HEAVY = 4, 128", "SPARSE, HEAVY = 128, 4"),
     ),
     *among(
         A + "_dots3",

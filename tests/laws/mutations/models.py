@@ -33,7 +33,7 @@ MODELS = {
         "glm4", "afmoe", "jamba", "apertus", "qwen3vl", "qwen3vlmoe", "olmoe", "jais2", "ernie4_5", "ernie4_5_moe",
         "phimoe", "chameleon", "unlimited ocr", "hrm", "minimax-01", "step35",
         "muse glimmer", "qwen3next", "qwen35", "lfm2", "gemma3n", "gpt-oss", "dbrx", "falcon-h1",
-        "cohere2", "cohere2moe", "mistral4", "hunyuan dense",
+        "cohere2", "cohere2moe", "mistral4", "hunyuan dense", "deepseek v4",
     )},
     "minimax-m3": Model("minimax-m3", {"index_topk_blocks": 9}),
     "minimax-m3 that chooses": Model("minimax-m3"),
