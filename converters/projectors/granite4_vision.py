@@ -25,8 +25,6 @@ HPARAMS = (
     replace(vit.usual(clip.V_EPS, 1e-6), words={1e-6: 1e-6}),
     HParam("tile", None, derive="v_image_size", check="tile % v_patch_size == 0"),
     *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
-    HParam("tower_type", None, clip.STRING, {"hf": "vision_config.model_type"},
-           words={"siglip_vision_model": "siglip"}, required=False),
     HParam("selected", None, clip.STRING, {"hf": "vision_feature_select_strategy"}, words={"full": "full"},
            required=False),
     HParam("row_pairs", None, clip.F32, {"hf": "deepstack_layer_map"}, length="n_pairs", flat=True, required=False),
@@ -81,13 +79,15 @@ SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="granite4_vision",
     display_name="Granite 4 Vision, vision encoder",
-    hf_classes=("Granite4VisionForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
     blocks={**clip.VISION_BLOCKS, "v.proj_blk.": "n_proj"},
     dialects=(
         Dialect(
             "hf",
+            classes=("Granite4VisionForConditionalGeneration",),
+            config_section="vision_config",
+            types=("siglip_vision_model",),
             fixed=clip.vision_fixed("granite4_vision"),
             drops=(
                 *clip.TEXT,

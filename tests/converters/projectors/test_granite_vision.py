@@ -208,7 +208,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "pictures of no whole tiles": ({"image_grid_pinpoints": [[48, 50]]}, "image_grid_pinpoints"),
 }
 OF_PARTS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "CLIP": ("vision_config", {"model_type": "clip_vision_model"}, "model_type"),
     "another epsilon": ("vision_config", {"layer_norm_eps": 1e-5}, "layer_norm_eps"),
     "another activation": ("vision_config", {"hidden_act": "quick_gelu"}, "hidden_act"),
     "another epsilon of the queries": ("qformer_config", {"layer_norm_eps": 1e-6}, "layer_norm_eps"),
