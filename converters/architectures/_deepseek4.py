@@ -56,7 +56,7 @@ def hashed(values: Values) -> int:
     """hash_layer_count: how many blocks, the first ones, choose experts by token; transformers' default is three."""
     if "routed_kinds" in values:
         return leading_dense({"sparse_layers": values["routed_kinds"]})
-    return min(values.get("n_hash_stated", 3), values["n_layer"])
+    return min(int(values.get("n_hash_stated", 3)), int(values["n_layer"]))
 
 
 def rotated(values: Values) -> int:

@@ -7,7 +7,7 @@ one matrix in Hugging Face's files, gate first.
 
 from ggferry.converters.architectures._tensors import linear, tensor
 from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey, Role
-from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.derivations import Values, ordered_readers
 from ggferry.converters.schema.layouts import Pick, Split
 from ggferry.formats.gguf.values import ValueType
 
@@ -30,6 +30,31 @@ ATTENDS = HParam(
     "attends", None, BOOL, {"hf": "layer_types|layers_block_type"}, length="n_layer", required=False,
     words={"attention": True, "full_attention": True},
 )
+
+
+def row_numbers(values: Values) -> tuple[int, ...]:
+    """deepstack_mapping: for each block the number of the rows of a picture that it reads, -1 for none.
+
+    Rows are numbered in the order of the blocks; the first stand in place of embeddings, and are read by none again.
+    """
+    blocks, count = [block for block, _, _ in ordered_readers(values)], values["n_layer"]
+    if blocks[-1] >= count:
+        raise ValueError(f"rows of a picture for the blocks {blocks} of {count}")
+    return tuple(blocks.index(n) if n and n in blocks else -1 for n in range(count))
+
+
+PICTURES = (
+    HParam("row_pairs", None, F32, {"hf": "deepstack_layer_map"}, length="n_pairs", flat=True, required=False),
+    HParam("n_pairs", None, derive=lambda values: len(values["row_pairs"]), required=False),
+    HParam("corner_states", None, F32, {"hf": "spatial_vision_layer"}, required=False,
+           defaults=(Default(-1, "what transformers' code has", when="0 < n_pairs", dialect="hf"),)),
+    HParam("corner_blocks", None, fields={"hf": "spatial_target_layers"}, length="n_corners", required=False,
+           defaults=(Default((12, 15, 18, 21), "what transformers' code has", when="0 < n_pairs", dialect="hf"),)),
+    HParam("n_corners", None, derive=lambda values: len(values["corner_blocks"]), required=False),
+    HParam("row_numbers", "deepstack_mapping", ValueType.INT32, derive=row_numbers, length="n_layer", least=-1,
+           required=False),
+)
+"""Of a Granite 4 Vision: which blocks read rows of a picture."""
 NOT_MAMBA = IgnoredKey("mamba_* time_step_limit", "no block is a state space")
 
 

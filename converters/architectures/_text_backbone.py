@@ -11,7 +11,7 @@ from ggferry.converters.schema.architecture import Caveat, Dialect, Drop, HParam
 WITHIN = "text_config"
 WHOLES = (
     "AudioFlamingo3ForConditionalGeneration", "Cohere2VisionForConditionalGeneration", "DotsOCRForCausalLM",
-    "Exaone4_5_ForConditionalGeneration",
+    "Exaone4_5_ForConditionalGeneration", "Granite4VisionForConditionalGeneration",
     "Qwen3ASRForConditionalGeneration", "GraniteSpeechForConditionalGeneration",
     "GraniteSpeechPlusForConditionalGeneration", "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration", "JanusForConditionalGeneration",
@@ -73,7 +73,7 @@ THINKERS = IgnoredKey(
 _VISION_TENSORS = (
     "*vision_tower.*", "*vision_model.*", "*visual.*", "*vision_encoder.*", "*vision_projection.*", "*connector.*",
     "*multi_modal_projector.*", "*mm_projector.*", "*image_newline", "*vit_large_projector.*", "model.aligner.*",
-    "model.vqmodel.*", "model.generation_*",
+    "model.vqmodel.*", "model.generation_*", "model.layerwise_projectors.*", "model.spatial_projectors.*",
 )
 _AUDIO_TENSORS = (
     "*audio_tower.*", "encoder.*", "projector.*", "model.encoder.*", "model.projector.*", "speech_encoder.*",
@@ -84,7 +84,8 @@ _OTHER_HALF = IgnoredKey(
     "downsample_* projector_* multimodal_projector_bias scale_factor spatial_merge_size vq_config vq_config.* "
     "audio_config audio_config.* token_classification_bias encoder_config encoder_config.* has_lora_adapter "
     "window_size mm_* alignment_intermediate_size img_processor img_processor.* speech_config speech_config.* "
-    "speech_mlp_*",
+    "speech_mlp_* qformer_config qformer_config.* deepstack_layer_map spatial_* use_spatial_sampling "
+    "use_image_newline_parameter",
     "of the vision or audio encoder, dropped",
 )
 _WHOLE = IgnoredKey("tie_word_embeddings", "what the whole model says wins, and tensors are there or not",

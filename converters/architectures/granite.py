@@ -21,7 +21,7 @@ HPARAMS = (
     *(N_FF if size is common.N_FF else size for size in common.SIZES), common.RMS_EPS, *rope.WHOLE_ROPE_WITH_FACTORS,
     replace(granite.ROTATES, defaults=(Default(False, "transformers' default", dialect="hybrid"),)), *granite.SCALES,
     granite.ATTENDS, common.N_EXPERT, *hybrid.USED_WHERE_THERE_ARE_EXPERTS,
-    common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
+    common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU, *granite.PICTURES,
 )
 
 ROLES = roles(
@@ -41,12 +41,13 @@ SPEC = Architecture(
     display_name="Granite",
     hf_classes=(
         "GraniteForCausalLM", "GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration",
+        "Granite4VisionForConditionalGeneration",
     ),
     hparams=HPARAMS,
     roles=varied(ROLES, "hybrid", "hf", granite.FUSED, gate=granite.GATE, up=granite.UP),
     dialects=(
         HF,
-        *half.of(HF, "granite"),
+        *half.of(HF, "granite", "granite4_vision_text"),
         replace(
             HF, name="hybrid", fields="hf", conventions={"rope": "halves", "ffn": "fused"},
             classes=("GraniteMoeHybridForCausalLM",), forbidden_tensors=("*.mamba.*", "*.block_sparse_moe.*"),

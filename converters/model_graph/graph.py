@@ -269,7 +269,7 @@ def _compute(
 def _check_blocks(
     checkpoint: Checkpoint, blocks: Mapping[str, str], hparams: Mapping[str, Param], nodes: Iterable[Node]
 ) -> None:
-    numbers = [m for node in nodes if (m := re.match(r"((?:[a-z]+\.)*?)(\d+)\.", node.name))]
+    numbers = [m for node in nodes if (m := re.match(r"((?:[a-z_]+\.)*?)(\d+)\.", node.name))]
     for series, counter in blocks.items():
         declared = hparams.get(counter)
         found = 1 + max((int(m[2]) for m in numbers if m[1] == series), default=-1)

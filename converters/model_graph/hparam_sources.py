@@ -183,6 +183,8 @@ def _typed(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> An
         return _item(checkpoint, param, found, origin)
     if isinstance(found, dict) and all(found.get(str(number)) is not None for number in range(len(found))):
         found = [found[str(number)] for number in range(len(found))]  # transformers' id2label
+    if param.flat and isinstance(found, list) and all(isinstance(part, list) for part in found):
+        found = [item for part in found for item in part]
     if not isinstance(found, Sequence) or isinstance(found, str) or len(found) > MAX_ITEMS:
         raise InconsistentError(
             f"{param.name} ({origin})", path=checkpoint.path, found=found, expected=f"a list of at most {MAX_ITEMS}"
@@ -212,8 +214,9 @@ def _item(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any
         return found
     if found != int(found):
         raise wrong("a whole number")
-    if not 0 <= found < 2**32:
-        raise OutOfRangeError(f"{param.name} ({origin})", path=checkpoint.path, found=found, expected="0 to 2³² - 1")
+    if not param.least <= found < 2**32:
+        expected = f"{param.least} to 2³² - 1"
+        raise OutOfRangeError(f"{param.name} ({origin})", path=checkpoint.path, found=found, expected=expected)
     return int(found)
 
 

@@ -191,11 +191,11 @@ def _behind(names: Collection[str], dialect: Dialect) -> dict[str, str]:
 
 def _renumbered(name: str, dialect: Dialect, values: Mapping[str, Any]) -> str:
     """Return `name` with the number of its block, where it has that of an item of a list of blocks."""
-    for prefix, blocks in dialect.renumbered:
+    for prefix, blocks, *instead in dialect.renumbered:
         match = re.match(rf"{re.escape(prefix)}({_NUMBER})(?=\.|$)", name)
         listed = values.get(blocks) or ()
         if match and int(match[1]) < len(listed):
-            return f"{prefix}{listed[int(match[1])]}{name[match.end() :]}"
+            return f"{[prefix, *instead][-1]}{listed[int(match[1])]}{name[match.end() :]}"
     return name
 
 

@@ -1,6 +1,7 @@
 """Roles of Granite Speech's audio encoder: a conformer, and a Q-Former behind it."""
 
 from ggferry.converters.projectors import _conformer as conformer
+from ggferry.converters.projectors import _qformer as qformer
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Reshape, Split, Squeeze
 from ggferry.converters.schema.roles import block, roles
@@ -71,33 +72,6 @@ BLOCKS = block(
     each=Squeeze(1),
 )
 
-
-def _asking(gguf: str, hf: str, width: str) -> str:
-    return f"""
-        {gguf}_q.weight        : a_n_embd a_n_embd | hf {hf}.attention.query.weight
-        {gguf}_q.bias          : a_n_embd          | hf {hf}.attention.query.bias
-        {gguf}_k.weight        : a_n_embd {width}  | hf {hf}.attention.key.weight
-        {gguf}_k.bias          : a_n_embd          | hf {hf}.attention.key.bias
-        {gguf}_v.weight        : a_n_embd {width}  | hf {hf}.attention.value.weight
-        {gguf}_v.bias          : a_n_embd          | hf {hf}.attention.value.bias
-        {gguf}_out.weight      : a_n_embd a_n_embd | hf {hf}.output.dense.weight
-        {gguf}_out.bias        : a_n_embd          | hf {hf}.output.dense.bias
-        {gguf}_norm.weight f32 : a_n_embd          | hf {hf}.output.LayerNorm.weight
-        {gguf}_norm.bias       : a_n_embd          | hf {hf}.output.LayerNorm.bias
-        """
-
-
-QUERIES = block(
-    _asking("self_attn", "attention", "a_n_embd"),
-    _asking("cross_attn", "crossattention", "a_states"),
-    """
-    ffn_up.weight       : a_proj_ff a_n_embd | hf intermediate_query.dense.weight
-    ffn_up.bias         : a_proj_ff          | hf intermediate_query.dense.bias
-    ffn_down.weight     : a_n_embd a_proj_ff | hf output_query.dense.weight
-    ffn_down.bias       : a_n_embd           | hf output_query.dense.bias
-    ffn_norm.weight f32 : a_n_embd           | hf output_query.LayerNorm.weight
-    ffn_norm.bias       : a_n_embd           | hf output_query.LayerNorm.bias
-    """,
-    name="a.proj_blk.{n}.",
-    layer="projector.qformer.encoder.layer.{n}.",
+QUERIES = qformer.blocks(
+    "a.proj_blk.{n}.", "projector.qformer.encoder.layer.{n}.", "a_n_embd", "a_states", "a_proj_ff"
 )

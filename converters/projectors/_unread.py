@@ -29,8 +29,6 @@ UNREAD: Mapping[str, str] = {
     ),
     "RADIOModel": _RADIO,
     **dict.fromkeys(("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration"), _ROUTED),
-    "Granite4VisionForConditionalGeneration": "its rows come from several q-formers, each over windows of the states "
-    "of one block, in the order of the text model's blocks that read them: neither half is read yet",
     "DeepseekV4ForCausalLM": "transformers' class has no vision encoder that could be held against",
     "KimiVLForConditionalGeneration": "the pairs of its rotation take turns as Kimi K2.5's do, as far as is known, and "
     "neither llama.cpp nor its converter puts them apart; transformers has no class of it to decide",

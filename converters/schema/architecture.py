@@ -78,6 +78,8 @@ class HParam(Written):
         null_default: Whether a written configuration says null where the value is that of `null`.
         scalar: Whether the tensors that hold the list have no axes, where a checkpoint is written.
         text: Whether the source may state a text in place of the number, for a derivation to read.
+        flat: Whether the source states a list of lists, whose items then stand one behind another.
+        least: The least whole number it may be.
     """
 
     name: str
@@ -100,6 +102,8 @@ class HParam(Written):
     null_default: bool = False
     scalar: bool = False
     text: bool = False
+    flat: bool = False
+    least: int = 0
 
     def key_of(self, architecture: str) -> str:
         """Return the whole key in a GGUF file of that architecture."""
@@ -235,7 +239,7 @@ class Dialect(Written):
         appended_blocks: (prefix, other prefix), both with {n}: blocks of the first are numbered behind those of the
             second. A first prefix without {n} belongs to the first of them, under what a third item says.
         renumbered: (prefix, list) pairs. The number behind the prefix counts the items of the list, an hparam that
-            holds the numbers of blocks.
+            holds the numbers of blocks. A third item is the prefix that takes the place of the first.
         required_tensors: Shell patterns of tensor names. Weights that have all of them are of this dialect, also
             where no configuration names a class; the number of blocks is then found from the tensors.
         classes: Classes of config.json whose models use this dialect, also those of another architecture.
@@ -268,7 +272,7 @@ class Dialect(Written):
     config_section: str = ""
     renames: tuple[tuple[str, str], ...] = ()
     appended_blocks: tuple[tuple[str, ...], ...] = ()
-    renumbered: tuple[tuple[str, str], ...] = ()
+    renumbered: tuple[tuple[str, ...], ...] = ()
     required_tensors: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     forbidden_tensors: tuple[str, ...] = ()

@@ -246,6 +246,38 @@ def pooling_type(values: Values) -> int | None:
     return POOLING[declared.pop()]
 
 
+# --- pictures whose rows several blocks of a text model read -----------------------------------------------
+
+
+def row_readers(values: Values) -> list[tuple[int, int, int]]:
+    """Return of every projector of a Granite 4 Vision by whom its rows are read, in the order of the checkpoint.
+
+    Each is (block of the text model, states of the tower as the configuration counts them, corner of a square of
+    patches); the corner is -1 where squares are averaged. GGUF numbers projectors in the order of the blocks. Raises
+    ValueError for a list of something else than pairs.
+    """
+    pairs = values["row_pairs"]
+    if len(pairs) % 2:
+        raise ValueError(f"deepstack_layer_map {list(pairs)}: no pairs")
+    found = [(int(block), int(states), -1) for states, block in zip(pairs[::2], pairs[1::2], strict=True)]
+    corners = enumerate(values["corner_blocks"])
+    return found + [(int(block), int(values["corner_states"]), corner) for corner, block in corners]
+
+
+def ordered_readers(values: Values) -> list[tuple[int, int, int]]:
+    """Return `row_readers` in the order of GGUF, in which the rows of the first stand in place of embeddings.
+
+    Raises ValueError where two projectors have one block, none has the first, or the corners are not four.
+    """
+    found = sorted(row_readers(values))
+    blocks = [block for block, _, _ in found]
+    if len(values["corner_blocks"]) != 4:
+        raise ValueError(f"projectors of {len(values['corner_blocks'])} corners of a square")
+    if blocks[0] != 0 or len({*blocks}) != len(blocks):
+        raise ValueError(f"rows for blocks {blocks}: the first stand in place of embeddings, one block reads one row")
+    return found
+
+
 HPARAMS: dict[str, Derivation] = {
     "rope_scaling": rope_scaling,
     "rope_factor": rope_factor,

@@ -1,7 +1,8 @@
 """llama.cpp's C interface, as the library inside xllamacpp exports it: for models that its server does not run.
 
 Run as a program in a process of its own, which an assertion of llama.cpp may end: PATH, the tokens to encode and the
-tokens to decode (none: an encoder alone), both JSON, and the .npy for logits or states.
+tokens to decode (none: an encoder alone), both JSON, and the .npy for logits or states. With a .npy of rows of a
+picture besides, the first tokens are decoded before the rows, the second ones behind them.
 
 Its parameter structures change with every version: they are passed whole and unread, in room enough, as their
 defaults. That works where they are the last argument (System V: what is passed in memory begins at one place).
@@ -70,16 +71,27 @@ class Llama:
         batch = Batch(len(tokens), c.cast(ids, c.c_void_p), logits=c.cast(wanted, c.c_void_p))
         assert self.call(name, c.c_int32, self.context, batch) == 0, name
 
+    def read(self, rows: np.ndarray) -> None:
+        """llama_decode of rows that stand for a picture, float32 `(n, width)`."""
+        wanted = (c.c_int8 * len(rows))(*[1] * len(rows))
+        batch = Batch(len(rows), None, c.c_void_p(rows.ctypes.data), logits=c.cast(wanted, c.c_void_p))
+        assert self.call("llama_decode", c.c_int32, self.context, batch) == 0, "rows"
+
     def rows(self, name: str, count: int, width: int) -> np.ndarray:
         found = (self.call(name, c.POINTER(c.c_float), self.context, c.c_int32(i)) for i in range(count))
         return np.stack([np.ctypeslib.as_array(row, (width,)).copy() for row in found])
 
 
-def encoded_and_decoded(path: str, encode: Sequence[int], decode: Sequence[int], folder: Path) -> np.ndarray:
+def encoded_and_decoded(
+    path: str, encode: Sequence[int], decode: Sequence[int], folder: Path, rows: np.ndarray | None = None
+) -> np.ndarray:
     """Logits of the decoder at each token of `decode`; states of the encoder where there is none to decode. A model
-    without an encoder is given nothing to encode."""
+    without an encoder is given nothing to encode. With `rows` of a picture, `encode` is decoded before them."""
     target = str(folder / "llama.npy")
     command = [sys.executable, __file__, path, json.dumps(list(encode)), json.dumps(list(decode)), target]
+    if rows is not None:
+        np.save(folder / "rows.npy", np.ascontiguousarray(rows, np.float32))
+        command.append(str(folder / "rows.npy"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return np.load(target)
@@ -104,13 +116,15 @@ def _load(paths: Sequence[str]) -> None:
             print("REFUSED", flush=True)
 
 
-def main(path: str, encode: str, decode: str, target: str) -> None:
+def main(path: str, encode: str, decode: str, target: str, picture: str = "") -> None:
     llama, first, second = Llama(path), json.loads(encode), json.loads(decode)
     llama.begin()
     if not second:
         llama.call("llama_set_embeddings", None, llama.context, c.c_bool(True))
     if first:
-        llama.run("llama_encode", first)
+        llama.run("llama_decode" if picture else "llama_encode", first)
+    if picture:
+        llama.read(np.load(picture))
     if second:
         llama.run("llama_decode", second)
         vocabulary = llama.call("llama_model_get_vocab", c.c_void_p, c.c_void_p(llama.model))

@@ -62,15 +62,30 @@ class Batch(ctypes.Structure):
     _fields_ = [("inputs", Vector), ("is_sound", ctypes.c_bool)]
 
 
-def embedded(path: Path | str, *, picture: Any = None, spectrum: Any = None, whole: bool = False) -> np.ndarray:
+def embedded(
+    path: Path | str,
+    *,
+    picture: Any = None,
+    spectrum: Any = None,
+    whole: bool = False,
+    grid: tuple[int, int] = (0, 0),
+    size: tuple[int, int] = (0, 0),
+) -> np.ndarray:
     """The rows that llama.cpp makes of a picture `(3, height, width)` or a spectrum `(channels, frames)`, float32.
 
-    `whole`: the picture is no tile of a larger one, which some towers end with a row of its own.
+    Args:
+        path: The mmproj file.
+        picture: A picture, or a stack of a picture as a whole and, below it, its tiles.
+        spectrum: A spectrum.
+        whole: The picture is no tile of a larger one, which some towers end with a row of its own.
+        grid: Columns and rows of tiles of a stack.
+        size: Width and height of the picture that a stack was made of.
     """
     given, kind = (spectrum, "spectrum") if picture is None else (picture, "whole picture" if whole else "picture")
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/in.npy", np.asarray(given, np.float32))
         words = [sys.executable, __file__, str(path), kind, f"{folder}/in.npy", f"{folder}/out.npy"]
+        words += [str(number) for number in (*grid, *size)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr[-2000:]
         rows: np.ndarray = np.load(f"{folder}/out.npy")
@@ -91,7 +106,7 @@ def _library() -> Any:
     return ctypes.CDLL(str(path))
 
 
-def _rows(path: str, kind: str, given: np.ndarray) -> np.ndarray:
+def _rows(path: str, kind: str, given: np.ndarray, tiles: list[int]) -> np.ndarray:
     library, wide = _library(), kind.endswith("picture")
     start = library[INIT]
     start.restype, start.argtypes = Loaded, [ctypes.c_char_p, Parameters]
@@ -100,7 +115,12 @@ def _rows(path: str, kind: str, given: np.ndarray) -> np.ndarray:
     assert model, "llama.cpp does not load it"
     values = np.ascontiguousarray(given.transpose(1, 2, 0) if wide else given)
     one = Input(
-        separated=kind.startswith("whole"), values=vector(values), width=given.shape[-1], height=given.shape[-2]
+        separated=kind.startswith("whole"),
+        grid=(ctypes.c_int * 2)(*tiles[:2]),
+        original=(ctypes.c_int * 2)(*tiles[2:]),
+        values=vector(values),
+        width=given.shape[-1],
+        height=given.shape[-2],
     )
     rows = np.zeros((library[TOKENS](model, ctypes.byref(one)), library[WIDTH](model)), np.float32)
     out, batch = vector(rows), Batch(vector(one), not wide)
@@ -111,4 +131,4 @@ def _rows(path: str, kind: str, given: np.ndarray) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    np.save(sys.argv[4], _rows(sys.argv[1], sys.argv[2], np.load(sys.argv[3])))
+    np.save(sys.argv[4], _rows(sys.argv[1], sys.argv[2], np.load(sys.argv[3]), [int(n) for n in sys.argv[5:]]))

@@ -22,6 +22,7 @@ from helpers.unclassed import UNCLASSED, make_unclassed
 IDLE = {
     "context_length": (".", "says how far the model was trained, not how it computes"),
     "n_deepstack_layers": ("qwen3vl", "there is no picture whose features would be added"),
+    "deepstack_mapping": ("granite", "there is no picture whose features would be added"),
     "feed_forward_length": (
         "hunyuan moe|mellum|solar open|qwen.moe|qwen3(next|vlmoe)|minimax_m2|gpt-oss|mistral4|(falcon )?mamba|grok 1",
         "none is dense",

@@ -43,7 +43,7 @@ CANNOT: dict[str, str] = {
         "of blocks that guess further tokens, which no table of the family writes"
     ),
     r".*time_mix_lerp_fused == NULL.*": REQUIRED,
-    r"ss\.str\(\)": "of deepstack_mapping, which we write no key of: Granite's eyes are refused by name",
+    r"ss\.str\(\)": "of deepstack_mapping, whose numbers are those of the rows from 1 on, each once",
     r"hparams\.kda_safe_gate|hparams\.kda_gate_lower_bound < 0\.0f": CHECKED,
     r"\"Laguna: unexpected attention gate width.*": CHECKED,
     r"hparams\.n_group_experts > 0.*": CHECKED,

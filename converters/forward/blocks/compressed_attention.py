@@ -41,7 +41,7 @@ class Windows:
     @classmethod
     def of(cls, at: Tensor, size: int) -> Windows:
         """Return the whole windows of tokens at these positions."""
-        numbers = (at // size).unique()
+        numbers = torch.unique(at // size)
         return cls(size, numbers[(numbers + 1) * size <= at[-1] + 1], at)
 
     @property

@@ -168,6 +168,7 @@ FITS: Mapping[str, Fit] = {
     "gemma3": Fit(_square, BILINEAR),
     "internvl": Fit(_square, undone=WHOLE_ONLY),
     "cohere2v": Fit(_square, undone=WHOLE_ONLY),
+    "granite4_vision": Fit(_square, undone=WHOLE_ONLY),
     "mlp": Fit(_middle),
     "janus_pro": Fit(_padded),
     "pixtral": Fit(_longest),

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.blocks.softmax_attention import attention
 from ggferry.converters.forward.model import Model, silu
 from ggferry.converters.forward.towers import _audio as audio
+from ggferry.converters.forward.towers import _qformer as qformer
 from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-EPS = 1e-12
-"""Of the norms of the Q-Former: the default of Blip2QFormerConfig, which llama.cpp has for all."""
 
 
 def embed(tower: Model, spectrum: Tensor, progress: Callable[[int], None]) -> Tensor:
@@ -78,19 +75,11 @@ def _queried(tower: Model, x: Tensor) -> Tensor:
     window, heads = tower.sizes["proj_window"], tower.sizes["proj_heads"]
     windows = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % window)).view(-1, window, x.shape[-1])
     queries = tower.weights.vector("a.proj_query").view(window // tower.sizes["proj_downsample"], -1)
-    start = audio.layer_norm(tower, "a.proj_norm", queries, EPS)
+    start = audio.layer_norm(tower, "a.proj_norm", queries, qformer.EPS)
     rows = []
     for states in windows:
         y = start
         for number in range(tower.sizes["proj_layers"]):
-            block = f"a.proj_blk.{number}."
-            y = _cross_attention(tower, f"{block}self_attn", y, y, heads)
-            y = _cross_attention(tower, f"{block}cross_attn", y, states, heads)
-            wide = audio.perceptron(tower, f"{block}ffn_up", f"{block}ffn_down", y)
-            y = audio.layer_norm(tower, f"{block}ffn_norm", y + wide, EPS)
+            y = qformer.block(tower, f"a.proj_blk.{number}.", y, states, heads)
         rows.append(y)
     return tower.linear("a.proj_linear", torch.cat(rows))
-
-
-def _cross_attention(tower: Model, branch: str, x: Tensor, over: Tensor, heads: int) -> Tensor:
-    return audio.layer_norm(tower, f"{branch}_norm", x + attention(tower, branch, x, over, heads, output="out"), EPS)
