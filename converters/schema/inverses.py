@@ -159,7 +159,7 @@ def leading_dense(values: Values) -> Values:
     if count is None:
         return {}
     return {"sparse_layers": tuple(n >= count for n in blocks), "dense_blocks": tuple(n < count for n in blocks),
-            "dense_stated": count}
+            "dense_stated": count, "n_dense_stated": count}
 
 
 def attending(values: Values) -> Values:
@@ -430,5 +430,6 @@ HINGES: dict[str, Inverse] = {
     "rope_fraction_swa": lambda values: {"rope_fraction_swa": rope_dimensions(values).get("rope_fraction")},
     "norm_first": lambda values: {"norm_first": False},
     "gating": lambda values: {"gating": "head" if values.get("gate_width") == 1 else "element"},
+    "newer_base": lambda values: {"newer_base": values.get("rope_base")},
 }
 """Hparam on which defaults or the presence of tensors depend → what tells it."""

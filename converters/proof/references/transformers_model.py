@@ -182,7 +182,8 @@ def _prompts(graph: ModelGraph) -> list[Prompt]:
     learned, listed = learned_positions(graph), graph.architecture.name in _ANGLES_LISTED
     # LLaMA 4's queries grow with the number of tokens so far, which gaps between positions do not change
     counted = recipe_of(graph.architecture.recipe, graph.dialect.conventions).temperature == "unrotated"
-    counted = counted or "reach" in sizes  # and MiniMax M3 cuts blocks of tokens by their number
+    counted = counted or "reach" in sizes  # and MiniMax M3 cuts blocks of tokens by their number,
+    counted = counted or "ratio" in sizes  # as DeepSeek V4 does what it compresses
     rotated = (learned or sizes.get("n_rot")) and not sizes.get("max_alibi") and not counted
     if _kind(graph) == "logits" and can_place(graph) and rotated and original >= 2 * _FAR:
         first = original - (_FAR if learned or listed else 2)
