@@ -33,7 +33,7 @@ def _of_blocks(values: Values) -> tuple[int, ...]:
     """The ratio of each block: lists of GGUF go on with blocks that predict further tokens. Raises ValueError."""
     found = tuple(values["ratios"])[: values["n_layer"]]
     if set(found) - set(KINDS.values()):
-        raise ValueError(f"a block that compresses neither {SPARSE} nor {HEAVY} tokens nor none")
+        raise ValueError(f"compression over another number of tokens than {SPARSE} or {HEAVY}")
     return found
 
 

@@ -84,7 +84,7 @@ _OTHER_HALF = IgnoredKey(
     "downsample_* projector_* multimodal_projector_bias scale_factor spatial_merge_size vq_config vq_config.* "
     "audio_config audio_config.* token_classification_bias encoder_config encoder_config.* has_lora_adapter "
     "window_size mm_* alignment_intermediate_size img_processor img_processor.* speech_config speech_config.* "
-    "speech_mlp_* qformer_config qformer_config.* deepstack_layer_map spatial_* use_spatial_sampling "
+    "speech_mlp_* qformer_config qformer_config.* spatial_* use_spatial_sampling "
     "use_image_newline_parameter",
     "of the vision or audio encoder, dropped",
 )

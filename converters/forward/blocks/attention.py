@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.heads import projected_heads
-from ggferry.converters.forward.blocks.indexer import not_chosen
 from ggferry.converters.forward.blocks.latent_attention import latent
 from ggferry.converters.forward.blocks.softmax_attention import attend, distances, later, outside_chunk, outside_window
+from ggferry.converters.forward.blocks.sparse.indexer import not_chosen
 from ggferry.converters.forward.model import Model
 from ggferry.support.heavy import torch
 

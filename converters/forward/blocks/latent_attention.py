@@ -11,9 +11,9 @@ import math
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.heads import tempered
-from ggferry.converters.forward.blocks.indexer import passed_over
 from ggferry.converters.forward.blocks.rope import rotate
 from ggferry.converters.forward.blocks.softmax_attention import attend, later
+from ggferry.converters.forward.blocks.sparse.indexer import passed_over
 from ggferry.converters.forward.model import Model, parts
 from ggferry.support.heavy import torch
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.attention import attention
-from ggferry.converters.forward.blocks.compressed_attention import compressed_attention
 from ggferry.converters.forward.blocks.recurrent.causal_convolution import short_convolution
 from ggferry.converters.forward.blocks.recurrent.delta_net import gated_delta_net, kimi_delta_attention
 from ggferry.converters.forward.blocks.recurrent.lightning import lightning
 from ggferry.converters.forward.blocks.recurrent.rwkv_mixing import in_place_of_attention
 from ggferry.converters.forward.blocks.recurrent.state_space import state_space
+from ggferry.converters.forward.blocks.sparse.compressed_attention import compressed_attention
 from ggferry.converters.forward.model import Model
 
 if TYPE_CHECKING:

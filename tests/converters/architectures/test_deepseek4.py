@@ -29,7 +29,9 @@ LIMIT = 1e-5
 LONG = [(1 + place * 0x9E3779B1) % VOCAB for place in range(300)]
 """Two keys of 128 tokens and 75 of 4, of which an indexer chooses two."""
 PUBLISHED = (
-    (r"model\.embed_tokens\.", "embed."), (r"model\.hc_head\.hc_", "hc_head_"), (r"attn\.norm\.", "attn.kv_norm."),
+    (r"model\.embed_tokens\.", "embed."),
+    (r"model\.hc_head\.hc_", "hc_head_"),
+    (r"attn\.norm\.", "attn.kv_norm."),
     (r"^model\.", ""),
 )
 
@@ -73,8 +75,11 @@ def test_as_it_is_published(tmp_path: Path) -> None:
     kept = TINY["deepseek v4"].config
     scaling = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1}
     edited(
-        tmp_path, compress_ratios=[*kept["compress_ratios"], 0], num_hash_layers=kept["num_hash_layers"],
-        rope_scaling=scaling, **dict.fromkeys(
+        tmp_path,
+        compress_ratios=[*kept["compress_ratios"], 0],
+        num_hash_layers=kept["num_hash_layers"],
+        rope_scaling=scaling,
+        **dict.fromkeys(
             ("layer_types", "mlp_layer_types", "rope_parameters", "partial_rotary_factor", "compress_rates")
         ),
     )
@@ -126,8 +131,9 @@ def test_lists_of_gguf_files_may_go_on_behind_the_last_block(tmp_path: Path) -> 
     graph = graph_of(str(tmp_path / "hf"))
     file = open_gguf(str(write(graph, tmp_path / "x.gguf")))
     key = "deepseek4.attention.compress_ratios"
-    longer = replace(file, metadata={
-        **file.metadata, key: replace(file.metadata[key], data=(*file.metadata[key].data, 0))})
+    longer = replace(
+        file, metadata={**file.metadata, key: replace(file.metadata[key], data=(*file.metadata[key].data, 0))}
+    )
     assert understand(longer).sizes["ratio"] == (0, 4, 128, 4, 0)
 
 
@@ -138,7 +144,7 @@ def test_lists_of_gguf_files_may_go_on_behind_the_last_block(tmp_path: Path) -> 
         ({"mlp_layer_types": ["moe", "hash_moe", "moe", "moe", "moe"]}, "between"),
         ({"n_shared_experts": 2}, "n_shared"),
         ({"norm_topk_prob": False}, "norm_topk_prob"),
-        ({"layer_types": None, "compress_ratios": [0, 4, 128, 16, 0]}, "compresses"),
+        ({"layer_types": None, "compress_ratios": [0, 4, 128, 16, 0]}, "compression over another"),
         ({"scoring_func": "sigmoid"}, "scoring_func"),
     ],
 )

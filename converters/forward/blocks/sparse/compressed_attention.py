@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.blocks.indexer import not_best
 from ggferry.converters.forward.blocks.rope import rotate_last, rotation
 from ggferry.converters.forward.blocks.softmax_attention import attend, later
+from ggferry.converters.forward.blocks.sparse.indexer import not_best
 from ggferry.converters.forward.model import Model
 from ggferry.support.heavy import torch
 
