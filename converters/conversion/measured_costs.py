@@ -176,6 +176,9 @@ class _Kind:
         errors: Mapping[str, Sequence[Candidate]],
     ) -> None:
         self.names, self._steps, self.errors = names, steps, errors
+        self._sums: dict[str, float] = defaultdict(float)
+        for each in (each for name in names for each in errors[name]):
+            self._sums[each.type] += each.error
         self.probes = {name: errors[name][_nearest(errors[name])].type for name in names}
         shared = set.intersection(*({each.type for each in errors[name]} for name in names))
         shared -= {*needing_imatrix(), *(self.probes.values() if len(set(self.probes.values())) == 1 else ())}
@@ -192,9 +195,9 @@ class _Kind:
 
     def error(self, kind: str | None = None) -> float:
         """Return the sum of the errors of one type, by default of those of some four bits."""
-        return sum(
-            each.error for name in self.names for each in self.errors[name] if each.type == (kind or self.probes[name])
-        )
+        if kind is not None:
+            return self._sums[kind]
+        return sum(each.error for name in self.names for each in self.errors[name] if each.type == self.probes[name])
 
     @property
     def share(self) -> float:
@@ -203,7 +206,8 @@ class _Kind:
 
     def costs(self, usual: Mapping[str, float]) -> dict[str, list[Candidate]]:
         """Return the candidates with their costs; `usual`: the shares of tensors that no divergence was found for."""
-        if self.share <= 0:
+        share = self.share
+        if share <= 0:
             return {
                 name: [each._replace(error=each.error * usual[name]) for each in self.errors[name]]
                 for name in self.names
@@ -219,9 +223,9 @@ class _Kind:
         def cost(each: Candidate) -> float:
             if each.error <= 0:
                 return 0.0
-            whole = math.log(self.error(each.type) or each.error)
+            whole = math.log(self.error(each.type))
             factor = min(factors, key=lambda known: abs(known[0] - whole))[1]
-            return each.error * self.share * min(MOST_FACTOR, max(1 / MOST_FACTOR, factor))
+            return each.error * share * min(MOST_FACTOR, max(1 / MOST_FACTOR, factor))
 
         return {name: [each._replace(error=cost(each)) for each in self.errors[name]] for name in self.names}
 
@@ -229,7 +233,8 @@ class _Kind:
 def _usual(graph: ModelGraph, kinds: Sequence[_Kind]) -> dict[str, float]:
     """Return the usual shares of all tensors, brought to the scale of those that were measured."""
     found = sensitivities(graph, [name for kind in kinds for name in kind.names])
-    ratios = [math.log(kind.share / found[name]) for kind in kinds if kind.share > 0 for name in kind.names]
+    shares = {name: share for kind in kinds if (share := kind.share) > 0 for name in kind.names}
+    ratios = [math.log(share / found[name]) for name, share in shares.items()]
     scale = math.exp(sum(ratios) / len(ratios)) if ratios else 1.0
     return {name: scale * share for name, share in found.items()}
 

@@ -21,23 +21,6 @@ from ggferry.converters.understand import graph_of
 from ggferry.converters.write.feedback_pass import calibration_chunks
 from ggferry.support.progress import silent
 
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def source(fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GGUF file of rows of 256."""
-    path = tmp_path_factory.mktemp("shares") / "f16.gguf"
-    ggferry.convert(fixtures / "hf/ckpt/llama_k256", path, outtype="f16", verify="none")
-    return path
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text((ROOT / "CONTRIBUTING.md").read_text()[:6000])
-    return path
-
 
 @pytest.mark.parametrize("kind", [("attn_q", "attn_k"), ("ffn_down",), ("output",)])
 @pytest.mark.parametrize("type_of", ["Q2_K", "Q5_K", None])

@@ -20,20 +20,6 @@ def values_of(path: Path) -> dict[str, Any]:
     return {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in gguf.GGUFReader(path).tensors}
 
 
-@pytest.fixture(scope="module")
-def source(fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("feedback") / "f16.gguf"
-    ggferry.convert(fixtures / "hf/ckpt/llama_k256", path, outtype="f16", verify="none")
-    return path
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text((ROOT / "CONTRIBUTING.md").read_text()[:6000])
-    return path
-
-
 def test_the_proof_holds_and_the_receipt_says_by_what(source: Path, text: Path, tmp_path: Path) -> None:
     stock, out, again = (tmp_path / f"{name}.gguf" for name in ("stock", "out", "again"))
     ggferry.quantize(source, stock, "q4_k_m", verify="none")
