@@ -106,7 +106,7 @@ class InStore:
         """Return the URL of the folder of an accepted upload."""
         return join(self._accepted, key)
 
-    def settle(self, key: str) -> None:
+    def remove_pieces(self, key: str) -> None:
         """Remove what an upload that was inspected needs no more: the pieces, and its folder on this machine."""
         self._remove(self._pieces(key))
         self._store.run(sa.delete(self._store.t.pieces).where(self._store.t.pieces.c.upload == key))
@@ -114,7 +114,7 @@ class InStore:
 
     def forget(self, key: str) -> None:
         """Remove all of an upload."""
-        self.settle(key)
+        self.remove_pieces(key)
         self._remove(self.source(key))
 
     def _remove(self, url: str) -> None:

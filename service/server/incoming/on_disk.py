@@ -81,7 +81,7 @@ class OnDisk:
         for place in (self._uploads, self._quarantine):
             shutil.rmtree(os.path.join(place, key), ignore_errors=True)
 
-    def settle(self, key: str) -> None:
+    def remove_pieces(self, key: str) -> None:
         """Do nothing: what was refused is kept for a day where it is."""
 
 

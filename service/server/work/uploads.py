@@ -357,7 +357,7 @@ class Uploads:
         inspected = (table.c.id == key) & (table.c.state == INSPECTING)
         if self.store.run(sa.update(table).where(inspected).values(**values, updated=time.time())):
             with suppress(GgferryError):  # what stays goes with the upload
-                self.files.settle(key)
+                self.files.remove_pieces(key)
 
     def _inspected(self, key: str) -> list[Entry] | None:
         """Return what an upload holds once it was moved out of the quarantine; None where this server has none of it.
