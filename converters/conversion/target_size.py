@@ -7,7 +7,6 @@ given by `--recipe`: the receipt holds it, and `verify` needs no measuring.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from math import prod
 
 from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.conversion.kinds.gguf import text_request
-from ggferry.converters.conversion.kinds.gguf_plan import plan_of, understood
+from ggferry.converters.conversion.kinds.gguf_plan import plan_of, tokens_of, understood
 from ggferry.converters.conversion.kinds.kept_models import Understood
 from ggferry.converters.conversion.like import lines_of_types, most_common
 from ggferry.converters.conversion.measured_costs import measured_costs, spread
@@ -229,14 +228,7 @@ def _measured(request: Request, choices: Choices, stage: Stage) -> Measured:
     text = text_of(request.calibration)
     chunks = spread(calibration_chunks(graph, source.tokenizer, text))
     costs = measured_costs(graph, steps, errors, chunks, imatrix, rounding, threads, stage, kept)
-    counted = f"{sum(map(len, chunks)):,} tokens of {os.path.basename(request.calibration)} ({_digest(text)})"
-    return replace(_with_overhead(choices, costs), counted=counted)
-
-
-def _digest(text: str) -> str:
-    from blake3 import blake3
-
-    return f"BLAKE3 {blake3(text.encode()).hexdigest()}"
+    return replace(_with_overhead(choices, costs), counted=tokens_of(request.calibration, text, chunks))
 
 
 def _with_overhead(choices: Choices, candidates: Mapping[str, Sequence[Candidate]]) -> Measured:

@@ -117,11 +117,15 @@ def _calibration(request: Request, source: Understood) -> tuple[tuple[tuple[int,
         return (), ()
     text = text_of(path)
     chunks = calibration_chunks(graph, source.tokenizer, text)
+    return chunks, (f"rounded with feedback by {tokens_of(path, text, chunks)}, where a type has levels",)
+
+
+def tokens_of(path: str, text: str, chunks: Sequence[Sequence[int]]) -> str:
+    """Return in words how much of which text was read: a receipt or a recipe names it so."""
     from blake3 import blake3
 
     count, digest = sum(map(len, chunks)), blake3(text.encode()).hexdigest()
-    name = os.path.basename(path)
-    return chunks, (f"rounded with feedback by {count:,} tokens of {name} (BLAKE3 {digest}), where a type has levels",)
+    return f"{count:,} tokens of {os.path.basename(path)} (BLAKE3 {digest})"
 
 
 def _renamed(request: Request, source: Understood, former: Planned) -> Plan | None:
