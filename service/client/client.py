@@ -241,6 +241,7 @@ class Client:
     ) -> list[Fetched]:
         """Fetch the files of a done job and the receipts of its outputs to the folder `out`.
 
+        A job that was skipped because another did the same has the files of that one.
         Each file's sha256 must be that of the receipt, else nothing gets its name. What an earlier attempt fetched is
         taken up.
 

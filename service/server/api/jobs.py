@@ -246,5 +246,5 @@ def receipt(
 
 @router.get("/jobs/{job}/files")
 def files(service: ServiceDep, caller: Reader, job: JobId) -> list[Output]:
-    """List the files that a done job made."""
+    """List the files that a done job made, or the one that did the same and for which this one was skipped."""
     return functions.outputs(service, job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,23 @@ def test_what_is_only_planned_is_removed_from_the_archive(client: httpx.Client, 
     assert client.get(f"/jobs/{line['id']}").status_code == 404
     (job,) = client.post("/jobs", json={"plan": plan["id"]}).json()["jobs"]
     assert ended(client, job)["state"] == "done", "the plan can still be carried out"
+
+
+def test_a_model_that_was_skipped_gives_the_files_of_the_one_that_did_the_same(client: httpx.Client, own: Path) -> None:
+    (job,) = submitted(client, own, verify="none", outtype="f16")
+    ended(client, job)
+    copy = own.with_name("twin-of-" + own.name)
+    copy.write_bytes(own.read_bytes())
+    (same,) = submitted(client, copy, verify="none", outtype="f16")
+    assert ended(client, same)["state"] == "skipped"
+    assert client.get(f"/jobs/{same}/receipt").json() == client.get(f"/jobs/{job}/receipt").json()
+    ((file,), (made,)) = client.get(f"/jobs/{same}/files").json(), client.get(f"/jobs/{job}/files").json()
+    assert {**file, "url": ""} == {**made, "url": ""}
+    whole = client.get(f"/jobs/{same}/files/{file['name']}")
+    assert hashlib.sha256(whole.content).hexdigest() == made["sha256"]
+    assert client.delete(f"/jobs/{same}").status_code == 204
+    assert client.get(made["url"].removeprefix("/api/v1")).status_code == 200, "the other's file stays"
+    os.unlink(copy)
 
 
 def test_a_model_that_is_the_same_as_one_that_is_removed_is_not_converted_in_its_place(

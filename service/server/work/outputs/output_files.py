@@ -1,5 +1,6 @@
 """The files of done jobs: opened only when they are what the receipt proved, with their sha256.
 
+A job that was skipped because another did the same has the files of that one.
 Receipts hold BLAKE3 (docs/decisions/digest.md). A client checks what it fetched by SHA-256, which every machine has, so
 both are computed in one pass over the finished file: the first must be the receipt's, the second is kept beside it.
 """
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, files_written
 from ggferry.formats.errors import ChangedError, NotFoundError, RefusedError
 from ggferry.service.records.fields import TriedRow
-from ggferry.service.records.ledger import DONE
+from ggferry.service.records.ledger import DONE, SKIPPED
 from ggferry.service.records.receipts import kept, receipt_of, receipts_of
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store.database import Store
@@ -78,26 +79,24 @@ class Outputs:
         Of several outputs that of the first, with the others in its member `further`; with `file`, that of the output
         which this file belongs to, alone. Raises RefusedError before the job is done, NotFoundError.
         """
-        found, files = (
-            cast("KeptReceipt", self._row(job)["receipt"]),
-            {each.name: each.sha256 for each in self.every(job)},
-        )
+        found = cast("KeptReceipt", self._maker(job)["receipt"])
+        files = {each.name: each.sha256 for each in self.every(job)}
         chosen = receipts_of(found) if file is None else [receipt_of(found, file)]
         return kept([_with_sha256(each, files) for each in chosen])
 
     def every(self, job: str) -> list[OutputFile]:
         """Return the files of a done job. Raises RefusedError, and ChangedError where one is not what was proved."""
-        row = self._row(job)
+        row = self._maker(job)
         with retrying_within(ANSWER):
-            return [self._file(job, row, number, each) for number, each in enumerate(_files(row))]
+            return [self._file(row, number, each) for number, each in enumerate(_files(row))]
 
     def open(self, job: str, name: str) -> tuple[OutputReader, OutputFile]:
         """Return a reader of a file of a done job, and its facts. Raises as `every`, and NotFoundError."""
-        row = self._row(job)
+        row = self._maker(job)
         for number, each in enumerate(_files(row)):
             if each["name"] == name:
                 with retrying_within(ANSWER):
-                    found = self._file(job, row, number, each)
+                    found = self._file(row, number, each)
                     reader = self._open(found.path)
                 if reader.size != found.bytes:
                     reader.close()
@@ -110,7 +109,7 @@ class Outputs:
 
         Raises ChangedError for a file that is not the one that was proved.
         """
-        row, paths = self._row(job), []
+        row, paths = self._maker(job), []
         for each in files:
             path = os.path.join(folder, each["name"])
             with closing(self._open(beside(row, each["name"]))) as reader, open(path, "xb") as out:
@@ -187,6 +186,14 @@ class Outputs:
         url = self.settings.outputs
         return sweep_store(self.store, url, self.mark) if is_remote(url) else []
 
+    def _maker(self, job: str) -> TriedRow:
+        """Return the row of the job that made the files: this one, or one of equal content for which it was skipped.
+
+        Raises RefusedError and NotFoundError.
+        """
+        row = self.store.row(job)
+        return self._row(row["same_as"] if row["state"] == SKIPPED and row["same_as"] else job)
+
     def _row(self, job: str) -> TriedRow:
         row = self.store.row(job)
         if row["state"] != DONE or row["receipt"] is None:
@@ -203,8 +210,9 @@ class Outputs:
             hint = "fetch it from there, or start the server with --dest of that store"
             raise RefusedError("the output is in another store", path=path, hint=hint)
 
-    def _file(self, job: str, row: Mapping[str, Any], number: int, record: FileRecord) -> OutputFile:
+    def _file(self, row: TriedRow, number: int, record: FileRecord) -> OutputFile:
         """Return a file's facts, from what is kept of it if it has not been touched since."""
+        job = row["id"]
         path, table = beside(row, record["name"]), self.store.t.outputs
         kept = self.store.first(sa.select(table).where(table.c.job == job, table.c.file == number))
         with closing(self._open(path)) as reader:
