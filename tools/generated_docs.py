@@ -1,13 +1,15 @@
 """Write the parts of the documents that follow from the code: python tools/generated_docs.py [--check]
 
-Three pages have a part between the comments BEGIN and END: the reference of commands (docs/cli.md), the options of a
-conversion (docs/python.md), and the families with their classes (docs/architectures.md). Any page may have the table of
+Four pages have a part between the comments BEGIN and END: the reference of commands (docs/cli.md), the options of a
+conversion (docs/python.md), the families with their classes (docs/architectures.md), and what of today's class names,
+containers, schemes and block types is covered (docs/coverage.md). Any page may have the table of
 a command's options, between the lines `<!-- options: COMMAND -->` and `<!-- end of options -->`. `--check` changes
 nothing and ends with exit code 1 where a page is out of date, as tests/tools/test_generated_docs.py does.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -114,6 +116,60 @@ def families() -> Iterator[str]:
     yield from (f"| {families} | {', '.join(names)} |" for families, names in wrappers.items())
 
 
+LISTS = {
+    "text models": "convert_hf_to_gguf_classes.json",
+    "encoders of pictures and sound (mmproj)": "convert_hf_to_gguf_mmproj_classes.json",
+}
+"""What the class names of a list are of, and the list in benchmarks/."""
+
+
+def class_coverage() -> Iterator[str]:
+    """Yield how many class names of each list are read, and why each of the others is not."""
+    from ggferry.converters.supported import class_names, coverage, lists_mmproj_classes
+
+    found = {}
+    for what, name in LISTS.items():
+        listed = json.loads((DOCS.parent / "benchmarks" / name).read_text())
+        found[what] = coverage(class_names(listed, name), lists_mmproj_classes(listed))
+    yield from ("## Class names", "", "| of | listed | read | read and not listed |", "|---|---|---|---|")
+    for what, names in found.items():
+        yield f"| {what} | {len(names.listed)} | {len(names.read)} | {len(names.unlisted)} |"
+    for what, names in found.items():
+        yield from ("", f"Not read, of {what}:", "", "| class | why |", "|---|---|")
+        yield from (f"| {cell(name)} | {cell(names.reasons.get(name, ''))} |" for name in names.missing)
+
+
+def source_coverage() -> Iterator[str]:
+    """Yield the readers of containers and the schemes of quantized checkpoints, by the first lines of their modules."""
+    for title, what, folder in (
+        ("Containers", "reader", "formats/readers"),
+        ("Quantized checkpoints", "scheme", "converters/prequantized/schemes"),
+    ):
+        yield from (f"## {title}", "", f"| {what} | what it reads |", "|---|---|")
+        for path in sorted((DOCS.parent / folder).glob("[!_]*.py")):
+            said = (import_module(f"ggferry.{folder.replace('/', '.')}.{path.stem}").__doc__ or "").partition("\n")[0]
+            yield f"| `{path.stem}` | {cell(said.removeprefix('Read ').rstrip('.'))} |"
+        yield ""
+
+
+def type_coverage() -> Iterator[str]:
+    """Yield the table of block types."""
+    from ggferry.converters.supported import block_types
+
+    yield from ("## Block types", "", "| type | GGUF's number | bits a weight | written | values kept in | run by |")
+    yield "|---|---|---|---|---|---|"
+    for kind in block_types():
+        written = "with an importance matrix" if kind.needs_imatrix else "yes" if kind.encodes else "no"
+        number = "–" if kind.ggml_id is None else str(kind.ggml_id)
+        kept, runtimes = kind.becomes or kind.name, ", ".join(kind.runtimes) or "–"
+        yield f"| {kind.name} | {number} | {kind.bits_per_weight:g} | {written} | {kept} | {runtimes} |"
+
+
+def covered() -> Iterator[str]:
+    """Yield the tables of docs/coverage.md."""
+    yield from (*class_coverage(), "", *source_coverage(), *type_coverage())
+
+
 def commands() -> Iterator[str]:
     """Yield the reference of docs/cli.md: every command with its arguments and options, by the headings of `--help`."""
     from typer.main import get_command
@@ -152,6 +208,7 @@ def command(made: Any, path: str, heading: str) -> Iterator[str]:
 PARTS: Mapping[str, Callable[[], Iterator[str]]] = {
     "architectures.md": families,
     "cli.md": commands,
+    "coverage.md": covered,
     "python.md": options,
 }
 """Page → what makes its part between BEGIN and END."""
