@@ -181,12 +181,24 @@ def _manner_options() -> list[TyperOption]:
     ]
 
 
+VALUES = {"<str>": "TEXT", "<int>": "N", "<int range>": "N", "<float>": "N", "<float range>": "N"}
+"""What stands in `--help` for the value of an option, instead of the name of its type in Python."""
+
+
+def _with_metavars(params: list[Any], context: Any) -> list[Any]:
+    """Return parameters, those that name no value of their own with the field's word for it."""
+    for param in params:
+        if param.param_type_name == "option" and param.metavar is None:
+            param.metavar = VALUES.get(param.make_metavar(context))
+    return params
+
+
 class PlainCommand(TyperCommand):
     """A command with the options that every command has."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its own parameters, and those."""
-        return [*super().get_params(ctx), *_manner_options()]
+        return [*_with_metavars(super().get_params(ctx), ctx), *_manner_options()]
 
 
 class PlainGroup(TyperGroup):
@@ -194,7 +206,7 @@ class PlainGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its own parameters, and those."""
-        return [*super().get_params(ctx), *_manner_options()]
+        return [*_with_metavars(super().get_params(ctx), ctx), *_manner_options()]
 
 
 class HeadedCommand(PlainCommand):

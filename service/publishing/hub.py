@@ -337,7 +337,7 @@ def failure(error: Exception, target: Target) -> GgferryError:
         return ChangedError("the repository changed meanwhile", path=target.url, found=found, hint="publish again")
     if status == 429 or status >= 500:
         hint = "publish again: files that were uploaded whole are not sent again"
-        return UnreachableError("the Hub is in trouble", path=target.url, found=found, hint=hint)
+        return UnreachableError("the Hub failed to answer", path=target.url, found=found, hint=hint)
     if status or isinstance(error, ValueError):
         return AccessError("the Hub refuses the upload", path=target.url, found=found)
     hint = "publish again: files that were uploaded whole are not sent again"

@@ -122,7 +122,7 @@ def _failure(error: Any, endpoint: str) -> GgferryError:
     if status in (401, 403):  # of the server, and not of whoever asks
         words, hint = "the Hub does not accept this server's token", "its HF_TOKEN is wrong or expired"
         return UnreachableError(words, path=endpoint, found=f"HTTP {status}", hint=hint)
-    return UnreachableError("the Hub is in trouble", path=endpoint, found=f"HTTP {status}: {_words(error)}")
+    return UnreachableError("the Hub failed to answer", path=endpoint, found=f"HTTP {status}: {_words(error)}")
 
 
 def _words(error: Exception) -> str:

@@ -159,7 +159,7 @@ def by_status(status: int, path: str, words: str = "") -> GgferryError:
     if status == 429 or words == "SlowDown":
         return UnreachableError("the store limits the rate of requests", path=path, found=found)
     if status >= 500 or status in (408, 409, 425) or words in ("RequestTimeout", "InternalError"):
-        return UnreachableError("the store is in trouble", path=path, found=found)
+        return UnreachableError("the store failed to answer", path=path, found=found)
     return AccessError("the store refuses the request", path=path, found=found)
 
 

@@ -148,7 +148,7 @@ def test_a_store_that_is_away_is_said_so_soon(server: Server, store: S3Store, ro
     store.rules.add("HEAD", r"\.gguf$", 503)
     began = time.monotonic()
     answer = client.get(path)
-    assert answer.status_code == 424 and "the store is in trouble" in answer.json()["detail"], answer.text
+    assert answer.status_code == 424 and "the store failed to answer" in answer.json()["detail"], answer.text
     assert time.monotonic() - began < 15
     assert httpx.get(f"{server.url}/ready").status_code == 200
     store.rules.clear()
