@@ -187,7 +187,7 @@ def size_lines(found: Mapping[str, Any]) -> Iterator[str]:
     for title, name in (("by type", "by_type"), ("by use", "by_use")):
         yield title
         for share in found[name]:
-            yield f"  {share['name']:<16} {share['tensors']:>6} tensors  {share['nbytes']:>18,} bytes"
+            yield f"  {share['name']:<16} {share['tensors']:>6} {'tensor ' if share['tensors'] == 1 else 'tensors'}  {share['nbytes']:>18,} bytes"
 
 
 def memory_lines(found: Mapping[str, Any] | None) -> Iterator[str]:

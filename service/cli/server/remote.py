@@ -215,11 +215,13 @@ def _print(job: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _see(as_json: bool) -> Any:
+    from ggferry.service.client.client import ENDED
+
     def see(job: Mapping[str, Any]) -> None:
         progress = job.get("progress") or {}
         done, total = progress.get("done", 0), progress.get("total", 0)
         part = f" {100 * done // total}%" if total else ""
-        if not as_json:
+        if not as_json and job["state"] not in ENDED:  # how it ended is what the command prints
             say(f"{job['id'][:10]}  {job['state']}{part}")
 
     return see
