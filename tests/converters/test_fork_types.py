@@ -153,3 +153,9 @@ def size_of(number: int) -> int:
     from ggferry.quant.codec import types_by_id
 
     return types_by_id()[number].nbytes((256, 256))
+
+
+def test_the_package_gguf_is_not_asked_for_what_it_does_not_know(tmp_path: Path) -> None:
+    done = ggferry.convert(OWN, tmp_path / "out.gguf", outtype="f16", verify="fast")
+    found = done.receipt["second_reader"]
+    assert found["none"].endswith("the block types of ik_llama.cpp"), found

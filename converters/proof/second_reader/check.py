@@ -32,6 +32,7 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.files.sources import LocalFile, Window
 from ggferry.formats.reader import Kind, kind_of
+from ggferry.quant.codec import types_of_forks
 from ggferry.support.heavy import np
 from ggferry.support.platform import here
 from ggferry.support.printable import printable
@@ -117,6 +118,8 @@ class Reading:
             self.why = "the source is not on this machine"
         elif len(files) > MAX_FILES:
             self.why = f"more than {MAX_FILES} files"
+        elif other := types_of_forks(ref.type for ref in self.checkpoint.tensors.values()):
+            self.why = f"the package gguf does not know the block types of {', '.join(other)}"
         if self.why or not files:
             return None
         found = pieces_of(self.checkpoint)
