@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ggferry.formats.errors import MissingError, UnsupportedError
+from ggferry.formats.json_files.kinds import JSONObject
 
 _HINT = "--hf-config DIR takes the configuration of the model that was trained"
 _COMMON: dict[str, tuple[Any, ...]] = {
@@ -59,7 +60,7 @@ def check_layout(args: Mapping[str, Any], path: str, zero_centered: bool) -> Non
         raise UnsupportedError(message, path=path, found=found)
 
 
-def configuration(args: Mapping[str, Any], path: str) -> dict[str, Any]:
+def configuration(args: Mapping[str, Any], path: str) -> JSONObject:
     """Return a configuration as transformers has it.
 
     Raises UnsupportedError for a model of no class that is known here, MissingError where an argument is not there.
@@ -108,11 +109,11 @@ def _class(args: Mapping[str, Any]) -> str | None:
     return "GPT2LMHeadModel" if not rope and biased and plain and tied and not centered else None
 
 
-def _decoder(args: Mapping[str, Any], name: str, path: str) -> dict[str, Any]:
+def _decoder(args: Mapping[str, Any], name: str, path: str) -> JSONObject:
     heads = _number(args, "num_attention_heads", path)
     width = _number(args, "hidden_size", path)
     grouped = args.get("group_query_attention") and args.get("num_query_groups")
-    made: dict[str, Any] = {
+    made: JSONObject = {
         "model_type": _MODEL_TYPES[name],
         "num_hidden_layers": _number(args, "num_layers", path),
         "hidden_size": width,
@@ -156,7 +157,7 @@ _MODEL_TYPES = {
 }
 
 
-def _gpt2(args: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _gpt2(args: Mapping[str, Any], path: str) -> JSONObject:
     tanh = args.get("bias_gelu_fusion") or args.get("openai_gelu")  # both take the approximation by tanh
     return {
         "model_type": "gpt2",

@@ -31,6 +31,8 @@ LLAMA_3 = (  # llama3/tokenizer.py, pat_str
 )
 
 Ids = Iterator[list[int]]
+Message = dict[str, Any]
+"""A line of JSON: the question, or what is answered before the ids."""
 
 
 def limit_to(memory: int, seconds: int) -> None:
@@ -74,7 +76,7 @@ def grown(text: str, made: str) -> str:
     return made
 
 
-def with_tokenizers(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+def with_tokenizers(data: bytes, request: Message) -> tuple[Message, Ids]:
     """Encode by a tokenizer.json with Hugging Face's tokenizers.
 
     No special tokens are added; those in a text are recognized.
@@ -84,7 +86,7 @@ def with_tokenizers(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any
     made = tokenizers.Tokenizer.from_buffer(data)
     made.no_truncation()
     made.no_padding()
-    answer: dict[str, Any] = {"library": f"tokenizers {tokenizers.__version__}"}
+    answer: Message = {"library": f"tokenizers {tokenizers.__version__}"}
     step = made.normalizer
     if request["normalize"] and step is not None:
         answer["normalized"] = [grown(text, step.normalize_str(text)) for text in request["texts"]]
@@ -102,12 +104,12 @@ def with_tokenizers(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any
     return answer, ids()
 
 
-def with_sentencepiece(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+def with_sentencepiece(data: bytes, request: Message) -> tuple[Message, Ids]:
     """Encode by a tokenizer.model with SentencePiece."""
     import sentencepiece
 
     made = sentencepiece.SentencePieceProcessor(model_proto=data)
-    answer: dict[str, Any] = {"library": f"sentencepiece {sentencepiece.__version__}"}
+    answer: Message = {"library": f"sentencepiece {sentencepiece.__version__}"}
     if request["normalize"]:
         answer["normalized"] = [grown(text, made.normalize(text)) for text in request["texts"]]
     if request["vocabulary"]:
@@ -160,7 +162,7 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
         at += size
 
 
-def with_fairseq(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+def with_fairseq(data: bytes, request: Message) -> tuple[Message, Ids]:
     """Encode by a tokenizer.model with SentencePiece, and number the pieces as fairseq does.
 
     <s>, <pad>, </s> and <unk> are the first; every other piece stands one place further on than in the file.
@@ -176,7 +178,7 @@ def with_fairseq(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], 
     return answer, ([token + 1 if token else 3 for token in one] for one in ids)
 
 
-def with_tiktoken(data: bytes, request: dict[str, Any], pattern: str = LLAMA_3) -> tuple[dict[str, Any], Ids]:
+def with_tiktoken(data: bytes, request: Message, pattern: str = LLAMA_3) -> tuple[Message, Ids]:
     """Encode by a file of tokens and ranks, as Meta's tokenizer.py of LLaMA 3 reads it.
 
     It uses tiktoken where that is installed, else its algorithm (tiktoken/_educational.py, bpe_encode). Special tokens,
@@ -184,7 +186,7 @@ def with_tiktoken(data: bytes, request: dict[str, Any], pattern: str = LLAMA_3) 
     """
     lines = (line.split() for line in data.splitlines() if line.strip())
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-    answer: dict[str, Any] = {"library": "tiktoken's algorithm"}
+    answer: Message = {"library": "tiktoken's algorithm"}
     if request["vocabulary"]:
         answer["vocabulary"] = {base64.b64encode(token).decode(): rank for token, rank in ranks.items()}
     encode = by_rank(ranks, pattern)
@@ -196,7 +198,7 @@ def with_tiktoken(data: bytes, request: dict[str, Any], pattern: str = LLAMA_3) 
     return answer, (encode(text) for texts in batches(request["texts"]) for text in texts)
 
 
-def with_qwen(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+def with_qwen(data: bytes, request: Message) -> tuple[Message, Ids]:
     """Encode by a qwen.tiktoken, as tokenization_qwen.py does: NFC, digits alone. Special tokens are plain text."""
     texts = [unicodedata.normalize("NFC", text) for text in request["texts"]]
     answer, ids = with_tiktoken(data, {**request, "texts": texts}, LLAMA_3.replace("{1,3}", ""))
@@ -209,7 +211,7 @@ def with_qwen(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], Ids
     return answer, ids
 
 
-def with_tekken(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+def with_tekken(data: bytes, request: Message) -> tuple[Message, Ids]:
     """Encode by a tekken.json, as mistral_common's Tekkenizer does: ordinary ids come behind the special tokens.
 
     Special tokens are plain text.
@@ -220,7 +222,7 @@ def with_tekken(data: bytes, request: dict[str, Any]) -> tuple[dict[str, Any], I
     count = config["default_vocab_size"] - ahead
     first = (entry for entry in document["vocab"] if entry["rank"] < count)
     ranks = {base64.b64decode(entry["token_bytes"]): entry["rank"] for entry in first}
-    answer: dict[str, Any] = {"library": "tiktoken's algorithm"}
+    answer: Message = {"library": "tiktoken's algorithm"}
     if request["vocabulary"]:
         answer["vocabulary"] = {base64.b64encode(token).decode(): rank + ahead for token, rank in ranks.items()}
         answer["special"] = {entry["rank"]: entry["token_str"] for entry in document.get("special_tokens") or ()}
@@ -258,7 +260,7 @@ def by_rank(ranks: dict[bytes, int], pattern_text: str = LLAMA_3) -> Callable[[s
     return encode
 
 
-LIBRARIES: dict[str, Callable[[bytes, dict[str, Any]], tuple[dict[str, Any], Ids]]] = {
+LIBRARIES: dict[str, Callable[[bytes, Message], tuple[Message, Ids]]] = {
     "tokenizers": with_tokenizers,
     "sentencepiece": with_sentencepiece,
     "fairseq": with_fairseq,

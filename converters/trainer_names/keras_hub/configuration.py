@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ggferry.formats.errors import InconsistentError, MissingError, UnsupportedError
+from ggferry.formats.json_files.kinds import JSONObject
 
 HINT = "convert the original checkpoint, in transformers' form"
 _PACKAGES = ("keras_hub>", "keras_nlp>")
@@ -57,7 +58,7 @@ _SECOND = {"use_post_ffw_norm": True, "use_post_attention_norm": True, "use_slid
 """What it says of one that Gemma2ForCausalLM is."""
 
 
-def configuration(declared: Mapping[str, Any], path: str) -> dict[str, Any]:
+def configuration(declared: Mapping[str, Any], path: str) -> JSONObject:
     """Return a configuration as transformers has it. KerasHub states no length of context: see `context_note`.
 
     Raises UnsupportedError for another class, or for what its class in transformers does not compute; MissingError.
@@ -79,7 +80,7 @@ def context_note(config: Mapping[str, Any]) -> str:
     return f"config.json states no length of context: {taken} is taken; --hparam context_length=N"
 
 
-def _renamed(own: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _renamed(own: Mapping[str, Any], names: Mapping[str, str]) -> JSONObject:
     return {theirs: own[key] for key, theirs in names.items() if own.get(key) is not None}
 
 
@@ -104,7 +105,7 @@ def _query_scalar(own: Mapping[str, Any], path: str) -> int:
     return _number(own, "hidden_dim", path) // _number(own, "num_query_heads", path)
 
 
-def _gemma(own: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _gemma(own: Mapping[str, Any], path: str) -> JSONObject:
     """GemmaBackbone: Gemma, or Gemma 2; what it calls the size of the feed-forward is that of gate and up together."""
     second = bool(own.get("use_post_ffw_norm"))
     name = "Gemma2ForCausalLM" if second else "GemmaForCausalLM"
@@ -130,7 +131,7 @@ def _gemma(own: Mapping[str, Any], path: str) -> dict[str, Any]:
     }
 
 
-def _gemma3(own: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _gemma3(own: Mapping[str, Any], path: str) -> JSONObject:
     name = "Gemma3ForCausalLM"
     _check(own, _TEXT_ONLY, path, name)
     factor = own.get("global_rope_scaling_factor", 1.0)
@@ -148,14 +149,14 @@ def _gemma3(own: Mapping[str, Any], path: str) -> dict[str, Any]:
     }
 
 
-def _decoder(own: Mapping[str, Any], name: str, kind: str) -> dict[str, Any]:
+def _decoder(own: Mapping[str, Any], name: str, kind: str) -> JSONObject:
     """Return what Llama and its relatives have in common."""
     factor = own.get("rope_scaling_factor", own.get("rope_position_scaling_factor", 1.0))
     made = {"architectures": [name], "model_type": kind, **_renamed(own, _SIZES), "hidden_act": "silu"}
     return {**made, **({"rope_scaling": {"rope_type": "linear", "factor": factor}} if factor != 1 else {})}
 
 
-def _llama(own: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _llama(own: Mapping[str, Any], path: str) -> JSONObject:
     made = _decoder(own, "LlamaForCausalLM", "llama")
     if (factor := own.get("rope_frequency_adjustment_factor")) is None:
         return made
@@ -170,21 +171,21 @@ def _llama(own: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {**made, "rope_scaling": scaled, "max_position_embeddings": 131072}
 
 
-def _llama3(own: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _llama3(own: Mapping[str, Any], path: str) -> JSONObject:
     return {"max_position_embeddings": 8192, **_llama(own, path)}
 
 
-def _mistral(own: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _mistral(own: Mapping[str, Any], path: str) -> JSONObject:
     made = _decoder(own, "MistralForCausalLM", "mistral")
     return {**made, "sliding_window": own.get("sliding_window"), "max_position_embeddings": 32768}
 
 
-def _qwen(own: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _qwen(own: Mapping[str, Any], path: str) -> JSONObject:
     _check(own, {"use_sliding_window_attention": False}, path, "Qwen2ForCausalLM")
     return {**_decoder(own, "Qwen2ForCausalLM", "qwen2"), "use_sliding_window": False}
 
 
-def _qwen3(own: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _qwen3(own: Mapping[str, Any], path: str) -> JSONObject:
     """Qwen3Backbone, whose window, where it has one, is in every block."""
     made = _decoder(own, "Qwen3ForCausalLM", "qwen3")
     if (window := own.get("sliding_window_size")) is None:
@@ -192,7 +193,7 @@ def _qwen3(own: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {**made, "use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}
 
 
-def _gpt2(own: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _gpt2(own: Mapping[str, Any], path: str) -> JSONObject:
     made = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **_renamed(own, _GPT2)}
     return {**made, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
 

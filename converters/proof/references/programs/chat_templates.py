@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 import jinja_chat
-from worker_protocol import answer
+from worker_protocol import Answer, Job, answer
 
 try:
     import resource
@@ -21,7 +20,7 @@ except ImportError:  # Windows has no such limits
 NICE = 5  # it works beside a conversion
 
 
-def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
+def main(job: Job) -> Answer:
     """Return llama.cpp's build and what it rendered; where it is not wanted, nothing."""
     if resource is not None:
         os.nice(NICE)
@@ -36,7 +35,7 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
 
     jinja_chat.cap("RLIMIT_DATA", job["memory"])
     jinja_chat.cap("RLIMIT_CPU", int(sum(os.times()[:2])) + 1 + job["seconds"])
-    found: tuple[str, list[Any], dict[str, Any]] = llama_cpp_chat.main(job)
+    found: Answer = llama_cpp_chat.main(job)
     return found
 
 

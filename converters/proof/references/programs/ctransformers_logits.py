@@ -6,14 +6,13 @@ The tokens are evaluated one after the other.
 from __future__ import annotations
 
 from importlib import metadata
-from typing import Any
 
 import numpy as np
 from ctransformers.llm import LLM, Config
-from worker_protocol import CannotRun, answer
+from worker_protocol import Answer, CannotRun, Job, answer
 
 
-def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
+def main(job: Job) -> Answer:
     """Return the version, the rows of every prompt, and no facts."""
     longest = max(len(prompt["tokens"]) for prompt in job["prompts"])
     config = Config(context_length=longest + 8, threads=job["threads"], batch_size=1, gpu_layers=0, mmap=True)

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from worker_protocol import CannotRun, answer
+from worker_protocol import Answer, CannotRun, Job, answer
 
 try:
     import resource
@@ -46,7 +46,7 @@ def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
+def main(job: Job) -> Answer:
     """Return Jinja's version, no rows, and the text of every conversation, or why there is none."""
     for what, limit in (("RLIMIT_CPU", job["seconds"]), ("RLIMIT_DATA", MEMORY)):
         cap(what, limit)
@@ -78,7 +78,7 @@ def cap(name: str, limit: int) -> None:
     resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
-def text_of(template: Any, job: dict[str, Any], given: dict[str, Any]) -> dict[str, str]:
+def text_of(template: Any, job: Job, given: Job) -> dict[str, str]:
     """Return the text of a conversation, or why the template has none for it."""
     try:
         found = template.render(

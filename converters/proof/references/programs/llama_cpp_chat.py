@@ -8,13 +8,12 @@ import secrets
 import urllib.error
 import urllib.request
 from importlib import metadata
-from typing import Any
 
 import xllamacpp
-from worker_protocol import CannotRun, Refused, answer, reason
+from worker_protocol import Answer, CannotRun, Job, Refused, answer, reason
 
 
-def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
+def main(job: Job) -> Answer:
     """Return the build, no rows, and the text of every conversation, or why there is none."""
     params, key = xllamacpp.CommonParams(), secrets.token_hex(16)
     params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = job["model"], 256, 1, 0
@@ -46,12 +45,12 @@ def template_error() -> str:
     return (named[1] if named else words.split("\n")[0])[:200]
 
 
-def one(address: str, key: str, given: dict[str, Any], job: dict[str, Any]) -> dict[str, str]:
+def one(address: str, key: str, given: Job, job: Job) -> dict[str, str]:
     """Return the text of a conversation, or why there is none.
 
     The texts that begin and end a document are the job's, whatever the loaded file says.
     """
-    body: dict[str, Any] = {"messages": given["messages"], "add_generation_prompt": True}
+    body: Job = {"messages": given["messages"], "add_generation_prompt": True}
     body |= {"tools": given["tools"]} if given.get("tools") else {}
     body["chat_template_kwargs"] = {"bos_token": job["bos"], "eos_token": job["eos"], **given.get("more", {})}
     try:
@@ -64,12 +63,12 @@ def one(address: str, key: str, given: dict[str, Any], job: dict[str, Any]) -> d
         return {"error": words.strip()[:600]}
 
 
-def posted(address: str, route: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
+def posted(address: str, route: str, key: str, body: Job) -> Job:
     """Return what the server answers to a request."""
     head = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     request = urllib.request.Request(f"{address}/{route}", json.dumps(body).encode(), head)
     with urllib.request.urlopen(request, timeout=30) as reply:
-        found: dict[str, Any] = json.loads(reply.read())
+        found: Job = json.loads(reply.read())
     return found
 
 

@@ -6,14 +6,13 @@ The server's embeddings are asked for, with attention that is not fused.
 from __future__ import annotations
 
 from importlib import metadata
-from typing import Any
 
 import numpy as np
 import xllamacpp
-from worker_protocol import CannotRun, Refused, answer, reason
+from worker_protocol import Answer, CannotRun, Job, Refused, answer, reason
 
 
-def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
+def main(job: Job) -> Answer:
     """Return the build, a row for every prompt, and no facts."""
     params = xllamacpp.CommonParams()
     params.model.path, params.embedding = job["model"], True

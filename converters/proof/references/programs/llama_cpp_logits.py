@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import xllamacpp
-from worker_protocol import CannotRun, Refused, answer, reason
+from worker_protocol import Answer, CannotRun, Job, Refused, answer, reason
 
 
-def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
+def main(job: Job) -> Answer:
     """Return the build, the rows of every prompt, and no facts. Prompts of one context share a server."""
     version = "b" + metadata.version("xllamacpp").rpartition(".")[2]
     servers: dict[int, Any] = {}
@@ -31,7 +31,7 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     return version, rows, {}
 
 
-def server(job: dict[str, Any], context: int) -> Any:
+def server(job: Job, context: int) -> Any:
     """Start the model in a server that nobody else can use."""
     params = xllamacpp.CommonParams()
     params.model.path = job["model"]
@@ -46,7 +46,7 @@ def server(job: dict[str, Any], context: int) -> Any:
         raise Refused(f"it does not load the file{reason()}") from None
 
 
-def probabilities(model: Any, job: dict[str, Any], tokens: list[int]) -> list[float]:
+def probabilities(model: Any, job: Job, tokens: list[int]) -> list[float]:
     """Return the log-probabilities of all tokens after `tokens`, by id."""
     answer = model.handle_completions(
         {

@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from torch import nn
-from worker_protocol import CannotRun, answer
+from worker_protocol import Answer, CannotRun, Job, answer
 
 WINDOWS = ("sliding_window", "window_size")
 """Names that configurations give to the window of attention."""
@@ -25,7 +25,7 @@ UNUSED = ("pooler.", "vision_tower.", "vision_model.", "visual.", "multi_modal_p
 """Parts of the names of weights that do not affect what the model says of a text."""
 
 
-def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
+def main(job: Job) -> Answer:
     """Return the version, the rows of every prompt, and context and window of attention as transformers reads them."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(job["threads"])
@@ -53,7 +53,7 @@ def narrowed(config: Any, window: int) -> int | None:
     return 0 if any(hasattr(config, name) for name in WINDOWS) else None
 
 
-def loaded(config: Any, job: dict[str, Any]) -> Any:
+def loaded(config: Any, job: Job) -> Any:
     """Load the model, every weight from its files. Raises Silent where transformers would invent some."""
     kind, dtype = class_of(config, job["kind"]), getattr(torch, job["dtype"])
     options = {"config": config, "trust_remote_code": False, "local_files_only": True, "output_loading_info": True}
@@ -92,7 +92,7 @@ def class_of(config: Any, kind: str) -> Any:
     return {"states": transformers.AutoModel}.get(kind, transformers.AutoModelForCausalLM)
 
 
-def rows_of(model: Any, job: dict[str, Any], prompt: dict[str, Any]) -> Any:
+def rows_of(model: Any, job: Job, prompt: Job) -> Any:
     """Return the wanted rows of one prompt, float32; none where it has positions and the class takes none."""
     if prompt["positions"] is not None and "position_ids" not in inspect.signature(model.forward).parameters:
         return numpy.zeros((0, 0), numpy.float32)
@@ -111,10 +111,10 @@ def rows_of(model: Any, job: dict[str, Any], prompt: dict[str, Any]) -> Any:
     return rows[0][prompt["rows"]].float().numpy()
 
 
-def options_of(model: Any, prompt: dict[str, Any]) -> dict[str, Any]:
+def options_of(model: Any, prompt: Job) -> Job:
     """Return the arguments besides the tokens."""
     known = inspect.signature(model.forward).parameters
-    options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+    options: Job = {"use_cache": False} if "use_cache" in known else {}
     if prompt["positions"] is not None:
         options["position_ids"] = torch.tensor([prompt["positions"]])
     return options

@@ -20,6 +20,12 @@ except ImportError:  # Windows has no such limits
     resource = None  # type: ignore[assignment]
 
 
+Job = dict[str, Any]
+"""A question, or a part of one or of its answer: what `job.json` and `answer.json` hold."""
+Answer = tuple[str, list[Any], Job]
+"""The program's version, the rows of every prompt as arrays, and facts."""
+
+
 class CannotRun(Exception):
     """Why a witness has nothing to say."""
 
@@ -28,7 +34,7 @@ class Refused(CannotRun):
     """Why a witness does not take the file."""
 
 
-def answer(main: Callable[[dict[str, Any]], tuple[str, list[Any], dict[str, Any]]]) -> None:
+def answer(main: Callable[[Job], Answer]) -> None:
     """Run `main` on the job and write what it returns (version, rows of every prompt, facts), or why it failed."""
     pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # libraries of Windows wait for a standard input that a thread reads
@@ -39,7 +45,7 @@ def answer(main: Callable[[dict[str, Any]], tuple[str, list[Any], dict[str, Any]
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         most = job["memory"] if hard == resource.RLIM_INFINITY else min(hard, job["memory"])
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
-    answer: dict[str, Any]
+    answer: Job
     try:
         version, rows, facts = main(job)
         for number, found in enumerate(rows):
