@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser container corpus models faults fuzz kills reference-checked dist man lock wine docs check lint types clean
+.PHONY: setup demo test other-systems slow postgres browser container corpus models faults fuzz kills reference-checked dist man lock wine docs check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,10 @@ demo: setup
 # Everything that a clone can show; none is skipped (tests/conftest.py).
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not faults and not postgres and not browser and not wine'
+
+# The same as Windows and as macOS would see it, on Linux (docs/platforms.md); WITHIN as for the slow tests, of each system.
+other-systems: $(VENV)/.dev
+	for system in windows macos; do GGFERRY_AS=$$system $(BIN)/python -m pytest -n 2 $(if $(WITHIN),--within $(WITHIN)) -m 'not slow and not faults and not postgres and not browser and not wine' || exit 1; done
 
 # WITHIN=seconds begins no test after that, and says how many were not reached. Tests of the server behind proxies need nginx and Caddy, which Debian has.
 slow: $(VENV)/.dev

@@ -74,7 +74,7 @@ def logits_of(name: str) -> Path | None:
     return next((witness(file) for file in made if has(file)), None)
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", cases(filter(logits_of, NAMES), "hf/ckpt/{}"))
 def test_transformers_logits_from_both_sides(name: str, outputs: dict[str, str]) -> None:
     expected = np.load(logits_of(name))
@@ -82,6 +82,7 @@ def test_transformers_logits_from_both_sides(name: str, outputs: dict[str, str])
         assert relative_rms(forward(side, hf_tokens()), expected) <= LIMITS.get(name, 1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", cases(NAMES, "hf/out/{0}/{0}.f32.gguf"))
 def test_tensors_are_the_reigning_tools(name: str, outputs: dict[str, str], peer: Peers) -> None:
     """Names, shapes, types and bytes. (Order and further keys may differ.)"""
@@ -99,6 +100,7 @@ def test_tensors_are_the_reigning_tools(name: str, outputs: dict[str, str], peer
             assert a == b, key
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gpt2_nctx", "gptneox", "mpt_MPTarch", "bloom", "falcon40b", "starcoder"])
 def test_rearranged_rows_are_quantized_as_the_reigning_tool_does(
     name: str, fixtures: Path, peer: Peers, tmp_path: Path
@@ -125,6 +127,7 @@ def test_every_key_the_reigning_tool_writes_for_the_architecture(name: str, outp
             assert ours[key].data == (pytest.approx(value.data, rel=1e-6) if number else value.data), key
 
 
+@pytest.mark.slow
 def test_llama_cpp_continues_as_we_do(outputs: dict[str, str]) -> None:
     causal = [name for name in NAMES if MODELS[name]["output_kind"] == "logits"]
     theirs = [name for name in causal if has(f"hf/out/{name}/llamacpp_logits_f32.npy")]
@@ -149,6 +152,7 @@ def test_meta_shards_and_one_file_give_the_same_bytes(fixtures: Path, tmp_path: 
     assert all(result.receipt["verified"] == "full" for result in made)
 
 
+@pytest.mark.slow
 def test_four_containers_give_the_same_bytes(fixtures: Path, tmp_path: Path) -> None:
     """safetensors, sharded safetensors, .bin and sharded .bin of one model."""
     import torch

@@ -40,6 +40,7 @@ def test_logits_are_those_of_the_package(folder: Path) -> None:
     assert relative(np.load(folder / "logits.npy"), forward(bound(folder), IDS)) <= LIMIT
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for folder in FOLDERS])
 def test_it_becomes_a_gguf_of_the_same_logits(tmp_path: Path, folder: Path) -> None:
     target, config = tmp_path / "x.gguf", os.fspath(folder / "original")

@@ -57,6 +57,7 @@ def test_tensors_are_those_that_keras_hub_exports(name: str) -> None:
         assert hashlib.sha256(data(held, key)).hexdigest() == digest, key
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gemma", "gemma3", "llama-tied", "mistral", "gpt2"])
 def test_it_becomes_a_gguf_of_the_same_logits(tmp_path: Path, name: str) -> None:
     target = tmp_path / "x.gguf"

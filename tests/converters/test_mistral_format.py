@@ -107,6 +107,7 @@ def test_both_formats_give_one_file(name: str, tmp_path: Path) -> None:
     assert ggferry.verify(own, tmp_path / "own.gguf", level="fast").proof.level == "fast"
 
 
+@pytest.mark.slow
 def test_the_flag_takes_them_though_others_are_there(tmp_path: Path) -> None:
     both = tmp_path / "both"
     shutil.copytree(CHECKPOINTS / "mistral", both)

@@ -92,6 +92,7 @@ def keys_of(path: Path) -> dict[str, object]:
     return {key: value for key, value in found.items() if key not in ("general.name", "general.basename")}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -44,6 +44,7 @@ def test_every_point_is_a_function(point: Point) -> None:
     assert callable(found)
 
 
+@pytest.mark.slow
 def test_a_conversion_leaves_spans_that_nest_and_say_where_the_time_went(fixtures: Path, tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.json", tmp_path / "out.gguf"
     done = run(trace, "convert", fixtures / "hf/ckpt/llama", "-o", out, "--outtype", "q8_0", "--verify", "fast")

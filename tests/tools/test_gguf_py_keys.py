@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from helpers.third_party_fixtures import ROOT
 
 
+@pytest.mark.slow
 def test_the_list_is_what_the_script_makes_of_the_installed_gguf() -> None:
     made = subprocess.run(
         [sys.executable, "tools/gguf_py_keys.py"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -272,6 +272,7 @@ MODELS = [
 NOT_PAIRS = {"deepseek2": "kv_b_proj"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_base_and_adapter_are_the_merged_model(name: str, fixtures: Path, tmp_path: Path) -> None:
     """The model converted with its adapter merged = the model converted, plus what the runtime adds from ours."""

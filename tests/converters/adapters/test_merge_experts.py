@@ -66,6 +66,7 @@ def test_onto_a_gguf_file_whose_source_has_them_stacked_they_are_refused(tmp_pat
         converted(tmp_path / "base.gguf", tmp_path / "two.gguf", str(tmp_path / "a"))
 
 
+@pytest.mark.slow
 def test_pairs_of_single_experts(tmp_path: Path) -> None:
     """As PEFT saved them where every expert was a module: some experts of a block change, the others do not."""
     make("qwen3moe", tmp_path / "base")

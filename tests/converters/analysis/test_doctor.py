@@ -201,6 +201,7 @@ def test_a_repair_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["be.gguf", "out.gguf"]
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "page.bin").write_bytes(HEADS["an HTML page"][0])
     done = command("doctor", MODEL, tmp_path / "page.bin", "--json", code=5)

@@ -54,6 +54,7 @@ def theirs(path: Path, tokens: list[int], folder: Path) -> np.ndarray:
     return np.concatenate(rows)
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_llama_cpps_logits(models: dict[str, Path], tmp_path: Path) -> None:
     found = ggferry.compare(models["a"], models["c"], models["text"], context=CONTEXT, chunks=3)
     tokens = ggferry.tokenize(str(models["a"]), TEXT.removesuffix("\n"))[: 3 * CONTEXT]
@@ -95,6 +96,7 @@ def test_what_cannot_be_compared(models: dict[str, Path], tmp_path: Path) -> Non
         ggferry.compare(models["a"], models["b"], models["text"], context=4096)
 
 
+@pytest.mark.slow
 def test_the_command_and_its_page(models: dict[str, Path], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     command = [

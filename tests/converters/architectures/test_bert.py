@@ -36,6 +36,7 @@ def hf(fixtures: Path) -> Path:
     return fixtures / "hf"
 
 
+@pytest.mark.slow
 def test_bert_is_the_oracles(hf: Path, peer: Peers, tmp_path: Path) -> None:
     """Names, shapes, bytes, keys, vocabulary and states; the pooler is dropped with a reason, as the file's is."""
     result = convert(Request(str(hf / "ckpt" / "bert"), str(tmp_path / "x.gguf")))[0]
@@ -347,6 +348,7 @@ def test_a_rotary_base_that_transformers_ignores_is_said(tmp_path: Path) -> None
         assert any("transformers ignores it" in note for note in graph.notes) is said
 
 
+@pytest.mark.slow
 def test_the_road_back_states_how_many_positions_there_are(fixtures: Path, tmp_path: Path) -> None:
     """A GGUF file has no rows before the first token's, so that the length of the table follows from its context."""
     import torch

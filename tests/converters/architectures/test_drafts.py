@@ -87,6 +87,7 @@ def bound(source: Path, target: Path) -> Any:
     return understand(open_source_of(request))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_draft_is_proved_over_fixed_states_and_has_its_targets_vocabulary(
     name: str, target: Path, tmp_path: Path

@@ -215,6 +215,7 @@ def mosaic(
     return edit(folder, architectures=["MPTForCausalLM"], attn_config={**attention, **words}, no_bias=False)
 
 
+@pytest.mark.slow
 def test_mosaics_own_models_are_what_llama_cpp_makes_of_them(tmp_path: Path) -> None:
     """What transformers' class cannot do has another witness: learned positions, biases, other slopes, grouped keys."""
     biases = {"attn.Wqkv.bias": some(144), "norm_1.bias": some(48), "ffn.up_proj.bias": some(192)}

@@ -107,6 +107,7 @@ def test_they_compute_what_transformers_module_does(name: str, tmp_path: Path) -
     assert relative(found[rows], some) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_conversion_proves_them_by_their_forward_pass(tmp_path: Path) -> None:
     predicting("glm4moe", tmp_path / "hf", count=2)
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"))

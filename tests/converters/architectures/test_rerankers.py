@@ -136,6 +136,7 @@ def test_the_modules_of_sentence_transformers_tell_the_tokens(tmp_path: Path) ->
     assert "output.weight" in names(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_option_decides(tmp_path: Path) -> None:
     model, tokenizer = qwen_reranker(tmp_path / "plain", card="")
     made = converted(tmp_path / "plain", rerank="yes", verify="fast")

@@ -132,6 +132,7 @@ def edited(folder: Path, tensors: dict[str, Any] | None = None, **changes: Any) 
     return folder
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_against_transformers(name: str, tmp_path: Path) -> None:
     expected = saved(tmp_path / "hf", name)

@@ -141,6 +141,7 @@ def converted(source: Path, out: Path) -> tuple[bytes, Any]:
     return out.read_bytes(), result.receipt
 
 
+@pytest.mark.slow
 def test_the_vocabulary_of_one_content_is_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [hf_llama(tmp_path / name) for name in ("a", "b", "c")]
     alone = [converted(each, tmp_path / "alone" / f"{each.name}.gguf") for each in models]

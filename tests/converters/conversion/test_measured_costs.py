@@ -22,6 +22,7 @@ from ggferry.converters.write.feedback_pass import calibration_chunks
 from ggferry.support.progress import silent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [("attn_q", "attn_k"), ("ffn_down",), ("output",)])
 @pytest.mark.parametrize("type_of", ["Q2_K", "Q5_K", None])
 def test_a_cost_is_the_divergence_of_the_file_that_has_this_kind_rounded(
@@ -45,6 +46,7 @@ def test_a_cost_is_the_divergence_of_the_file_that_has_this_kind_rounded(
         assert compare_logits(ours, theirs).kl_divergence == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_recipe_says_by_what_text_and_threads_change_nothing(source: Path, text: Path, tmp_path: Path) -> None:
     first, again, recipe = tmp_path / "a.gguf", tmp_path / "b.gguf", tmp_path / "recipe"
     sized = {"target_size": 450_000, "calibration": text}
@@ -58,6 +60,7 @@ def test_the_recipe_says_by_what_text_and_threads_change_nothing(source: Path, t
     assert usual.read_bytes() != first.read_bytes()
 
 
+@pytest.mark.slow
 def test_measurements_are_kept_and_give_the_same_bytes(
     source: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

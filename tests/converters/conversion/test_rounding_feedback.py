@@ -20,6 +20,7 @@ def values_of(path: Path) -> dict[str, Any]:
     return {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in gguf.GGUFReader(path).tensors}
 
 
+@pytest.mark.slow
 def test_the_proof_holds_and_the_receipt_says_by_what(source: Path, text: Path, tmp_path: Path) -> None:
     stock, out, again = (tmp_path / f"{name}.gguf" for name in ("stock", "out", "again"))
     ggferry.quantize(source, stock, "q4_k_m", verify="none")
@@ -63,6 +64,7 @@ def test_a_changed_level_is_noticed_while_it_is_written(source: Path, text: Path
 SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama_k256", "gpt2", "falcon7b", "phi3", "mpt")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["mixtral", *SLOWER])
 def test_every_layout(fixtures: Path, folder: str, text: Path, tmp_path: Path) -> None:
     """Permuted rows, transposed matrices and stacks of experts: what a checkpoint gives, its GGUF gives again."""

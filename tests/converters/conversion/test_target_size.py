@@ -148,6 +148,7 @@ def test_a_plan_tells_the_types_and_writes_the_recipe_alone(source: Path, tmp_pa
         ggferry.plan(source, target_size=450_000, recipe_out=str(recipe))
 
 
+@pytest.mark.slow
 def test_sizes_out_of_reach_are_refused_with_both_bounds(source: Path, tmp_path: Path) -> None:
     for size in (1000, 10_000_000):
         with pytest.raises(GgferryError, match=r"expected ([\d,]+) to ([\d,]+) bytes") as refused:

@@ -136,6 +136,7 @@ def test_an_earlier_matrix_without_sums_of_inputs_ends_them(model: Path, fixture
     assert found is not None and first is not None and np.allclose(found, 2 * first, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_text_of_weight_two_is_that_text_twice(model: Path, fixtures: Path, tmp_path: Path) -> None:
     a, b = text(tmp_path / "a.txt", fixtures, 0, 300), text(tmp_path / "b.txt", fixtures, 300, 700)
     weighed = measured(model, tmp_path / "w.gguf", texts=[f"{a}:2", b])

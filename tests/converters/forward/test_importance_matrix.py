@@ -47,6 +47,7 @@ def near(name: str) -> float:
     return 1e-3 if name.endswith(".in_sum") else 0.0
 
 
+@pytest.mark.slow
 def test_the_oracles_matrix(fixtures: Path, peer: Peers, tmp_path: Path) -> None:
     """Same model, text and 40 chunks of 64 tokens. llama.cpp computes with float16 weights and a float16 cache."""
     out = tmp_path / "imatrix.gguf"
@@ -176,6 +177,7 @@ def test_only_matrices_of_blocks_are_written(fixtures: Path, tmp_path: Path) -> 
     assert all(name.startswith("blk.") for name in arrays(tmp_path / "i.gguf"))
 
 
+@pytest.mark.slow
 def test_several_texts_are_measured_together(fixtures: Path, tmp_path: Path) -> None:
     """The sums of two texts are those of each, added; each is cut into chunks by itself."""
     source = fixtures / "hf/ckpt/llama"
@@ -234,6 +236,7 @@ def test_an_interrupted_measurement_is_continued_to_the_same_bytes(
     assert not kept.exists()
 
 
+@pytest.mark.slow
 def test_earlier_matrices_are_added(fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In any order, with a text or without, and the sums are those of one measurement."""
     model, text = fixtures / "hf/ckpt/llama_k256", fixtures / "tokenizers/corpus.txt"

@@ -130,6 +130,7 @@ def test_other_models_are_refused_by_name(tmp_path: Path, number: int) -> None:
         open_checkpoint(str(path))
 
 
+@pytest.mark.slow
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     data = (OUT / "glm2-v1-q4_0.bin").read_bytes()
     path = tmp_path / "cut.bin"

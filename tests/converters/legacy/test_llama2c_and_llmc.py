@@ -56,6 +56,7 @@ def test_logits_are_those_of_the_c_programs(name: str, tmp_path: Path) -> None:
         assert (found.argmax(-1) == expected.argmax(-1)).all()
 
 
+@pytest.mark.slow
 def test_int8_stays_what_it_is(tmp_path: Path) -> None:
     """Groups of 32 are blocks of Q8_0, whose scale is a float16; as F32 every value is level × scale."""
     kept = converted("v2", tmp_path)
@@ -131,6 +132,7 @@ def test_llama_cpp_reads_texts_as_they_do(name: str, tmp_path: Path) -> None:
     assert json.loads(answer.stdout.splitlines()[-1]) == [[*begin, *ids] for ids in texts.values()]
 
 
+@pytest.mark.slow
 def test_an_archive_takes_the_vocabulary_along(tmp_path: Path) -> None:
     """It is among the files of each model, so that stores fetch it and another one makes another job."""
     for folder, names in (

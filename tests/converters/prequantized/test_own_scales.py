@@ -115,6 +115,7 @@ def test_blocks_and_scales_are_those_of_the_source(form: str, tmp_path: Path) ->
     assert {proof.type for proof in again.proof.tensors if proof.name.startswith("blk.0.ffn_up")} == {"NVFP4"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral3", "qwen2"])
 def test_llama_cpp_multiplies_by_the_scales(family: str, tmp_path: Path) -> None:
     """Where it would not (the FFN of Qwen 2, whose graph does not hand its scales on), there are no blocks."""

@@ -49,6 +49,7 @@ from helpers.quantized_llama import (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
     """Bit for bit, through the layouts, and the forward pass of both sides agrees."""

@@ -33,6 +33,7 @@ def test_rows_are_those_of_the_published_formula(name: str, tmp_path: Path) -> N
     check(tmp_path / "hf", tmp_path, given, features)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", one_in(3, [name for name in AUDIO_ENCODERS if name not in PUBLISHED]))
 def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
     given, features = AUDIO_ENCODERS[name](tmp_path / "hf")
@@ -236,6 +237,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_that_are_wrong_are_noticed_by_the_proof(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -109,6 +109,7 @@ def rows(tiny: Any, stack: Any, size: tuple[int, int] | None = None) -> Any:
     return torch.cat([part[0] for _, part in sorted(found, key=lambda one: one[0])], -1)
 
 
+@pytest.mark.slow
 def test_rows_are_transformers(made: tuple[Any, Path], tmp_path: Path) -> None:
     tiny, folder = made
     given = {"picture": picture(3 * SIDE, SIDE)}

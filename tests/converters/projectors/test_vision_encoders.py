@@ -54,6 +54,7 @@ def test_llama_cpp_hands_llama_4_on_column_by_column(tmp_path: Path) -> None:
     assert relative(ours, theirs.reshape(ours.shape)) <= IN_LLAMA_CPP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "table", "behind"),
     [

@@ -94,6 +94,7 @@ def test_every_kind_of_block_is_computed_in_float64(name: str, tmp_path: Path) -
     assert relative(wide, other) <= 1e-12 < 1e-8 < relative(wide, forward(graph, TOKENS)) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WILD)
 def test_sound_models_in_which_rounding_costs_more(case: str, tmp_path: Path) -> None:
     name, changes, factors = WILD[case]

@@ -99,7 +99,7 @@ def test_a_header_may_claim_any_number_of_blocks(model: tuple[dict[str, Value], 
     assert any("blk.2.attn_norm.weight" in line for line in runtime_notes("llama", keys, model[1], ()))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "changes", "said"),

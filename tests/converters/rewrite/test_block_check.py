@@ -118,6 +118,7 @@ def test_a_sample_of_a_large_file_reads_little(tmp_path: Path) -> None:
     assert check_blocks(str(path), receipt, None, silent).chance == 1.0
 
 
+@pytest.mark.slow
 def test_a_sample_of_a_url_fetches_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less than 1 % of 64 MB, and all of it finds the block that differs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -193,6 +194,7 @@ def write_keys(folder: Path) -> tuple[Path, Path]:
     return folder / "private.pem", folder / "public.pem"
 
 
+@pytest.mark.slow
 def test_a_signature_is_model_signings(model: Path, tmp_path: Path, capsys: Any) -> None:
     """Its own program accepts ours; ours notices changed bytes, another key, and no signature."""
     private, public = write_keys(tmp_path)

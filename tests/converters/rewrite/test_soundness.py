@@ -154,6 +154,7 @@ def test_shards_that_were_cut_from_two_models_part(tmp_path: Path) -> None:
     assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "1.gguf").read_bytes()
 
 
+@pytest.mark.slow
 def test_shards_of_two_conversions_part(tmp_path: Path) -> None:
     for seed in (1, 2):
         source = Llama(kind="F16", version=1, seed=seed).write(tmp_path / f"{seed}.bin")

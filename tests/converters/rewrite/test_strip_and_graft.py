@@ -49,6 +49,7 @@ def test_files_are_those_of_the_conversion(name: str, tmp_path: Path) -> None:
     assert joined.receipt_path is None and any("describe them apart" in note for note in joined.notes)
 
 
+@pytest.mark.slow
 def test_the_receipt_goes_on_and_the_stripped_file_is_verified(tmp_path: Path) -> None:
     files = made("qwen35", tmp_path)
     ggferry.edit(files["all"], strip_mtp=True)
@@ -60,6 +61,7 @@ def test_the_receipt_goes_on_and_the_stripped_file_is_verified(tmp_path: Path) -
     )
 
 
+@pytest.mark.slow
 def test_two_blocks_and_other_types(tmp_path: Path) -> None:
     files = made("glm4moe", tmp_path, count=2)
     precise = tmp_path / "f16.gguf"
@@ -73,6 +75,7 @@ def test_two_blocks_and_other_types(tmp_path: Path) -> None:
     assert {kinds[name] for name in kinds if name.endswith("eh_proj.weight")} == {"F16"}
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     files = made("qwen35", tmp_path / "one")
     others = made("glm4moe", tmp_path / "other")

@@ -182,6 +182,7 @@ def relative(expected: np.ndarray, found: np.ndarray) -> float:
 # --- from other sources --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_file_of_whisper_cpp_is_quantized_to_what_its_model_gives(english: Path, tmp_path: Path) -> None:
     result = converted(english / "f16.bin", tmp_path / "x.bin", "q5_0", level="full")
     assert (tmp_path / "x.bin").read_bytes() == (english / "q5_0.bin").read_bytes()
@@ -351,6 +352,7 @@ def test_special_tokens_are_where_the_constants_of_whisper_cpp_put_them(rows: in
 # --- the run -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_names_follow_those_of_whisper_cpp(english: Path, tmp_path: Path) -> None:
     plan = plan_source(request(english / "hf", tmp_path, "f16,q5_0,f32"))
     assert [Path(one.paths[0]).name for one in plan.outputs] == ["ggml-hf.bin", "ggml-hf-q5_0.bin", "ggml-hf-f32.bin"]

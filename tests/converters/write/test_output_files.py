@@ -31,6 +31,7 @@ def tensor_bytes(path: str) -> dict[str, bytes]:
     return {n: found.files[r.spans[0].file].read(r.spans[0].offset, r.nbytes) for n, r in found.tensors.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "count"),
     [

@@ -329,6 +329,7 @@ def test_a_damaged_archive_is_never_published(level: str, tmp_path: Path) -> Non
 # --- llama.cpp ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_llama_cpp_loads_other_alignments(tmp_path: Path) -> None:
     source = str(Llama(n_vocab=300, kind="F16", version=1).write(tmp_path / "tiny.bin"))
     paths = []

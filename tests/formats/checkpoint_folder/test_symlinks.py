@@ -233,6 +233,7 @@ def test_a_snapshot_is_no_way_into_another_model_or_out_of_a_false_cache(
 # --- archives -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_plan_and_apply_publish_nothing_from_outside_the_tree(model: Path, secret: Path, tmp_path: Path) -> None:
     root = model.parent
     link(model / "chat_template.jinja", secret)
@@ -313,6 +314,7 @@ def test_a_worker_refuses_a_link_that_came_after_the_plan(model: Path, secret: P
         commands.run({"op": "analyze", **{key: job[key] for key in ("source", "recipe", "threads", "trees")}}, Parent())
 
 
+@pytest.mark.slow
 def test_a_tree_named_by_a_url_of_this_machine_is_a_local_tree(model: Path, secret: Path, tmp_path: Path) -> None:
     link(model / "chat_template.jinja", secret)
     for scheme in ("file", "local"):

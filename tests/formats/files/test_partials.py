@@ -125,6 +125,7 @@ def test_another_process_at_work_is_found_and_its_end_too(source: Path, tmp_path
     assert names(tmp_path) == ["model.gguf", "model.gguf.receipt.json", "old.bin"]
 
 
+@pytest.mark.slow
 def test_of_many_that_begin_at_once_one_writes(tmp_path: Path) -> None:
     target, begin, over = str(tmp_path / "model.gguf"), threading.Barrier(8), threading.Barrier(8)
     claimed, refused, winners = [], [], 0

@@ -62,6 +62,7 @@ def killed_child(work: Callable[[], None], wait: float | None) -> None:
     os.waitpid(child, 0)
 
 
+@pytest.mark.slow
 def test_a_kill_at_every_step(tmp_path: Path) -> None:
     """Every system call that changes anything, and the end before it."""
     states = []

@@ -136,6 +136,7 @@ def test_an_error_at_any_step_leaves_all_old_or_all_new(case: str, links: bool, 
         assert listed(folder) == found, number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
 @pytest.mark.parametrize("case", MOST)
 def test_a_kill_at_any_step_is_finished_or_undone(case: str, links: bool, tmp_path: Path) -> None:
@@ -189,6 +190,7 @@ def after_first_name(folder: Path) -> int:
     raise AssertionError("no such call")
 
 
+@pytest.mark.slow
 def test_another_file_in_the_place_of_one_is_kept_and_named(tmp_path: Path) -> None:
     number = after_first_name(tmp_path)
     folder = tmp_path / "here"
@@ -205,6 +207,7 @@ def test_another_file_in_the_place_of_one_is_kept_and_named(tmp_path: Path) -> N
     assert is_new(listed(folder), (*SHARDS, RECEIPT))
 
 
+@pytest.mark.slow
 def test_a_writer_that_lives_is_left_alone(tmp_path: Path) -> None:
     number = after_first_name(tmp_path)
     folder = tmp_path / "here"
@@ -258,6 +261,7 @@ def test_a_planted_record_reaches_no_other_file(change: dict[str, object], tmp_p
     assert listed(folder) == {"notes.txt": "mine", "m.gguf": "model"} and (tmp_path / "secret").read_text() == "x"
 
 
+@pytest.mark.slow
 def test_doctor_says_what_was_interrupted_and_edit_recovers_it(tmp_path: Path) -> None:
     number = after_first_name(tmp_path)
     folder = tmp_path / "here"

@@ -120,6 +120,7 @@ def test_further_files_of_a_model_that_are_fifos_are_named(tmp_path: Path, fixtu
             assert "a FIFO, not a file" in typed("convert", big, option, path, "--dry-run").err, option
 
 
+@pytest.mark.slow
 def test_a_plan_has_a_line_for_each_and_waits_for_none(
     tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 def test_nothing_else_opens_files_to_read() -> None:
     """Who opens a file to read it does so by `open_file`, or stands above with what else it opens."""
     read = (

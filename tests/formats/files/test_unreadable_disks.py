@@ -184,6 +184,7 @@ def test_an_error_of_the_system_that_nobody_expects_is_none_of_the_program(
 # --- archives ---
 
 
+@pytest.mark.slow
 def test_a_folder_nested_deeper_than_python_goes(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.bin", Llama())
     before, deep = os.getcwd(), 1100

@@ -176,6 +176,7 @@ def test_a_shard_in_a_llamafile_is_named(model: Path, tmp_path: Path) -> None:
         open_gguf(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.zip", "a.tar"])
 def test_a_damaged_archive_gives_a_result_or_an_error_of_ours(name: str, model: Path, tmp_path: Path) -> None:
     whole = packed(tmp_path / name, model).read_bytes()
@@ -193,6 +194,7 @@ def test_a_damaged_archive_gives_a_result_or_an_error_of_ours(name: str, model: 
             find_reader(str(path))[0].open(str(path), ()).close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [True, False])
 def test_a_migration_keeps_an_archive_that_holds_more(others: bool, model: Path, tmp_path: Path) -> None:
     """Its other files are lost with it, so that --delete-source spares it."""

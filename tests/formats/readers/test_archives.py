@@ -307,6 +307,7 @@ def test_encrypted_and_other_methods(tmp_path: Path) -> None:
     rows(open_checkpoint(str(zipped(tmp_path / "b.zip", {"m.gguf": GGUF.read_bytes()}, zipfile.ZIP_BZIP2))))
 
 
+@pytest.mark.slow
 def test_damage_anywhere_is_an_error_of_ours_or_none(tmp_path: Path) -> None:
     files = {f"m/{each.name}": each.read_bytes() for each in FOLDER.iterdir()}
     whole = zipped(tmp_path / "a.zip", files).read_bytes()

@@ -102,6 +102,7 @@ def tensors_of(path: Path) -> dict[str, Any]:
         return {name: model.tensor(name).tobytes() for name in model.tensors}
 
 
+@pytest.mark.slow
 def test_it_becomes_the_gguf_of_the_same_weights(tmp_path: Path) -> None:
     plain = write_checkpoint(tmp_path / "plain", FIXTURES)
     ggferry.convert(plain, tmp_path / "plain.gguf")
@@ -331,6 +332,7 @@ def test_nothing_of_a_pickle_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_any_cut_and_any_flip_of_metadata_is_one_of_our_errors(tmp_path: Path) -> None:
     folder = chunked(tmp_path, W, [[1], [2]])
     good = (folder / ".metadata").read_bytes()

@@ -260,6 +260,7 @@ def test_nothing_of_a_pickle_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_flips_are_refused_or_change_values_only(tmp_path: Path) -> None:
     folder = write(tmp_path)
     for path in (folder / "mp_rank_00_model_states.pt", folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt"):

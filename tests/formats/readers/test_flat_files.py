@@ -102,6 +102,7 @@ def test_damage_is_named(case: str, tmp_path: Path) -> None:
         opened(tmp_path, data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v1", "v2", "float32"])
 def test_a_file_that_is_cut_is_refused(name: str, tmp_path: Path) -> None:
     data = MODELS[name].read_bytes()
@@ -116,6 +117,7 @@ VOCABULARIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_any_bytes_of_a_vocabulary_give_a_result_or_an_error(name: str, tmp_path: Path) -> None:
     whole, read = VOCABULARIES[name]

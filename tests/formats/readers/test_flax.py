@@ -156,6 +156,7 @@ def test_a_cut_anywhere_is_an_error_of_ours(tmp_path: Path) -> None:
             opened(tmp_path, whole[:size])
 
 
+@pytest.mark.slow
 def test_a_changed_byte_is_a_model_or_an_error_of_ours(tmp_path: Path) -> None:
     whole = bytearray(packb({"b": {"kernel": array(HALF)}, "c": chunked({"0": 6}, array(HALF[:2]), array(HALF[2:]))}))
     refused = 0

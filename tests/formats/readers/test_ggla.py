@@ -112,6 +112,7 @@ def test_damage_is_named(tmp_path: Path, case: str) -> None:
     assert isinstance(caught.value, CorruptError) and caught.value.exit_code == 5 and caught.value.path
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_bytes_give_a_result_or_an_error(tmp_path: Path, data: st.DataObject) -> None:

@@ -127,6 +127,7 @@ def test_planes_and_blocks_are_told_apart(tmp_path: Path, kind: str, width: int)
     assert {ref.type.name for ref in checkpoint.tensors.values() if len(ref.shape) > 1} == {kind}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("container", "version"), [("ggml", None), ("ggmf", 1), ("ggjt", 3)])
 def test_cut_at_any_byte_is_one_of_our_errors(tmp_path: Path, container: str, version: int | None) -> None:
     data = Llama(**SMALL, container=container, version=version).bytes()
@@ -279,6 +280,7 @@ def test_vocab_only_is_not_taken_for_a_model(tmp_path: Path) -> None:
     assert understand(checkpoint, vocab_only=True).sizes["n_head"] == 4
 
 
+@pytest.mark.slow
 def test_single_byte_flips_never_escape(tmp_path: Path) -> None:
     data = Llama(**{**SMALL, "n_layer": 1}).bytes()
     path = tmp_path / "flip.bin"

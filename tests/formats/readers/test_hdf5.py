@@ -181,6 +181,7 @@ def test_a_cut_anywhere_is_an_error_of_ours(tmp_path: Path) -> None:
             open_checkpoint(os.fspath(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_changed_byte_is_a_model_or_an_error_of_ours(tmp_path: Path) -> None:
     whole, refused = small(tmp_path), 0
     places = [at for at, value in enumerate(whole) if value or whole[at - 1]][::3]

@@ -323,6 +323,7 @@ def test_what_a_pickle_never_stored_is_not_recalled() -> None:
 # --- JSON ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_tokenizer_json_costs_three_times_its_bytes(tmp_path: Path) -> None:
     """As Hugging Face writes it. With a character beyond the BMP, which makes a str of all the text fourfold."""
     vocabulary = {f"token{i}\U0001f680" if i == 7 else f"token{i}": i for i in range(100_000)}

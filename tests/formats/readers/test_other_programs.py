@@ -36,6 +36,7 @@ def test_each_is_named(name: str, tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["model.bin"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_cut_or_changed_it_is_one_of_our_errors(name: str, tmp_path: Path) -> None:
     data, path = (FOLDER / name).read_bytes()[:300], tmp_path / "model.bin"

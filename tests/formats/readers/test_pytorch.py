@@ -136,6 +136,7 @@ def views(draw: st.DrawFn) -> torch.Tensor:
     return value
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
 @given(st.dictionaries(st.text(st.characters(codec="utf-8"), min_size=1, max_size=9), views(), min_size=1, max_size=4))
 def test_any_views(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -131,6 +131,7 @@ def test_the_library_reads_what_we_read(tmp_path: Path, table: dict[str, Any], p
     assert_equal(open_checkpoint(path), load_file(path) if table else {})
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
 @given(st.data())
 def test_damaged_files_are_read_alike_or_refused(tmp_path: Path, data: st.DataObject) -> None:

@@ -53,6 +53,7 @@ def test_earlier_outputs_are_counted_in_the_question(archive: Path, tmp_path: Pa
     assert migration.deletion == deletion and not list(archive.iterdir())
 
 
+@pytest.mark.slow
 def test_a_line_set_to_skip_is_not_deleted_even_when_it_was_converted(archive: Path, tmp_path: Path) -> None:
     path = planned(archive, tmp_path / "out", tmp_path / "plan")
     applied(path)
@@ -115,6 +116,7 @@ def answered(path: Path, answer: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_the_question_names_what_goes_and_the_answer_must_fit(tmp_path: Path) -> None:
     source = write(tmp_path / "in" / "a.bin", Llama())
     path = planned(source.parent, tmp_path / "out", tmp_path / "plan")
@@ -183,6 +185,7 @@ def lossy(tmp_path: Path, fixtures: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_is_not_carried_over_is_a_note_in_the_plan_and_on_the_screen(lossy: Path, tmp_path: Path) -> None:
     (line,) = plan(lossy, tmp_path / "plan", "--dest", tmp_path / "out", "-j", "1")
     (loss,) = line["lost"]
@@ -197,6 +200,7 @@ def test_what_is_not_carried_over_is_a_note_in_the_plan_and_on_the_screen(lossy:
     }
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_carried_over_whole_is_not_deleted_unless_told(lossy: Path, tmp_path: Path) -> None:
     path = planned(lossy, tmp_path / "out", tmp_path / "plan")
     migration, _ = deleting(path)

@@ -170,6 +170,7 @@ def test_the_twin_of_a_model_that_fails_late_is_converted(
     assert row["same_as"] == migration.ledger.rows(None, ["done"])[0]["id"]
 
 
+@pytest.mark.slow
 def test_a_ledger_of_an_earlier_version_is_set_right_by_the_next_run(twins: Path, tmp_path: Path) -> None:
     """Also when the model that failed is gone, and in a plan made again."""
     migration, _ = applied(twins)

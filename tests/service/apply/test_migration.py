@@ -79,6 +79,7 @@ def test_outputs_stand_at_the_same_place_and_are_proved(migrated: tuple[Path, Pa
         command("inspect", dest / name)
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing_and_a_second_plan_is_the_same(
     archive: tuple[Path, dict[str, str]], migrated: tuple[Path, Path]
 ) -> None:
@@ -105,6 +106,7 @@ def test_the_duplicate_and_the_tokenizer_are_told(
     assert entries["odd/old.zip"].verdict == "archive"
 
 
+@pytest.mark.slow
 def test_report_ledger_and_recheck(migrated: tuple[Path, Path], tmp_path: Path) -> None:
     path, dest = migrated
     facts = json.loads(Path(f"{path}.report.json").read_text())
@@ -128,6 +130,7 @@ def test_report_ledger_and_recheck(migrated: tuple[Path, Path], tmp_path: Path) 
         damaged.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_too_little_room_and_changed_sources_are_refused_before_anything_is_done(tmp_path: Path) -> None:
     source = write(tmp_path / "in" / "a.bin", Llama())
     path = tmp_path / "plan.jsonl"

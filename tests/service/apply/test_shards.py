@@ -46,6 +46,7 @@ def there(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_shards_are_planned_by_the_name_of_the_first_and_adopted(expected: dict[str, bytes], tmp_path: Path) -> None:
     path = planned(tmp_path)
     (entry,) = read_plan(str(path))[1]

@@ -50,6 +50,7 @@ def test_the_cards_command_as_typed(tmp_path: Path) -> None:
     assert run("old.bin", "--force", name="convert", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_json_is_one_object_and_the_receipt_is_the_files(model: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.gguf"
     done = run("convert", model, "-o", target, "--json")
@@ -97,6 +98,7 @@ def test_only_outputs_are_verified(model: Path, fixtures: Path) -> None:
     assert "only GGUF files" in done.stderr and "ggferry verify FOLDER FILE.gguf" in done.stderr
 
 
+@pytest.mark.slow
 def test_verify_sees_a_changed_output_with_and_without_its_receipt(model: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.gguf"
     run("convert", model, "-o", target, "--verify", "fast")

@@ -52,6 +52,7 @@ def test_what_the_page_says_can_be_typed(line: str) -> None:
     assert plain >= 0 and (plain <= places or several)
 
 
+@pytest.mark.slow
 def test_no_option_of_gguf_dump_is_missing() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "gguf.scripts.gguf_dump", "--help"], capture_output=True, text=True, check=True

@@ -51,6 +51,7 @@ def test_a_file_goes_there_and_comes_back(server: Server, env: dict[str, str], t
     assert command("remote", "wait", job["id"], **env).stdout
 
 
+@pytest.mark.slow
 def test_all_outputs_of_a_job_come_back_with_their_receipts(
     server: Server, env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_all_outputs_of_a_job_come_back_with_their_receipts(
     assert all(output in command("remote", "status", job, **env).stdout for output in done["outputs"])
 
 
+@pytest.mark.slow
 def test_what_is_there_is_listed_and_removed(server: Server, env: dict[str, str]) -> None:
     client = ggferry.Client(server.url, server.token)
     source = client.upload(str(server.data.parent / "root" / "old.bin"))

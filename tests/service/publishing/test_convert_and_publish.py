@@ -31,6 +31,7 @@ def line(fixtures: Path, tmp_path: Path) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_all_outputs_are_one_commit_and_stay(line: list[str], hub: WritableHub, tmp_path: Path, capsys: Any) -> None:
     assert _run([*line, "--json"]) == 0
     found, sent = json.loads(capsys.readouterr().out), hub.repositories[REPO].files()
@@ -102,6 +103,7 @@ def test_another_conversion_is_not_taken_for_the_same(line: list[str], hub: Writ
     assert "b-f16.gguf: exists already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_branch_and_a_pull_request(line: list[str], hub: WritableHub, capsys: Any) -> None:
     found = hub.add(REPO, {"README.md": b"Mine.\n"})
     first = found.refs["main"]

@@ -85,6 +85,7 @@ def test_a_new_repository_holds_files_receipts_and_a_card(out: Path, hub: Writab
     assert "ggferry verify hf://a/b hf://me/b-GGUF/b-f16.gguf" in card
 
 
+@pytest.mark.slow
 def test_what_a_person_wrote_stays(out: Path, hub: WritableHub) -> None:
     """Also a row of a file that is still there; the table is replaced, and a second time nothing is committed."""
     ggferry.publish(out / "b-f16.gguf", TO)
@@ -118,6 +119,7 @@ def test_a_pull_request_and_a_branch(out: Path, hub: WritableHub) -> None:
     assert "b-keep.gguf" in found.files("v2") and found.refs["main"] == first
 
 
+@pytest.mark.slow
 def test_an_interrupted_upload_is_resumed(out: Path, hub: WritableHub, tmp_path: Path, capsys: Any) -> None:
     """Killed in the second file, it sends the first no second time; nothing was committed before."""
     first, second = (hashlib.sha256((out / name).read_bytes()).hexdigest() for name in ("b-f16.gguf", "b-keep.gguf"))

@@ -146,6 +146,7 @@ def test_a_ledger_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
         Ledger(str(path), must_exist=True)
 
 
+@pytest.mark.slow
 def test_a_job_that_was_taken_away_is_left_at_once(tmp_path: Path) -> None:
     """Its worker ends with its partial while it works, not when it has done all for nothing."""
     write(tmp_path / "in" / "a.bin", Llama())

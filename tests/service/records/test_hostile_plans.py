@@ -179,6 +179,7 @@ def test_two_lines_of_one_job_are_named(made: list[dict[str, Any]], second: dict
     assert not Path(f"{path}.ledger").exists()
 
 
+@pytest.mark.slow
 def test_one_source_may_have_two_lines(made: list[dict[str, Any]], tmp_path: Path) -> None:
     """A line may be copied for an output of another type."""
     copied = {**made[1], "output": made[1]["output"] + ".q8_0.gguf", "options": {"outtype": "q8_0"}}

@@ -149,6 +149,7 @@ def test_the_page_of_tokens(server: Server, browser: httpx.Client, client: httpx
 # --- the audit log -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_who_did_what_when_from_where(server: Server, client: httpx.Client, root: Path) -> None:
     mine = server.client(made_token(server.data, "alice", "submit"))
     (job,) = submitted(mine, root / "old.bin", verify="none", outtype="q4_1", allow_requantize=True)

@@ -61,6 +61,7 @@ def test_it_has_types(generated: Path) -> None:
     assert "Success" in tool(generated, "mypy", *options, PACKAGE, EXAMPLE.name)
 
 
+@pytest.mark.slow
 def test_it_uploads_waits_and_downloads(server: Server, client: httpx.Client, generated: Path, tmp_path: Path) -> None:
     model = Llama(n_ff=256, seed=77, kind="F16", container="ggjt", version=1).write(tmp_path / "mine.bin")
     (tmp_path / "new").mkdir()

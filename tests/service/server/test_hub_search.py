@@ -24,6 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, fixtures: Path) -> Iterator[
             yield found, server
 
 
+@pytest.mark.slow
 def test_what_is_found_is_planned_and_converted(place: tuple[type[Hub], Server]) -> None:
     hub, server = place
     client = server.client()
@@ -79,6 +80,7 @@ def test_who_may_ask_and_what(place: tuple[type[Hub], Server], server: Server) -
     assert off.status_code == 409 and "--root hf://" in off.json()["hint"]
 
 
+@pytest.mark.slow
 def test_all_of_the_hub_is_a_root(tmp_path: Path) -> None:
     with (
         served_hub(tmp_path / "repo", tmp_path / "home") as (hub, env),

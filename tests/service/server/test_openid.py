@@ -84,6 +84,7 @@ def test_a_person_signs_in_and_out(provider: Provider, signing: Server, browser:
     assert str(browser.get("/").url) == f"{signing.url}/login"
 
 
+@pytest.mark.slow
 def test_what_a_person_may_do_is_what_the_provider_says_now(
     provider: Provider, signing: Server, browser: httpx.Client
 ) -> None:

@@ -189,6 +189,7 @@ def test_idempotency_keys(client: httpx.Client, root: Path) -> None:
     assert client.post("/uploads", json=body, headers={"Idempotency-Key": "k2"}).json()["id"] != first.json()["id"]
 
 
+@pytest.mark.slow
 def test_pages_of_models(client: httpx.Client, root: Path) -> None:
     planned(client, root / "old.bin", outtype="f16")
     planned(client, root / "old.bin", outtype="bf16")

@@ -36,6 +36,7 @@ def test_types_of_some_tensors_are_planned_and_made(client: httpx.Client, root: 
     assert ["=".join(pair).lower() for pair in options["tensor_types"]] == types
 
 
+@pytest.mark.slow
 def test_shards_metadata_and_a_recipe_are_planned_and_made(client: httpx.Client, root: Path) -> None:
     own = Llama(kind="F16", container="ggjt", version=1).write(root / "shards.bin")
     recipe = ["recipe of-a-test", "default F16", "ffn_down -> Q8_0"]
@@ -159,6 +160,7 @@ def test_types_like_those_of_another_file(client: httpx.Client, root: Path) -> N
     assert client.post("/plans", json=body).status_code in (403, 422)
 
 
+@pytest.mark.slow
 def test_types_for_a_size(client: httpx.Client, root: Path, tmp_path: Path) -> None:
     own = Llama(**WIDE).write(root / "for-a-size.bin")
     whole = planned(client, own, verify="fast", outtype="q8_0")["summary"]["bytes_out"]

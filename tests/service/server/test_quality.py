@@ -29,6 +29,7 @@ def compared(client: httpx.Client, job: str, seconds: float = 120) -> dict[str, 
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_ladder_is_compared_as_the_library_does(client: httpx.Client, root: Path, tmp_path: Path) -> None:
     (job,) = submitted(client, root / "old.bin", verify="none", outtype="f16,q8_0,q4_0", allow_requantize=True)
     done = ended(client, job)

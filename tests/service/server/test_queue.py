@@ -109,6 +109,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.slow
 def test_who_may_move_what(idle: Server) -> None:
     root = idle.data.parent / "root"
     people = {name: idle.client(made_token(idle.data, name, "submit")) for name in ("alice", "bob")}
@@ -153,6 +154,7 @@ def test_who_may_move_what(idle: Server) -> None:
     assert any(each["status"] == 403 and each["actor"] == "bob" for each in mine)
 
 
+@pytest.mark.slow
 def test_jobs_are_done_in_the_order_that_was_given(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     for number in range(5):

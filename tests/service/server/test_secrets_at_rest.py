@@ -64,6 +64,7 @@ def test_a_new_secret_is_nowhere_in_the_ledger(tmp_path: Path) -> None:
     assert key.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_secrets_of_before_are_encrypted_at_the_start(tmp_path: Path) -> None:
     """Of a data folder of version 0.1. Nothing of the plain secret stays in SQLite's file or its log."""
     place = str(old_ledgers.sqlite_at(tmp_path))
@@ -115,6 +116,7 @@ def test_the_key_is_given_from_elsewhere(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_key_is_replaced(tmp_path: Path) -> None:
     made = added(tmp_path)
     file, new = tmp_path / "secret-key", Fernet.generate_key().decode()

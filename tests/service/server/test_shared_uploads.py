@@ -149,6 +149,7 @@ def test_of_two_servers_that_take_the_same_bytes_one_is_refused(pair: list[Uploa
     assert last.close()
 
 
+@pytest.mark.slow
 def test_what_a_killed_server_was_inspecting_is_taken_over(
     pair: list[Uploads], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_client_that_reads_nothing_is_cut_off() -> None:
     assert asyncio.run(scene()) < 200, "what the kernel's buffers take, and a piece"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4096])
 def test_a_client_that_reads_slowly_is_served(size: int) -> None:
     async def scene() -> None:

@@ -68,6 +68,7 @@ def downloaded(client: httpx.Client, job: str) -> tuple[dict[str, Any], str]:
     return file, file["url"].removeprefix("/api/v1")
 
 
+@pytest.mark.slow
 def test_a_download_streams_from_the_store(server: Server, store: S3Store, root: Path, tmp_path: Path) -> None:
     client = server.client()
     (job,) = submitted(client, root, verify="fast")
@@ -102,6 +103,7 @@ def test_a_download_streams_from_the_store(server: Server, store: S3Store, root:
     assert scratch == [], "what was written on this machine on the way to the store is gone"
 
 
+@pytest.mark.slow
 def test_what_is_done_with_a_file_is_done_with_one_in_a_store(server: Server, store: S3Store, root: Path) -> None:
     client = server.client()
     (job,) = submitted(client, root, verify="fast")
@@ -125,6 +127,7 @@ def test_what_is_done_with_a_file_is_done_with_one_in_a_store(server: Server, st
     assert store.keys("new") == [] and client.get("/usage").json()["used"] == 0
 
 
+@pytest.mark.slow
 def test_an_object_that_was_replaced_is_not_given_out(server: Server, store: S3Store, root: Path) -> None:
     client = server.client()
     (job,) = submitted(client, root, verify="fast")
@@ -177,6 +180,7 @@ def test_curl_goes_on_with_a_download_of_several_parts(
     assert hashlib.sha256(out.read_bytes()).hexdigest() == file["sha256"]
 
 
+@pytest.mark.slow
 def test_a_destination_that_is_none_is_refused_at_the_start(store: S3Store, tmp_path: Path) -> None:
     for dest, words in (("gs://bucket/x", "s3://BUCKET/PREFIX"), ("s3://bucket", "s3://BUCKET/PREFIX")):
         assert words in command("serve", "--data", tmp_path / "d", "--dest", dest, code=2).stderr

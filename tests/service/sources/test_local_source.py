@@ -135,6 +135,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.slow
 def test_checkpoints_of_trainers(site: Web, tmp_path: Path) -> None:
     """By a web server's listing: a folder, a file of one, and the configuration in the folder above."""
     trainers(site.root)

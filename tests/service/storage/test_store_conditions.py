@@ -74,6 +74,7 @@ def test_a_refusal_is_not_absence(store: S3Store, local: Path) -> None:
     assert store.get("new/deny/a.gguf") == THEIRS and left(store) == ["deny/a.gguf"]
 
 
+@pytest.mark.slow
 def test_only_404_is_absence(store: S3Store) -> None:
     assert not stores.exists(URL)
     for status in (500, 503, 429):

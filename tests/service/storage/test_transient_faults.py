@@ -64,7 +64,7 @@ def test_a_fault_that_passes_is_not_noticed(place: tuple[str, Rules], tmp_path: 
     assert sum(each.method == "GET" for each in rules.asked) >= 3
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", TRANSIENT)
 def test_a_fault_that_stays_is_of_the_passing_kind(place: tuple[str, Rules], tmp_path: Path, fault: Any) -> None:
     url, rules = place

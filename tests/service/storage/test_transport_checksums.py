@@ -118,6 +118,7 @@ def test_ranges_that_come_out_of_order_are_summed_in_order(store: S3Store, tmp_p
             assert file.transport().startswith("checked")
 
 
+@pytest.mark.slow
 def test_an_upload_in_parts_is_checked_by_its_parts(store: S3Store, tmp_path: Path) -> None:
     multipart(store, [5 << 20, 5 << 20, 1 << 20])
     found = stores.stat("s3://old/m.bin")

@@ -88,6 +88,7 @@ def test_a_worker_that_is_killed_is_replaced(supervisor: Supervisor, model: Path
     assert supervisor.run(analyze(model)).result["architecture"] == "llama"
 
 
+@pytest.mark.slow
 def test_a_silent_worker_is_ended(supervisor: Supervisor, model: Path) -> None:
     supervisor.run(analyze(model))
     pid = supervisor.pid or 0

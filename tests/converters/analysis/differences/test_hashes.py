@@ -41,6 +41,7 @@ def test_layout_makes_no_difference(tmp_path: Path, fixtures: Path) -> None:
         assert found == wanted
 
 
+@pytest.mark.slow
 def test_byte_order_makes_no_difference(tmp_path: Path) -> None:
     """Of every type GGUF has; gguf-py's tool for it cannot handle Q3_K, Q5_K and others. Split and edited, too."""
     rng, tensors = np.random.default_rng(0), []

@@ -225,6 +225,7 @@ def test_memory_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(s.why is not None and "GiB of memory, 0.2 GiB are free" in s.why for s in said)
 
 
+@pytest.mark.slow
 def test_auto_says_nothing_of_those_that_have_no_business_here(tmp_path: Path) -> None:
     path = tmp_path / "old.bin"
     path.write_bytes(Llama(kind="F32", version=1).bytes())
@@ -234,6 +235,7 @@ def test_auto_says_nothing_of_those_that_have_no_business_here(tmp_path: Path) -
     assert said.why == "the source is no local Hugging Face checkpoint"
 
 
+@pytest.mark.slow
 def test_code_of_the_model_is_never_run(tmp_path: Path) -> None:
     source, output = sides("llama", tmp_path)
     folder, canary = tmp_path / "hf", tmp_path / "canary"
@@ -278,6 +280,7 @@ def test_a_file_that_llama_cpp_does_not_take(tmp_path: Path, monkeypatch: pytest
     assert said.refused and str(said.note).startswith("WARNING: llama.cpp does not run this file, though it should")
 
 
+@pytest.mark.slow
 def test_a_refused_file_is_run_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = child_process.Answer(why="it does not load the file: odd", refused=True)
     monkeypatch.setattr(llama_cpp, "ask", lambda *_: refusal)
@@ -324,6 +327,7 @@ def test_a_process_that_fails_is_a_line(text: str, why: str, tmp_path: Path, mon
     assert str(program(tmp_path, monkeypatch, text).why).startswith(why)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "SECONDS", 1.5)
     text = "import os, time; child = os.fork() or os.getpid(); open('pid', 'w').write(str(child)); time.sleep(60)"
@@ -358,6 +362,7 @@ def test_rows_that_are_no_numbers_are_infinitely_far() -> None:
 # --- on the command line --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_conversion_asks_and_says_who_testified(fixtures: Path, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "hf", fixtures)
     result = convert(Request(str(folder), str(tmp_path / "x.gguf"), witness=("auto",)))[0]
