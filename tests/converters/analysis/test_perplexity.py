@@ -273,6 +273,7 @@ def test_what_is_missing_is_named(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.unix("names with | and <, which Windows refuses")
 def test_the_table_of_several(models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd = tmp_path / "a|b<i>.gguf"
     odd.symlink_to(models["c"])

@@ -34,6 +34,7 @@ def write(target: Path, text: str, *, overwrite: bool = False) -> None:
         folder.publish()
 
 
+@pytest.mark.unix("flags of rename; Windows has one rename")
 @pytest.mark.parametrize("flags", [True, False], ids=["flags", "no flags"])
 def test_new_and_replaced(flags: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not flags:
@@ -58,6 +59,7 @@ def test_a_name_that_is_taken_meanwhile_keeps_its_folder(tmp_path: Path, monkeyp
     assert os.listdir(tmp_path) == ["f"] and os.listdir(target) == ["mine"]
 
 
+@pytest.mark.unix("flags of rename; Windows has one rename")
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "replaced"])
 def test_an_error_or_a_kill_between_the_two_renames(
     overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

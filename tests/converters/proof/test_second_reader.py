@@ -24,6 +24,7 @@ def _request(source: Path, out: Path, **more: object) -> Request:
     return Request(str(source), str(out), vocab=VocabOptions(none=True), level="fast", **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.unix("open files passed to the second reader")
 @pytest.mark.parametrize(
     ("source", "library", "names"),
     [
@@ -52,6 +53,7 @@ def test_without_a_proof_nobody_reads_again(tmp_path: Path, monkeypatch: pytest.
     assert "second_reader" not in convert(request)[0].receipt
 
 
+@pytest.mark.unix("open files passed to the second reader")
 def test_what_a_library_refuses_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         Path(process.PROGRAM).read_text().replace("return Safetensors(path)", 'raise ValueError("not \x1b[31m today")')
@@ -78,6 +80,7 @@ def test_a_process_that_ends_takes_nothing_with_it(
     assert "\x1b" not in json.dumps(result.receipt["notes"], ensure_ascii=False)
 
 
+@pytest.mark.unix("open files passed to the second reader")
 def test_one_process_answers_for_all_and_ends_with_us(tmp_path: Path) -> None:
     script = f"""
 import os

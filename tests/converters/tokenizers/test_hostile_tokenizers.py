@@ -83,6 +83,7 @@ GROWING: dict[str, Any] = {
 }
 
 
+@pytest.mark.unix("limits of memory and processor time")
 @pytest.mark.parametrize("kind", GROWING)
 def test_text_that_grows_without_end_costs_us_no_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "MEMORY", 256 << 20)
@@ -99,6 +100,7 @@ def test_text_that_grows_without_end_costs_us_no_memory(kind: str, monkeypatch: 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
+@pytest.mark.unix("limits of processor time")
 def test_the_process_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "SECONDS", 1)
     slow = {**DOCUMENT, "pre_tokenizer": sequence(*[split(rf"(?:.?){{13}}.{{13}}$|{i}q") for i in range(1, 60)])}

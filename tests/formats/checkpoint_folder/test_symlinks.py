@@ -375,6 +375,7 @@ def test_a_folder_of_a_tree_exchanged_for_a_link_is_refused(tmp_path: Path, secr
         assert file.size == len(SECRET) + 1
 
 
+@pytest.mark.unix("/proc")
 def test_a_link_to_the_process_itself_gives_the_same_plan_twice(tmp_path: Path) -> None:
     """/proc/self is another folder for every process: its number stood in the plan."""
     (tmp_path / "m.bin").symlink_to("/proc/self/mem")

@@ -109,6 +109,7 @@ def test_nobody_notices_anything_where_there_is_nothing(model: str, workshop: Wo
     assert "transformers" in found["said"] or MODELS[model].kind.startswith(("fixtures/legacy", "fixtures/lora")), found
 
 
+@pytest.mark.unix("open files passed to the second reader")
 @pytest.mark.parametrize(
     "row", [row if row.name in SAMPLE else pytest.param(row, marks=pytest.mark.slow) for row in PLANTED],
     ids=lambda row: row.name,

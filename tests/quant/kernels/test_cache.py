@@ -15,6 +15,7 @@ from ggferry.quant import kernels
 from ggferry.quant.kernels import kernel_cache
 
 
+@pytest.mark.unix("owners and modes of folders")
 def test_a_folder_of_one_s_own_is_made_and_found_again(tmp_path: Path) -> None:
     path = kernel_cache.private_folder(str(tmp_path))
     assert Path(path).parent == tmp_path and os.stat(path).st_mode & 0o777 == 0o700
@@ -56,6 +57,7 @@ def test_without_any_folder_it_is_compiled_each_time_and_said(monkeypatch: pytes
     assert said == [False]
 
 
+@pytest.mark.unix("owners and modes of folders")
 @pytest.mark.parametrize("named", ["", "/a/folder/that/cannot/be/written/to"])
 def test_the_folder_is_used_where_the_others_fail(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []

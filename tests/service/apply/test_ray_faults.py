@@ -191,6 +191,7 @@ def test_a_node_that_dies_costs_its_jobs_nothing(two_nodes: Callable[..., Any], 
     migration.ledger.close()
 
 
+@pytest.mark.unix("Ray")
 def test_a_cluster_that_is_not_there_is_told_in_words(tmp_path: Path) -> None:
     path = prepare(tmp_path, 1)
     migration = Migration(

@@ -143,6 +143,7 @@ def test_markdown_has_every_key_and_tensor_in_a_table(model: Path) -> None:
     assert all(len(re.findall(r"(?<!\\)\|", line)) in (4, 5) for line in rows)
 
 
+@pytest.mark.unix("names with control characters, which Windows refuses")
 def test_ggferry_alone_says_what_can_be_done_with_the_folder(model: Path, fixtures: Path, tmp_path: Path) -> None:
     nothing = run(cwd=tmp_path)
     assert nothing.returncode == 2 and "In this folder" not in nothing.stderr

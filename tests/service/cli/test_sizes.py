@@ -35,6 +35,7 @@ def test_help_says_which(command: str, option: str) -> None:
     assert option in text and "4G is 4·10⁹" in text and "4GiB is 4·2³⁰" in text
 
 
+@pytest.mark.unix("modes: who may read a file of Windows is inherited from its folder")
 def test_text_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     write_text(str(path), ["one", "two \udc80"], private=True)

@@ -102,6 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, fixtures: Path) -> Path:
     return root
 
 
+@pytest.mark.unix("names with control characters, which Windows refuses")
 def test_commands_on_hostile_names(folder: Path, tmp_path: Path) -> None:
     source, out = folder / f"m{NAME}.bin", folder / f"o{NAME}.gguf"
     done = quiet("convert", source, "-o", out, "--verify", "fast")
@@ -137,6 +138,7 @@ def test_commands_on_hostile_names(folder: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.unix("names with control characters, which Windows refuses")
 def test_commands_that_fail_on_hostile_names(folder: Path, tmp_path: Path) -> None:
     for code, arguments in (
         (3, ("inspect", tmp_path / NAME)),
@@ -201,12 +203,14 @@ def migrated(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.unix("names with control characters, which Windows refuses")
 def test_a_plan_is_harmless_to_look_at(migrated: Path) -> None:
     text = migrated.read_text()
     harmless(text)
     assert HOSTILE in json.loads(text.splitlines()[0])["roots"][0]
 
 
+@pytest.mark.unix("names with control characters, which Windows refuses")
 def test_ledger_and_report(migrated: Path, tmp_path: Path) -> None:
     ledger = f"{migrated}.ledger"
     listed = quiet("ledger", "list", ledger).out.splitlines()
@@ -254,6 +258,7 @@ def test_every_text_of_the_page_is_escaped() -> None:
 # --- on a terminal --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unix("names with control characters, which Windows refuses")
 def test_a_run_on_a_terminal_prints_names_to_the_letter(tmp_path: Path) -> None:
     """With its bar: control characters of rich are ours, those of the names are not."""
     tree = tmp_path / "in"

@@ -287,6 +287,7 @@ def test_a_dry_run_needs_no_network_and_no_token(out: Path, tmp_path: Path) -> N
         ggferry.publish(out, TO, quality=["none.gguf=x"], dry_run=True)
 
 
+@pytest.mark.unix("names with control characters, which Windows refuses")
 def test_hostile_names_are_only_shown(out: Path, hub: WritableHub, capsys: Any) -> None:
     name = "a|b](http:x)<script>`*!\x1b[31m\u202e<!-- ggferry: end of files -->.gguf"
     (out / "b-f16.gguf").rename(out / name)

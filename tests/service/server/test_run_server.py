@@ -88,6 +88,7 @@ def test_a_signal_handler_takes_no_lock(monkeypatch: pytest.MonkeyPatch) -> None
     assert draining.is_set() and server.should_exit
 
 
+@pytest.mark.unix("modes: who may read a file of Windows is inherited from its folder")
 @pytest.mark.slow
 def test_a_folder_that_was_there_becomes_its_owners_alone(tmp_path: Path) -> None:
     data = tmp_path / "data"

@@ -70,6 +70,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.unix("limits of processor time; on Windows the clock ends it after a minute")
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "all memory" else kind for kind in HOSTILE]
 )
@@ -122,6 +123,7 @@ def test_without_llama_cpp_jinja_renders_alone(tmp_path: Path, monkeypatch: pyte
     assert not [one for one in result.proof.testimonies if one.what == "conversations"]
 
 
+@pytest.mark.unix("limits of processor time; on Windows the clock ends it after a minute")
 def test_a_template_without_an_end_does_not_hold_a_conversion_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -305,6 +305,7 @@ def test_a_model_whose_window_no_block_has_is_not_said_to_run(name: str, blocks:
         examine.examine(unaware(source), unaware(output), ("llama.cpp",))
 
 
+@pytest.mark.unix("signals by which a process ends")
 def test_whose_fault_an_end_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
