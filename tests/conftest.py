@@ -60,10 +60,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a database server, so that `-m 'not postgres'` leaves out all of it, and what is `sampled`.
 
-    As Windows, leave out what only Unix has: the mark `unix` says what.
+    As Windows and macOS, leave out what only Linux has, as Windows what only Unix has: the marks say what.
     """
-    if as_system.current() == "windows":
-        items[:] = [item for item in items if item.get_closest_marker("unix") is None]
+    away = {"windows": ("unix", "linux"), "macos": ("linux",)}.get(as_system.current(), ())
+    items[:] = [item for item in items if not any(map(item.get_closest_marker, away))]
     for item in items:
         if isinstance(item, pytest.Function) and starts_postgres(item):
             item.add_marker(pytest.mark.postgres)

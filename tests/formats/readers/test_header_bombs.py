@@ -492,7 +492,7 @@ def test_a_header_that_wants_more_memory_than_the_cap_ends_in_an_error(tmp_path:
     assert "takes more memory than any model's: expected ≤ 200 MiB" in text
 
 
-@pytest.mark.unix("limits of memory")
+@pytest.mark.linux("limits of memory")
 def test_the_command_line_reads_headers_under_a_cap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[int] = []
     monkeypatch.setattr(memory_cap, "_limit", 0)

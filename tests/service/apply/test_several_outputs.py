@@ -121,7 +121,7 @@ def _check_told(path: Path, line: dict[str, Any], more: dict[str, Any]) -> None:
     assert {source: row["attempts"] for source, row in rows(ledger).items()} == before
 
 
-@pytest.mark.unix("SIGKILL of a worker that the test has changed")
+@pytest.mark.linux("SIGKILL of a worker that the test has changed")
 @pytest.mark.parametrize("name", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_output_is_given_its_receipt_after_a_kill_between_the_two(
     name: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +134,7 @@ def test_one_output_is_given_its_receipt_after_a_kill_between_the_two(
     assert there(tmp_path / "out") == alone(source, tmp_path / "alone", "q4_0")
 
 
-@pytest.mark.unix("SIGKILL of a worker that the test has changed")
+@pytest.mark.linux("SIGKILL of a worker that the test has changed")
 @pytest.mark.parametrize(
     ("name", "before"),
     [

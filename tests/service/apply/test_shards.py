@@ -62,7 +62,7 @@ def test_shards_are_planned_by_the_name_of_the_first_and_adopted(expected: dict[
     assert row["state"] == "failed" and f"a-00002-of-{COUNT:05}.gguf" in row["error"]["message"]
 
 
-@pytest.mark.unix("SIGKILL of a worker that the test has changed")
+@pytest.mark.linux("SIGKILL of a worker that the test has changed")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [1, 3, 4])
 def test_a_worker_killed_between_two_shards(

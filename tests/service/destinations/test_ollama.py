@@ -192,7 +192,7 @@ def test_lm_studios_folder_is_found_and_filled(old: Path, tmp_path: Path, monkey
     assert Path(done.output).parent == tmp_path / "moved/models/me/tiny"
 
 
-@pytest.mark.unix("Jan's folder by XDG; that of Windows is below APPDATA")
+@pytest.mark.linux("Jan's folder by XDG; those of Windows and macOS are elsewhere")
 def test_jans_folder_is_found_and_its_record_written_last(
     old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -473,7 +473,7 @@ def test_a_decompression_bomb(server: Server, client: httpx.Client) -> None:
     assert client.get("/models").status_code == 200
 
 
-@pytest.mark.unix("limits of a process")
+@pytest.mark.linux("limits of a process")
 def test_workers_have_no_secrets(server: Server, client: httpx.Client, root: Path) -> None:
     """helpers.server starts the server with two; its children have neither."""
     assert client.post("/inspect", json={"source": str(root / "old.bin")}).status_code == 200
