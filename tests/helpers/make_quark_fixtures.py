@@ -24,7 +24,6 @@ def quark() -> None:
     from quark.torch.quantization.config.config import QTensorConfig
     from quark.torch.quantization.config.type import Dtype, QSchemeType, RoundType, ScaleType
     from quark.torch.quantization.observer import (
-        PerBlock2DMinMaxObserver,
         PerChannelMinMaxObserver,
         PerGroupMinMaxObserver,
         PerTensorMinMaxObserver,
@@ -34,14 +33,12 @@ def quark() -> None:
         "per_tensor": PerTensorMinMaxObserver,
         "per_channel": PerChannelMinMaxObserver,
         "per_group": PerGroupMinMaxObserver,
-        "per_block": PerBlock2DMinMaxObserver,
     }
 
     rows, columns, cpu = 64, 128, torch.device("cpu")
     for name, dtype, scheme, more, in_order in (
         ("quark-fp8", "fp8_e4m3", "per_tensor", {}, False),
         ("quark-fp8-rows", "fp8_e4m3", "per_channel", {"ch_axis": 0}, False),
-        ("quark-fp8-blocks", "fp8_e4m3", "per_block", {"block_size": [32, 64]}, False),
         ("quark-int8-rows", "int8", "per_channel", {"ch_axis": 0}, False),
         ("quark-int8-groups", "int8", "per_group", {"group_size": 32}, False),
         ("quark-uint8", "uint8", "per_tensor", {}, False),
@@ -100,10 +97,6 @@ def _scales(values: torch.Tensor, dtype: str, scheme: str, more: Any) -> tuple[t
     parts = values.reshape(len(values), -1, size)
     if scheme == "per_tensor":
         parts = values.reshape(1, 1, -1)
-    if scheme == "per_block":
-        tall, wide = more["block_size"]
-        blocks = values.reshape(len(values) // tall, tall, values.shape[1] // wide, wide)
-        return blocks.abs().amax((1, 3)) / 448, torch.zeros(())
     top = {"fp8_e4m3": 448, "int8": 127, "int4": 7, "fp4": 6, "fp6_e2m3": 7.5, "fp6_e3m2": 28}.get(dtype)
     if top is None:
         low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)

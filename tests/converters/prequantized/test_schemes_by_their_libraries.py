@@ -91,7 +91,6 @@ BLOCKS = {
     "modelopt-int8": "Q8_0",
     "quark-fp4": "",
     "quark-fp8": "",
-    "quark-fp8-blocks": "",
     "quark-fp8-rows": "",
     "quark-int4": "Q4_0",
     "quark-int4-rows": "Q4_0",
