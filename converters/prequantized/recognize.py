@@ -36,6 +36,7 @@ RUNTIME = (
     ".input_zero_point",
     ".input_global_scale",
     ".activation_scale",
+    ".qscale_act",
     ".input_scale_ub",
     ".output_scale",
     ".k_scale",

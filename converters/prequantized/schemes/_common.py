@@ -153,13 +153,22 @@ def take_fp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, tall: int, wi
 
 
 def scale_beside(checkpoint: Checkpoint, ref: TensorRef) -> TensorRef:
-    """Return the scale of a tensor of FP8, which has one of two names. Raises MissingError."""
-    scale = checkpoint.tensors.get(f"{ref.name}_scale_inv") or checkpoint.tensors.get(f"{ref.name}_scale")
+    """Return the scale of a tensor of FP8. Raises MissingError."""
+    scale = find_scale(checkpoint, ref.name)
     if scale is None:
         raise MissingError(
             f"{ref.name!r} is FP8 and has no scale", path=checkpoint.path, expected=f"{ref.name}_scale_inv"
         )
     return scale
+
+
+def find_scale(checkpoint: Checkpoint, name: str) -> TensorRef | None:
+    """Return the scale of a tensor by one of its names: transformers', vLLM's, DeepSeek V4's and Mistral's own
+    (`get_weight_conversions` of transformers' quantizer_finegrained_fp8.py)."""
+    names = [f"{name}_scale_inv", f"{name}_scale"]
+    if name.endswith(".weight"):
+        names += [f"{name.removesuffix('weight')}{end}" for end in ("scale", "qscale_weight")]
+    return next((checkpoint.tensors[each] for each in names if each in checkpoint.tensors), None)
 
 
 def matrix(checkpoint: Checkpoint, ref: TensorRef) -> tuple[int, int]:

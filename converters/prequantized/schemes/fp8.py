@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ggferry.converters.prequantized.dequantized_rows import Rows, Scaled, reshaped
+from ggferry.converters.prequantized.dequantized_rows import Scaled, reshaped
 from ggferry.converters.prequantized.micro_scales import MX_GROUP, Mxfp4Blocks
 from ggferry.converters.prequantized.schemes._common import (
     FP8,
@@ -19,6 +19,7 @@ from ggferry.converters.prequantized.schemes._common import (
     Matrix,
     Scheme,
     block_size,
+    find_scale,
     grid,
     of_shape,
     of_type,
@@ -42,7 +43,7 @@ FBGEMM = "fbgemm_fp8"
 class Stack:
     """Rows of matrices of one height, one after the other."""
 
-    matrices: tuple[Rows, ...]
+    matrices: tuple[Scaled, ...]
     height: int
 
     def __call__(self, start: int, stop: int) -> Floats:
@@ -63,8 +64,8 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         if ref.type.name in FP8:
             _take(checkpoint, found, ref, sizes, by_column)
             kinds.add("FP8")
-        elif ref.type.name == "I8" and f"{ref.name}_scale_inv" in checkpoint.tensors:
-            _four_bits(checkpoint, found, ref)
+        elif ref.type.name == "I8" and (scale := find_scale(checkpoint, ref.name)) is not None:
+            _four_bits(checkpoint, found, ref, scale)
             kinds.add("MXFP4")
     found.scheme = " and ".join(sorted(kinds)) or "FP8"
     return found
@@ -121,9 +122,9 @@ def _matrix(checkpoint: Checkpoint, ref: TensorRef, scale: TensorRef, sizes: tup
     return Scaled(checkpoint, ref, ref.columns, grid(checkpoint, ref, scale, ref.shape, tall, wide))
 
 
-def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
+def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef, scale: TensorRef) -> None:
     """E2M1, two in a byte, with an exponent for 32 columns: DeepSeek V4's experts (`expert_dtype` fp4)."""
-    scale = of_type(checkpoint, checkpoint.tensors[f"{ref.name}_scale_inv"], "F8_E8M0", "U8")
+    of_type(checkpoint, scale, "F8_E8M0", "U8")
     of_type(checkpoint, ref, "I8")
     columns = 2 * ref.columns
     if len(ref.shape) not in (2, 3) or columns % MX_GROUP:

@@ -1,6 +1,9 @@
 """Layouts that programs made for their kernels: AWQ for GEMV, AMD Quark, ModelOpt's integers, sparse matrices, stacks
-of FP8. The packing is written element by element (`helpers/packed_kernels.py`); layers of the libraries themselves are in
-`test_schemes_by_their_libraries.py`; stacks are compared with transformers' own dequantization."""
+of FP8.
+
+The packing is written element by element (`helpers/packed_kernels.py`); layers of the libraries themselves are in
+`test_schemes_by_their_libraries.py`; stacks are compared with transformers' own dequantization.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from ggferry.converters.conversion.request import Request
@@ -47,6 +51,7 @@ from helpers.quantized_llama import (
     write,
 )
 from helpers.third_party_fixtures import FIXTURES
+from helpers.tiny_models import make
 from helpers.values import decoded, dequantized_values
 
 FF, WORDS = 128, 512
@@ -259,3 +264,71 @@ def test_other_variants_are_refused(
 ) -> None:
     with pytest.raises(error):
         convert(request(source(tmp_path / "in", case, **settings), tmp_path / "out.gguf", level="fast"))
+
+
+def in_blocks(weight: torch.Tensor, ends: tuple[str, str], four: bool) -> tuple[Tensors, torch.Tensor]:
+    """FP8 in blocks of 8 × 8 with exponents, or MXFP4 in int8 where `four`; by the ends of their names, and their
+    meaning as transformers has it."""
+    rows, columns = weight.shape[-2:]
+    tall, wide = (1, 32) if four else (8, 8)
+    blocks = weight.reshape(-1, rows // tall, tall, columns // wide, wide)
+    scale = torch.exp2(torch.ceil(torch.log2(blocks.abs().amax((2, 4)) / (6 if four else 448))))
+    if four:
+        codes = torch.randint(
+            0, 256, (*weight.shape[:-1], columns // 2), generator=torch.Generator().manual_seed(columns)
+        )
+        levels = codes.to(torch.uint8).view(torch.int8)
+    else:
+        levels = (blocks / scale[:, :, None, :, None]).reshape(weight.shape).to(torch.float8_e4m3fn)
+    scale = scale.reshape(*weight.shape[:-2], rows // tall, columns // wide)
+    own = Fp8Dequantize(None)  # type: ignore[no-untyped-call]
+    parts = zip(levels.reshape(-1, *levels.shape[-2:]), scale.reshape(-1, *scale.shape[-2:]), strict=True)
+    meaning = torch.stack([own._dequantize_one(one, two, torch.float32) for one, two in parts]).reshape(weight.shape)
+    return {ends[0]: levels, ends[1]: scale.to(torch.float8_e8m0fnu)}, meaning
+
+
+def floats(path: Path) -> dict[str, tuple[str, np.ndarray]]:
+    """Type and values of each tensor but those of whole numbers."""
+    return {
+        tensor.name: (tensor.tensor_type.name, gguf.dequantize(tensor.data, tensor.tensor_type))
+        for tensor in gguf.GGUFReader(path).tensors
+        if tensor.tensor_type.name != "I32"
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3vlmoe", "deepseek v4"])
+def test_models_of_stacked_and_of_mixed_experts_are_what_transformers_makes_of_them(name: str, tmp_path: Path) -> None:
+    """Qwen 3 VL's stacks, and DeepSeek V4's own names: `.scale`, and experts of four bits."""
+    v4 = name == "deepseek v4"
+    make(name, tmp_path / "in", **({"hidden_size": 64, "moe_intermediate_size": 64} if v4 else {}))
+    config = json.loads((tmp_path / "in" / "config.json").read_text())
+    plain, packed, count = {}, {}, 0
+    for key, value in load_file(tmp_path / "in" / "model.safetensors").items():
+        expert = ".experts." in key and "shared" not in key
+        fits = value.dim() > 1 and value.shape[-1] % 8 == value.shape[-2] % 8 == 0
+        if not fits or not (expert or ".attn.w" in key):
+            plain[key] = packed[key] = value
+            continue
+        base, four = key.removesuffix(".weight"), expert and v4
+        ends = (key, f"{base}.scale") if v4 else (key, f"{key}_scale_inv")
+        made, plain[key] = in_blocks(value.float(), ends, four)
+        packed |= made
+        count += 1
+    assert count > 3
+    for folder, tensors in (("plain", plain), ("packed", packed)):
+        (tmp_path / folder / "m").mkdir(parents=True)
+        own = {"quant_method": "fp8", "weight_block_size": [8, 8]}
+        text = json.dumps({**config, **({"quantization_config": own} if folder == "packed" else {})})
+        (tmp_path / folder / "m" / "config.json").write_text(text)
+        save_file(
+            {key: value.contiguous() for key, value in tensors.items()}, tmp_path / folder / "m" / "model.safetensors"
+        )
+        convert(request(tmp_path / folder / "m", tmp_path / f"{folder}.gguf", "f32", "fast"))
+    expected, found = (floats(tmp_path / f"{folder}.gguf") for folder in ("plain", "packed"))
+    assert expected.keys() == found.keys()
+    for key, (_, values) in expected.items():
+        assert np.array_equal(found[key][1] + np.float32(0), values + np.float32(0)), key
+    convert(request(tmp_path / "packed" / "m", tmp_path / "keep.gguf", "keep", "fast"))
+    kinds = {kind for key, (kind, _) in floats(tmp_path / "keep.gguf").items() if "_exps" in key}
+    assert kinds == ({"MXFP4"} if v4 else {"F32"})

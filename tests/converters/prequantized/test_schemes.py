@@ -218,7 +218,7 @@ def test_transforms_of_activations_are_refused_and_those_of_weights_are_in_them(
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "gemv"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "marlin"}, "marlin"),
         ({"quant_method": "eetq"}, "order of a CUDA kernel"),
         ({"quant_method": "vptq"}, "vptq"),
         ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "rotation_config": {"a": 1}}, "rotated while"),

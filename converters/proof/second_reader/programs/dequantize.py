@@ -102,7 +102,9 @@ def _spread(read: Named, name: str, shape: tuple[int, ...], tall: int, wide: int
 
 def fp8(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
     tall, wide = settings.get("weight_block_size", (128, 128)) or (0, 0)
-    scale = f"{name}_scale_inv" if f"{name}_scale_inv" in read else f"{name}_scale"
+    base = name.removesuffix("weight")
+    places = (f"{name}_scale_inv", f"{name}_scale", f"{base}scale", f"{base}qscale_weight")
+    scale = next(place for place in places if place in read)
     shape, own = read.shape(name), read.shape(scale)
     if len(shape) == 3:
         return np.concatenate([_of_stack(read, settings, name, scale, int(row), c) for row in r])
