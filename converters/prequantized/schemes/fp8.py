@@ -1,5 +1,6 @@
-"""FP8 with scales for a tensor, a row or a block: `fp8` (DeepSeek's `weight_scale_inv`, Mistral), fbgemm; stacks of
-experts; and what stands beside them in one model: MXFP8, and experts of MXFP4 in int8.
+"""FP8 with scales for a tensor, a row or a block: `fp8` (DeepSeek's `weight_scale_inv`, Mistral), fbgemm.
+
+Experts may be stacked, and MXFP8, or MXFP4 in int8, may stand beside FP8 in one model.
 
 Source: transformers' `utils/quantization_config.py` and `integrations/finegrained_fp8.py` (`Fp8Dequantize`: the grid of
 scales says how large a block is; exponents in bytes; E2M1 in int8), `integrations/fbgemm_fp8.py`.
