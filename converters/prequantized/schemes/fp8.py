@@ -25,10 +25,10 @@ from ggferry.converters.prequantized.schemes._common import (
     of_shape,
     of_type,
     scale_beside,
-    seen_as,
 )
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import ShapeError, UnsupportedError
+from ggferry.quant.codec import block_type
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
@@ -78,7 +78,7 @@ def _take(checkpoint: Checkpoint, found: Found, ref: TensorRef, sizes: tuple[int
     scale = scale_beside(checkpoint, ref)
     of_type(checkpoint, scale, "F32", "F16", "BF16", "F8_E8M0", "U8")
     if scale.type.name == "U8":  # exponents, in a type that older programs know
-        scale = replace(scale, type=seen_as(reshaped(scale, (1, scale.elements)), "F8_E8M0", scale.elements).type)
+        scale = replace(scale, type=block_type("F8_E8M0"))
     found.used.add(scale.name)
     if len(ref.shape) != 3:
         made = _matrix(checkpoint, ref, scale, sizes)
@@ -87,13 +87,15 @@ def _take(checkpoint: Checkpoint, found: Found, ref: TensorRef, sizes: tuple[int
     experts, rows, columns = ref.shape
     if scale.elements not in (1, experts) and by_column and scale.shape == (experts, columns, 1):
         scale = reshaped(scale, (experts, 1, columns))  # fbgemm's down_proj: a scale for each output, which is a column
+    if by_column and scale.shape == (experts, 1, columns):
+        sizes = rows, 1
     one = scale.elements == 1
     if not one and (not scale.shape or scale.shape[0] != experts or len(scale.shape) > 3):
         raise ShapeError(
             f"{scale.name!r} beside {ref.name!r}",
             path=checkpoint.path,
             found=list(scale.shape),
-            expected=[experts, "…"],
+            expected=f"[{experts}, …]",
         )
     parts = (_part(checkpoint, ref, n) for n in range(experts))
     scales = (scale if one else _part(checkpoint, scale, n) for n in range(experts))
@@ -112,12 +114,12 @@ def _part(checkpoint: Checkpoint, ref: TensorRef, number: int) -> TensorRef:
 
 
 def _matrix(checkpoint: Checkpoint, ref: TensorRef, scale: TensorRef, sizes: tuple[int, int]) -> Scaled:
-    """Rows of a matrix. Blocks are those of the configuration; where its size makes another number of them, the grid of
-    scales says how large they are."""
+    """Rows of a matrix. Blocks are those of the configuration. Exponents may be another number of them (MXFP8 beside
+    FP8): then their grid says how large a block is. Of other scales that would be a guess."""
     tall, wide = sizes
-    if len(ref.shape) == 2 and len(scale.shape) == 2 and scale.elements > 1:
+    if all(sizes) and scale.type.name == "F8_E8M0" and len(ref.shape) == len(scale.shape) == 2 and scale.elements > 1:
         (rows, columns), (down, across) = ref.shape, scale.shape
-        expected = (-(-rows // (tall or 1)), -(-columns // wide) if wide else 1)
+        expected = (-(-rows // tall), -(-columns // wide))
         if (down, across) != expected and down and across and rows % down == columns % across == 0:
             tall, wide = rows // down, columns // across
     return Scaled(checkpoint, ref, ref.columns, grid(checkpoint, ref, scale, ref.shape, tall, wide))
