@@ -50,7 +50,7 @@ DEQUANTIZERS = (
             "GEMM = (0, 1, 2, 3, 4, 5, 6, 7)"),
            ("AWQ: zeros of the first group", "awq", BY, "self.zeros(start, stop)[:, groups]",
             "self.zeros(start, stop)[:, groups * 0]"),
-           ("Quark: signed nibbles from 0", "quark int4", BY, "return (nibbles ^ 8) - 8", "return nibbles")),
+           ("Quark: signed nibbles from 0", "quark int4", "reading", "return (nibbles ^ 8) - 8", "return nibbles")),
     *among("converters.prequantized.schemes.bitsandbytes",
            ("bitsandbytes: neighbors exchanged", "bnb nested nf4", BY, "np.stack((packed >> 4, packed & 15), 1)",
             "np.stack((packed & 15, packed >> 4), 1)"),
