@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import raw_rows, values_of
-from ggferry.converters.prequantized.exact_blocks import ScaledBlocks
+from ggferry.converters.prequantized.exact_blocks import Groups, Levels, ScaledBlocks
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import BadValueError
 from ggferry.quant.codecs.fp4 import LEVELS
+from ggferry.quant.codecs.packed import unpack_stream
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
@@ -31,12 +32,12 @@ def _nibbles(checkpoint: Checkpoint, codes: TensorRef, start: int, stop: int, *s
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4Values:
-    """Compute float32 rows of NVFP4: level × scale of its 16 columns × the tensor's own scale.
+    """Compute float32 rows of NVFP4: level × scale of its columns × the tensor's own scale.
 
     Attributes:
         checkpoint: Where the tensors are.
         codes: Two values in a byte, `(rows, columns / 2)`.
-        scales: `(rows, columns / 16)`.
+        scales: `(rows, groups)`: of 16 columns, or of as many as the two shapes say.
         by: The tensor's scale where it multiplies, as ModelOpt keeps it; or None.
         over: The tensor's scale where it divides, as compressed-tensors keeps it; or None.
     """
@@ -54,7 +55,7 @@ class Nvfp4Values:
         if self.over is not None:
             scales /= values_of(self.checkpoint, self.over, 0, 1).reshape(())
         table = np.array(LEVELS, np.float32) / 2
-        values = table[_nibbles(self.checkpoint, self.codes, start, stop, -1, GROUP)]
+        values = table[_nibbles(self.checkpoint, self.codes, start, stop, self.scales.columns, -1)]
         values *= scales[..., None]
         found: Floats = values.reshape(stop - start, -1)
         return found
@@ -141,9 +142,71 @@ class Mxfp8Values:
     scales: TensorRef
 
     def __call__(self, start: int, stop: int) -> Floats:
-        scale = np.ldexp(np.float32(1), np.arange(256) - 127).astype(np.float32)
-        scale[255] = np.nan
         values = values_of(self.checkpoint, self.values, start, stop).reshape(stop - start, -1, MX_GROUP)
-        values *= scale[raw_rows(self.checkpoint, self.scales, start, stop)][..., None]
+        values *= _powers(raw_rows(self.checkpoint, self.scales, start, stop))[..., None]
         found: Floats = values.reshape(stop - start, -1)
         return found
+
+
+FP6 = {"e2m3": 3, "e3m2": 2}
+"""Bits of the mantissa, by the kind of number; 1 bit is the sign, the rest the exponent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp6:
+    """MXFP6: a stream of codes of 6 bits along the row, × 2^(e − 127) for each group of 32.
+
+    E2M3 are whole eighths up to 60 of them, which Q8_0 holds; E3M2 are sixteenths up to 448 of them.
+    Source: compressed-tensors 0.20 `compressors/mxfp6/helpers.py`; quark 0.13 `torch/utils/pack.py` (`Pack_fp6`).
+
+    Attributes:
+        checkpoint: Where the tensors are.
+        codes: Bytes `(rows, columns × 3 / 4)`.
+        scales: Exponents `(rows, columns / 32)`.
+        kind: 'e2m3' or 'e3m2'.
+    """
+
+    checkpoint: Checkpoint
+    codes: TensorRef
+    scales: TensorRef
+    kind: str
+
+    def __call__(self, start: int, stop: int) -> Floats:
+        steps, unit = _fp6_steps(self.kind)
+        values = (steps.astype(np.float32) * unit)[self._codes(start, stop)].reshape(stop - start, -1, MX_GROUP)
+        values *= _powers(raw_rows(self.checkpoint, self.scales, start, stop))[..., None]
+        found: Floats = values.reshape(stop - start, -1)
+        return found
+
+    def groups(self) -> Groups:
+        """Its numbers as integers times the smallest of them."""
+        most = int(_fp6_steps(self.kind)[0].max())
+        return Groups(-most, most, MX_GROUP, self._levels)
+
+    def _codes(self, start: int, stop: int) -> Any:
+        packed = raw_rows(self.checkpoint, self.codes, start, stop)
+        return unpack_stream(packed, 6, self.scales.columns * MX_GROUP)
+
+    def _levels(self, start: int, stop: int, every: int) -> Levels:
+        steps, unit = _fp6_steps(self.kind)
+        scales = _powers(raw_rows(self.checkpoint, self.scales, start, stop)) * unit
+        groups = np.arange(0, self.scales.columns * MX_GROUP, every) // MX_GROUP
+        return Levels(steps[self._codes(start, stop)], scales[:, groups])
+
+
+def _powers(codes: Any) -> Any:
+    """Return 2^(e − 127), float32; an exponent of 255 gives NaN."""
+    scale = np.ldexp(np.float32(1), np.arange(256) - 127).astype(np.float32)
+    scale[255] = np.nan
+    return scale[codes]
+
+
+def _fp6_steps(kind: str) -> tuple[Any, Any]:
+    """Return what the 64 codes mean, int16, in units of the smallest number; and that number."""
+    mantissa = FP6[kind]
+    codes = np.arange(32)
+    exponent, fraction = codes >> mantissa, codes & (1 << mantissa) - 1
+    steps = np.where(exponent, (fraction | 1 << mantissa) << np.maximum(exponent, 1) - 1, fraction)
+    bias = (1 << 4 - mantissa) - 1
+    unit = np.float32(2.0 ** (1 - bias - mantissa))
+    return np.concatenate((steps, -steps)).astype(np.int16), unit

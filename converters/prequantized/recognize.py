@@ -36,6 +36,7 @@ RUNTIME = (
     ".input_zero_point",
     ".input_global_scale",
     ".activation_scale",
+    ".qscale_act",
     ".input_scale_ub",
     ".output_scale",
     ".k_scale",
@@ -227,9 +228,8 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
             if made.name != name and made.name in checkpoint.tensors:
                 raise InconsistentError(f"{made.name!r} is present both plain and quantized", path=checkpoint.path)
             exact, why = exact_types(made.groups, made.shape[-1]) if made.groups else ((), made.why)
-            derived = Derivation(
-                found.scheme, block_type(natural), ref.type.name not in FP8, exact, why, made.form or "quantized"
-            )
+            integers = ref.type.name not in FP8 and made.form != "sparse"
+            derived = Derivation(found.scheme, block_type(natural), integers, exact, why, made.form or "quantized")
             tensors[made.name] = source.add(
                 made.name, made.shape, made.rows, len(checkpoint.files), derived, made.kind, made.groups
             )

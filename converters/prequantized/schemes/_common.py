@@ -8,7 +8,7 @@ from typing import Any
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Rows, Scaled
 from ggferry.converters.prequantized.exact_blocks import Groups, ScaledBlocks
-from ggferry.converters.prequantized.micro_scales import MX_GROUP, Mxfp4Blocks, Mxfp8Values
+from ggferry.converters.prequantized.micro_scales import MX_GROUP, Mxfp4Blocks, Mxfp6, Mxfp8Values
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UnsupportedError
 from ggferry.quant.codec import block_type
@@ -132,15 +132,43 @@ def take_micro_scales(checkpoint: Checkpoint, found: Found, ref: TensorRef, targ
     return "MXFP4"
 
 
+def take_mxfp6(checkpoint: Checkpoint, found: Found, ref: TensorRef, target: str, scale: TensorRef, kind: str) -> str:
+    """Add a matrix of MXFP6 named `target`, bytes of a stream of `kind`, and return what it is. Raises ShapeError."""
+    rows, across = matrix(checkpoint, ref)
+    columns, rest = divmod(across * 8, 6)
+    if rest or columns % MX_GROUP:
+        raise ShapeError(f"{ref.name!r} in groups of {MX_GROUP}", path=checkpoint.path, found=list(ref.shape))
+    of_shape(checkpoint, of_type(checkpoint, scale, "U8"), ref.name, (rows, columns // MX_GROUP))
+    values = Mxfp6(checkpoint, ref, scale, kind)
+    found.matrices[ref.name] = Matrix(target, (rows, columns), values, groups=values.groups(), form="mxfp6")
+    found.used.add(scale.name)
+    return "MXFP6"
+
+
 def take_fp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, tall: int, wide: int) -> None:
     """A matrix of FP8 with the scale beside it, under either name. Raises MissingError."""
-    scale = checkpoint.tensors.get(f"{ref.name}_scale_inv") or checkpoint.tensors.get(f"{ref.name}_scale")
+    scale = scale_beside(checkpoint, ref)
+    of_type(checkpoint, scale, "F32", "F16", "BF16", "F8_E8M0")
+    take(checkpoint, found, ref, grid(checkpoint, ref, scale, ref.shape, tall, wide))
+
+
+def scale_beside(checkpoint: Checkpoint, ref: TensorRef) -> TensorRef:
+    """Return the scale of a tensor of FP8. Raises MissingError."""
+    scale = find_scale(checkpoint, ref.name)
     if scale is None:
         raise MissingError(
             f"{ref.name!r} is FP8 and has no scale", path=checkpoint.path, expected=f"{ref.name}_scale_inv"
         )
-    of_type(checkpoint, scale, "F32", "F16", "BF16", "F8_E8M0")
-    take(checkpoint, found, ref, grid(checkpoint, ref, scale, ref.shape, tall, wide))
+    return scale
+
+
+def find_scale(checkpoint: Checkpoint, name: str) -> TensorRef | None:
+    """Return the scale of a tensor by one of its names: transformers', vLLM's, DeepSeek V4's and Mistral's own
+    (`get_weight_conversions` of transformers' quantizer_finegrained_fp8.py)."""
+    names = [f"{name}_scale_inv", f"{name}_scale"]
+    if name.endswith(".weight"):
+        names += [f"{name.removesuffix('weight')}{end}" for end in ("scale", "qscale_weight")]
+    return next((checkpoint.tensors[each] for each in names if each in checkpoint.tensors), None)
 
 
 def matrix(checkpoint: Checkpoint, ref: TensorRef) -> tuple[int, int]:

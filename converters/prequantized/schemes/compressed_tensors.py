@@ -1,4 +1,4 @@
-"""compressed-tensors: float, integer, packed integer of 1 to 8 bits, NVFP4, MXFP4, MXFP8.
+"""compressed-tensors: float, integer, packed integer of 1 to 8 bits, NVFP4, MXFP4, MXFP6, MXFP8.
 
 Source: compressed-tensors' `config/format.py`, `compressors/`, `quantization/lifecycle/forward.py`.
 """
@@ -30,8 +30,10 @@ from ggferry.converters.prequantized.schemes._common import (
     piece,
     take,
     take_micro_scales,
+    take_mxfp6,
     transforms_activations,
 )
+from ggferry.converters.prequantized.schemes._sparse import FORMATS, find_sparse
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
 from ggferry.quant.codecs.packed import WORD_BITS
@@ -45,6 +47,7 @@ _COMPRESSED = frozenset(
         "mixed-precision",
         "nvfp4-pack-quantized",
         "mxfp4-pack-quantized",
+        "mxfp6-pack-quantized",
         "mxfp8-quantized",
         "auto_round:llm_compressor",
     }
@@ -56,7 +59,10 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
     groups = list(_weight_settings(checkpoint, config))
     found = Found(f"compressed-tensors, {config.get('format', config.get('packing_format'))}")
     for name, ref in checkpoint.tensors.items():
-        if name.endswith(".weight_packed") and ref.type.name == "U8":
+        if name.endswith(".weight_packed") and ref.type.name == "U8" and _is_mxfp6(checkpoint, ref):
+            scale = checkpoint.tensors[f"{name.removesuffix('_packed')}_scale"]
+            take_mxfp6(checkpoint, found, ref, name.removesuffix("_packed"), scale, "e2m3")
+        elif name.endswith(".weight_packed") and ref.type.name == "U8":
             _four_bits(checkpoint, found, ref)
         elif name.endswith(".weight_packed"):
             _packed(checkpoint, groups, found, ref)
@@ -72,6 +78,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         if name in found.matrices:
             base = name.removesuffix("_packed")
             found.used |= {f"{base}_{end}" for end in ("shape", "zero_point", "g_idx")}
+    find_sparse(checkpoint, found)
     return found
 
 
@@ -79,9 +86,10 @@ def _weight_settings(checkpoint: Checkpoint, config: Config) -> Iterator[Config]
     """The `weights` of every group. Raises UnsupportedError for what changes more than the weights' form."""
     sparsity = config.get("sparsity_config")
     sparse = sparsity.get("format") if isinstance(sparsity, dict) else None
+    form = config.get("format", config.get("packing_format"))
     odd = {
-        "format": form if (form := config.get("format", config.get("packing_format"))) not in _COMPRESSED else None,
-        "sparsity": None if sparse == "dense" else sparse,
+        "format": form if form not in _COMPRESSED and not (form in (None, "dense") and sparse in FORMATS) else None,
+        "sparsity": None if sparse == "dense" or sparse in FORMATS else sparse,
         "transform_config": declared if transforms_activations(declared := config.get("transform_config")) else None,
     }
     for key, value in odd.items():
@@ -219,6 +227,12 @@ def _is_dense(checkpoint: Checkpoint, ref: TensorRef, columns: int, bits: int) -
             hint=DEQUANTIZE,
         )
     return True
+
+
+def _is_mxfp6(checkpoint: Checkpoint, ref: TensorRef) -> bool:
+    """Return whether bytes with exponents of 32 values are 24 for each of them, as MXFP6 has them, and not 16."""
+    scale = checkpoint.tensors.get(f"{ref.name.removesuffix('_packed')}_scale")
+    return scale is not None and scale.type.name == "U8" and scale.columns * MX_GROUP * 6 // 8 == ref.columns
 
 
 def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:

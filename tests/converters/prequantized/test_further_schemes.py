@@ -187,7 +187,7 @@ def test_what_contradicts_itself_is_refused(number: int, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("case", "changes", "error"),
     [
-        ("awq", {"version": "gemv"}, UnsupportedError),
+        ("awq", {"version": "marlin"}, UnsupportedError),
         ("awq", {"version": "llm-awq"}, UnsupportedError),
         ("awq", {"bits": 3}, UnsupportedError),
         ("awq", {"group_size": 0}, OutOfRangeError),
@@ -200,7 +200,7 @@ def test_what_contradicts_itself_is_refused(number: int, tmp_path: Path) -> None
         ("mlx 4", {"group_size": 40}, InconsistentError),
         ("mlx 4", {"group_size": 16}, ShapeError),
         ("modelopt nvfp4", {"quant_algo": "W4A8_AWQ"}, UnsupportedError),
-        ("ct nvfp4", {"format": "mxfp6-pack-quantized"}, UnsupportedError),
+        ("ct nvfp4", {"format": "marlin-24"}, UnsupportedError),
     ],
 )
 def test_other_variants_are_refused(

@@ -218,7 +218,7 @@ def test_transforms_of_activations_are_refused_and_those_of_weights_are_in_them(
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "gemv"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "marlin"}, "marlin"),
         ({"quant_method": "eetq"}, "order of a CUDA kernel"),
         ({"quant_method": "vptq"}, "vptq"),
         ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "rotation_config": {"a": 1}}, "rotated while"),
@@ -250,7 +250,7 @@ BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
     ("gptq 4", changed(".g_idx", lambda t: t[:-8]), InconsistentError),
     ("gptq 4", changed(".g_idx", lambda t: t + 1), OutOfRangeError),
     ("gptq 4", changed(".g_idx", lambda t: t - 1), OutOfRangeError),
-    ("fp8 blocks", changed("_scale_inv", lambda t: t.to(torch.uint8)), UnsupportedError),
+    ("fp8 blocks", changed("_scale_inv", lambda t: t.to(torch.int16)), UnsupportedError),
     ("gptq 4", changed(".qweight", lambda t: t.long()), UnsupportedError),
     ("gptq 4", changed(".scales", first_nan), BadValueError),
     ("fp8 blocks", without("_scale_inv"), MissingError),

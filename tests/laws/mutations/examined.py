@@ -35,7 +35,7 @@ from ggferry.converters.proof.runtime_notes import unexplained
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import GgferryError
-from helpers import packed_fp8_gptq, packed_further, packed_others, quantized_llama
+from helpers import packed_fp8_gptq, packed_further, packed_kernels, packed_others, quantized_llama
 from helpers.third_party_fixtures import FIXTURES
 from helpers.tiny_models import make, relative
 
@@ -78,7 +78,8 @@ def make_model(name: str, path: str) -> dict[str, Any]:
 def _packed(case: str, folder: Path) -> None:
     """A tiny model whose matrices a scheme has packed."""
     cases = {**packed_fp8_gptq.CASES, **packed_further.CASES}
-    cases |= {name: each[:2] for name, each in (*packed_further.BLOCKS.items(), *packed_others.CASES.items())}
+    more = (packed_further.BLOCKS, packed_others.CASES, packed_kernels.CASES)
+    cases |= {name: each[:2] for named in more for name, each in named.items()}
     quantize, config = cases[case]
     quantized_llama.write(folder, quantized_llama.model(quantize)[0], config)
 

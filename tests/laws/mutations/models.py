@@ -70,6 +70,6 @@ MODELS = {
         "fp8 blocks", "gptq 4 desc_act", "ct int4 group", "awq", "bnb nested nf4", "bnb int8", "mlx 4", "bitnet",
         "ct nvfp4",
         "mlx mxfp8", "mxfp4 of mlx", "gptq of March 2023", "hqq 3, axis 0", "torchao int4", "torchao 4 with zeros",
-        "exl2",
+        "exl2", "quark int4",
     )},
 }

@@ -102,8 +102,49 @@ def _spread(read: Named, name: str, shape: tuple[int, ...], tall: int, wide: int
 
 def fp8(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
     tall, wide = settings.get("weight_block_size", (128, 128)) or (0, 0)
-    scale = f"{name}_scale_inv" if f"{name}_scale_inv" in read else f"{name}_scale"
-    return _block(read, name, r, c).astype(np.float32) * _spread(read, scale, read.shape(name), tall, wide, r, c)
+    base = name.removesuffix("weight")
+    places = (f"{name}_scale_inv", f"{name}_scale", f"{base}scale", f"{base}qscale_weight")
+    scale = next(place for place in places if place in read)
+    shape, own = read.shape(name), read.shape(scale)
+    if len(shape) == 3:
+        return np.concatenate([_of_stack(read, settings, name, scale, int(row), c) for row in r])
+    if read.kind(name) == "I8":
+        return E2M1[_nibbles(read, name, r, c)] * _exponents(_block(read, scale, r, c // 32))
+    if len(own) == 2 and max(own) > 1 and own != (-(-shape[0] // (tall or 1)), -(-shape[1] // wide) if wide else 1):
+        tall, wide = shape[0] // own[0], shape[1] // own[1]
+    if read.kind(scale) == "U8":
+        return _block(read, name, r, c).astype(np.float32) * _powers(_block(read, scale, r // tall, c // wide))
+    return _block(read, name, r, c).astype(np.float32) * _spread(read, scale, shape, tall, wide, r, c)
+
+
+def _exponents(scale: Array) -> Array:
+    """Return powers of two that are stored as bytes, or as numbers of a type for such."""
+    return _powers(scale) if scale.dtype == np.uint8 else scale.astype(np.float32)
+
+
+def _of_stack(read: Named, settings: Settings, name: str, scale: str, row: int, c: Array) -> Array:
+    """Return a row of a stack of matrices, counted over all of them."""
+    _, rows, _ = read.shape(name)
+    expert, row = divmod(row, rows)
+    at, own = slice(expert, expert + 1), read.shape(scale)
+    if read.kind(name) == "I8":
+        packed = np.asarray(read(name, at, slice(row, row + 1))).reshape(-1).view(np.uint8)[c // 2]
+        powers = _exponents(np.asarray(read(scale, at, slice(row, row + 1))).reshape(-1)[c // 32])
+        return (E2M1[np.where(c % 2, packed >> 4, packed & 15)] * powers)[None, :]
+    levels = np.asarray(read(name, at, slice(row, row + 1))).astype(np.float32).reshape(1, -1)[:, c]
+    if int(np.prod(own)) == 1:
+        return levels * _floats(read, scale).reshape(())
+    part = np.asarray(read(scale, at))[0]
+    if settings.get("quant_method") == "fbgemm_fp8":  # a scale for each output, which is a column
+        return levels * part.astype(np.float32).reshape(1, -1)[:, c]
+    if part.ndim < 2 or part.size == 1:
+        many = part.reshape(-1).astype(np.float32)
+        return levels * (many[0] if many.size == 1 else many[row])
+    tall, wide = (-(-size // count) for size, count in zip(read.shape(name)[1:], part.shape, strict=True))
+    declared = settings.get("weight_block_size", (128, 128)) or (0, 0)
+    if all(declared) and part.shape == tuple(-(-s // d) for s, d in zip(read.shape(name)[1:], declared, strict=True)):
+        tall, wide = declared
+    return levels * _exponents(part[row // tall, c // wide])[None, :]
 
 
 def modelopt(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
@@ -111,11 +152,99 @@ def modelopt(read: Named, settings: Settings, name: str, r: Array, c: Array) -> 
         wide = read.kind(name) != "U8"
         levels = _block(read, name, r, c).astype(np.float32) if wide else E2M1[_nibbles(read, name, r, c)]
         return levels * _powers(_block(read, f"{name}_scale", r, c // 32))
-    if read.kind(name) != "U8":
-        return fp8(read, {"weight_block_size": None}, name, r, c)
+    factors = f"{name.removesuffix('weight')}pre_quant_scale"
+    own = _modelopt_plain(read, settings, name, r, c)
+    return own * _floats(read, factors)[c][None, :] if factors in read else own
+
+
+def _modelopt_plain(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    scale = f"{name}_scale"
+    if read.kind(name) in ("F8_E4M3", "F8_E5M2") and len(read.shape(scale)) == 4:  # (rows, 1, columns, 1)
+        size = settings.get("group_size") or 128
+        spread = np.asarray(read(scale))[:, 0, :, 0][np.ix_(r // size, c // size)].astype(np.float32)
+        return _block(read, name, r, c).astype(np.float32) * spread
+    if read.kind(name) in ("F8_E4M3", "F8_E5M2"):
+        size = settings.get("group_size") or 128
+        return fp8(read, {"weight_block_size": [size, size] if len(read.shape(scale)) == 2 else None}, name, r, c)
+    if read.kind(name) == "I8":
+        return _block(read, name, r, c).astype(np.float32) * _floats(read, scale).reshape(-1)[r][:, None]
+    if read.kind(scale) != "F8_E4M3":  # two rows in a byte
+        data = _block(read, name, r // 2, c).view(np.uint8)
+        codes = np.where((r % 2)[:, None], data >> 4, data & 15).astype(np.int64)
+        groups = c // (read.shape(name)[1] // read.shape(scale)[1])
+        return np.where(codes > 7, codes - 16, codes).astype(np.float32) * _block(read, scale, r, groups).astype(
+            np.float32
+        )
     whole = _floats(read, f"{name}_scale_2").reshape(())
-    scale = _block(read, f"{name}_scale", r, c // 16).astype(np.float32) * whole
-    return E2M1[_nibbles(read, name, r, c)] * scale
+    factor = _block(read, scale, r, c // 16).astype(np.float32) * whole
+    return E2M1[_nibbles(read, name, r, c)] * factor
+
+
+def quark(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    """FP8, E2M1, FP6 and integers; what lies as groups × rows is stored as columns × rows, too."""
+    scale, kind = f"{name}_scale", read.kind(name)
+    own, shape = read.shape(scale), settings["shapes"][name]
+    if kind.startswith("F8"):
+        blocks = [shape[0] // own[0], shape[1] // own[1]] if len(own) == 2 else None
+        return fp8(read, {"weight_block_size": blocks}, name, r, c)
+    stored = read.shape(name)
+    if kind == "U8" and stored[1] * 4 == shape[1] * 3:
+        return _fp6(read, settings, name, name, scale, r, c)
+    if kind == "U8" and stored[1] * 2 == shape[1]:
+        levels, factor = E2M1[_nibbles(read, name, r, c)], _block(read, scale, r, c // (shape[1] // own[1]))
+        factor = _powers(factor) if read.kind(scale) == "U8" else factor.astype(np.float32)
+        return levels * (factor * _floats(read, f"{name}_scale_2").reshape(()) if f"{name}_scale_2" in read else factor)
+    return _quark_integers(read, settings, name, r, c)
+
+
+def _quark_integers(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    scale, zero, four = f"{name}_scale", f"{name}_zero_point", read.kind(name) == "I32"
+    own, columns = read.shape(scale), settings["shapes"][name][1]
+    signed = '"int4"' in json.dumps(settings)
+    straight = (settings.get("export") or {}).get("pack_method") == "order"
+    nibble = np.arange(8) if straight else np.array([0, 4, 1, 5, 2, 6, 3, 7])
+
+    def codes(end: str, down: Array, across: Array) -> Array:
+        """Numbers at these places, eight neighbors along the last axis in a word where there are four bits."""
+        if not four:
+            return _block(read, end, down, across).astype(np.int64)
+        found = _block(read, end, down, across // 8).astype(np.int64) >> 4 * nibble[across % 8] & 15
+        return np.where(found > 7, found - 16, found) if signed else found
+
+    if len(own) == 2:
+        groups = c // (columns // own[0])
+        levels = codes(name, c, r)
+        levels = levels - codes(zero, groups, r) if zero in read else levels
+        return (levels.astype(np.float32) * _block(read, scale, groups, r).astype(np.float32)).T
+    levels = codes(name, r, c)
+    if zero in read:
+        points = np.asarray(read(zero)).reshape(-1).astype(np.int64)
+        if points.size > 1 and four:
+            points = points[r // 8] >> 4 * nibble[r % 8] & 15
+            points = np.where(points > 7, points - 16, points) if signed else points
+        levels = levels - (
+            points[:, None] if points.size > 1 and four else points[r][:, None] if points.size > 1 else points
+        )
+    factor = _floats(read, scale).reshape(-1)
+    return levels.astype(np.float32) * (factor[r][:, None] if factor.size > 1 else factor)
+
+
+def _fp6(read: Named, settings: Settings, name: str, packed: str, scale: str, r: Array, c: Array) -> Array:
+    """Six bits: sign, exponent and fraction of 2 and 3 bits (E2M3) or 3 and 2 (E3M2), × 2^(e − 127) of 32."""
+    data = np.ascontiguousarray(read(packed, _cover(r)))[r - r.min()].astype(np.int64)
+    at = c * 6
+    beyond = np.minimum(at // 8 + 1, data.shape[1] - 1)
+    codes = (data[:, at // 8] | data[:, beyond] << 8) >> at % 8 & 63
+    mantissa = 2 if "e3m2" in json.dumps(settings) else 3
+    exponent, fraction = codes >> mantissa & (1 << 5 - mantissa) - 1, codes & (1 << mantissa) - 1
+    bias = 3 if mantissa == 2 else 1
+    value = np.where(
+        exponent > 0,
+        (1 + fraction / (1 << mantissa)) * np.exp2(exponent.astype(np.float64) - bias),
+        fraction / (1 << mantissa) * np.exp2(1.0 - bias),
+    )
+    value = np.where(codes & 32, -value, value).astype(np.float32)
+    return value * _powers(_block(read, scale, r, c // 32))
 
 
 # --- integers, transposed -----------------------------------------------------------------------------------------
@@ -165,12 +294,37 @@ def awq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array
     size = settings.get("group_size", settings.get("q_group_size", 128))
     groups = c // (read.shape(f"{base}.qweight")[0] if size == -1 else size)
     shift = 4 * rotated[r % 8]
+    form = str(settings.get("version", "gemm")).lower()
+    if form in ("gemv", "gemv_fast"):
+        return (_awq_gemv if form == "gemv" else _awq_fast)(read, base, groups, r, c)
 
     def codes(end: str, places: Array) -> Array:
         return _block(read, f"{base}.{end}", places, r // 8).astype(np.int64) >> shift & 15
 
     scales = _block(read, f"{base}.scales", groups, r).astype(np.float32)
     return ((codes("qweight", c) - codes("qzeros", groups)).astype(np.float32) * scales).T
+
+
+def _awq_gemv(read: Named, base: str, groups: Array, r: Array, c: Array) -> Array:
+    """Eight neighbors along the row in a word, in order; scales and zero points beside them, padded."""
+
+    def codes(end: str, across: Array) -> Array:
+        return _block(read, f"{base}.{end}", r, across // 8).astype(np.int64) >> 4 * (across % 8) & 15
+
+    scales = _block(read, f"{base}.scales", r, groups).astype(np.float32)
+    return (codes("qweight", c) - codes("qzeros", groups)).astype(np.float32) * scales
+
+
+def _awq_fast(read: Named, base: str, groups: Array, r: Array, c: Array) -> Array:
+    """q × scale + zero: four rows in one, 64 columns of each in turn, 32 columns in an order of their own."""
+    inside = c % 32
+    place = inside % 8 // 2 * 8 + inside % 2 * 4 + inside // 8
+    nibble = c // 64 * 256 + (r % 4)[:, None] * 64 + c % 64 // 32 * 32 + place
+    data = np.ascontiguousarray(read(f"{base}.qweight", _cover(r // 4))).view(np.uint8)
+    found = data[(r // 4 - r.min() // 4)[:, None], nibble // 2]
+    levels = np.where(nibble % 2, found >> 4, found & 15).astype(np.float32)
+    scale, zero = (_block(read, f"{base}.{end}", groups, r).astype(np.float32).T for end in ("scales", "qzeros"))
+    return levels * scale + zero
 
 
 # --- integers along the rows --------------------------------------------------------------------------------------
@@ -204,6 +358,12 @@ def _e4m3(codes: Array) -> Array:
 
 def compressed_tensors(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
     packed, scale, whole = f"{name}_packed", f"{name}_scale", f"{name}_global_scale"
+    base = next((base for base in (name.removesuffix(".weight"), name) if f"{base}.compressed" in read), None)
+    if base is not None:
+        return _sparse(read, settings, name, base, r, c)
+    bytes_of_exponents = packed in read and read.kind(packed) == read.kind(scale) == "U8"
+    if bytes_of_exponents and read.shape(packed)[1] == read.shape(scale)[1] * 24:
+        return _fp6(read, {}, name, packed, scale, r, c)
     if packed in read and read.kind(packed) == "U8":
         levels = E2M1[_nibbles(read, packed, r, c)]
         if whole not in read:
@@ -234,6 +394,24 @@ def compressed_tensors(read: Named, settings: Settings, name: str, r: Array, c: 
         width = 0 if packed not in read else bits if dense else -bits
         values = values - _zeros(read, f"{name}_zero_point", shape, tall, wide, width, r, places)
     return values * _spread(read, scale, shape, tall, wide, r, places)
+
+
+def _sparse(read: Named, settings: Settings, name: str, base: str, r: Array, c: Array) -> Array:
+    """Values that are not zero, row after row; a bit says where each is."""
+    columns, values = settings["shapes"][name][1], f"{base}.compressed"
+    mask = np.unpackbits(np.ascontiguousarray(read(f"{base}.bitmask", _cover(r))), axis=1, bitorder="little")
+    found = np.zeros((len(r), columns), np.float32)
+    for number, row in enumerate(r):
+        places = np.flatnonzero(mask[row - r.min(), :columns])
+        if f"{base}.row_offsets" in read:
+            first = int(np.asarray(read(f"{base}.row_offsets"))[row])
+            found[number, places] = _floats(read, values, slice(first, first + len(places)))
+        else:
+            found[number, places] = _floats(read, values, slice(int(row), int(row) + 1)).reshape(-1)
+    if f"{name}_scale" in read:
+        shape = read.shape(f"{base}.bitmask")[0], columns
+        return found[:, c] * _spread(read, f"{name}_scale", shape, 0, 0, r, c)
+    return found[:, c]
 
 
 def _block_structure(weights: Settings) -> tuple[int, int]:
@@ -430,6 +608,7 @@ def _flat(read: Named, name: str, at: Array) -> Array:
 SCHEMES = {
     "fp8": fp8,
     "fbgemm_fp8": fp8,
+    "quark": quark,
     "modelopt": modelopt,
     "gptq": gptq,
     "awq": awq,
