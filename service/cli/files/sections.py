@@ -187,7 +187,8 @@ def size_lines(found: Mapping[str, Any]) -> Iterator[str]:
     for title, name in (("by type", "by_type"), ("by use", "by_use")):
         yield title
         for share in found[name]:
-            yield f"  {share['name']:<16} {share['tensors']:>6} {'tensor ' if share['tensors'] == 1 else 'tensors'}  {share['nbytes']:>18,} bytes"
+            word = "tensor " if share["tensors"] == 1 else "tensors"
+            yield f"  {share['name']:<16} {share['tensors']:>6} {word}  {share['nbytes']:>18,} bytes"
 
 
 def memory_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
