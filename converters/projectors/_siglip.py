@@ -30,6 +30,14 @@ TOWER = roles(
 """The whole tower."""
 
 
+def side(positions: int) -> int:
+    """Return how many patches a row has of a picture for which a table of so many positions was learned."""
+    found = isqrt(positions)
+    if found * found != positions:
+        raise ValueError(f"{positions} positions are not a square")
+    return found
+
+
 def patches_a_square(values: Values) -> int:
     """Return how many patches in a row, and in a column, are averaged: a picture has `mm_tokens` squares."""
     side = isqrt(values["mm_tokens"])
