@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+import ggferry
 from ggferry.converters import understand
 from ggferry.converters.model_graph.open_checkpoint import projectors
 from ggferry.converters.schema.layouts import Layout, Rearrange, Reshape, Split
 from ggferry.converters.schema.partial_layouts import Item
 from ggferry.formats.errors import GgferryError, UnexpectedTensorError, VerificationError
+from ggferry.formats.readers.gguf import open_gguf
 from helpers import llama_clip
+from helpers.llama_pictures import answers
 from helpers.multimodal import LIMIT, check, picture, rows_of, written
 from helpers.published_towers import PUBLISHED_TOWERS
 from helpers.tiny_models import make, relative
@@ -189,15 +193,16 @@ def test_phi_4_reads_the_block_that_its_configuration_states(tmp_path: Path) -> 
     assert relative(*rows) > 100 * LIMIT
 
 
-def texts(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def texts(name: str, folder: Path, **changes: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The configuration and the tensors of a tiny text model under the names that the whole model has for them."""
+    width = {"hidden_size": 48, **changes}
     if name in ("cogvlm", "ling3vl"):
         saved({"cogvlm": "cogvlm", "ling3vl": "bailingmoe3 that sees"}[name], folder)
     else:
         make(
             {"kimivl": "deepseek v3", "youtuvl": "youtu", "phi4": "phi3", "deepseek4v": "deepseek v4"}[name],
             folder,
-            hidden_size=48,
+            **width,
         )
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
@@ -208,21 +213,57 @@ def texts(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray
     return {key: value for key, value in config.items() if key not in ("architectures", "model_type")}, tensors
 
 
+def whole(name: str, folder: Path, **changes: Any) -> Path:
+    """A tiny model of both halves; `changes` are of its text half's configuration."""
+    tower = PUBLISHED_TOWERS[name]
+    config, tensors = texts(name, folder.with_name("text"), **changes)
+    both = {**tower.config, **config}
+    if "vision_config" in tower.config:
+        both["vision_config"] = tower.config["vision_config"]
+    return tower.saved(folder, {key: torch.from_numpy(value) for key, value in tensors.items()}, both)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED_TOWERS)
 def test_a_whole_model_becomes_two_files(name: str, tmp_path: Path) -> None:
     tower = PUBLISHED_TOWERS[name]
-    config, tensors = texts(name, tmp_path / "text")
-    whole = {**tower.config, **config}
-    if "vision_config" in tower.config:
-        whole["vision_config"] = tower.config["vision_config"]
-    more = {key: torch.from_numpy(value) for key, value in tensors.items()}
-    second = written(tower.saved(tmp_path / "tiny", more, whole), tmp_path / "a.gguf")
+    second = written(whole(name, tmp_path / "tiny"), tmp_path / "a.gguf")
     given = {"picture": picture(*tower.size)}
     assert relative(tower.expected(given["picture"]), rows_of(second.path, given)) <= LIMIT
     text = json.loads((tmp_path / "a.gguf.receipt.json").read_text())
     assert text["logits"] is not None
     assert not [line for line in (*text["notes"], *second.receipt["notes"]) if "does not use" in line]
+
+
+LARGE = {"vocab_size": 400, "max_position_embeddings": 512}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kimivl", "youtuvl", "phi4", "deepseek4v"])
+def test_llama_cpp_answers_otherwise_to_another_picture(name: str, tmp_path: Path, fixtures: Path) -> None:
+    """Its server reads both files; log-probabilities of the first token depend on the picture."""
+    more = {"num_hidden_layers": 2} if name == "phi4" else {}  # with three it ends at once, and says nothing of it
+    folder = whole(name, tmp_path / "tiny", **LARGE, **more)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(fixtures / "tokenizers" / "bpe_llama3" / file, folder / file)
+    ggferry.convert(folder, tmp_path / "a.gguf", outtype="f32", verify="fast")
+    random = np.random.default_rng(1)
+    pictures = [random.integers(0, 256, (48, 48, 3), np.uint8) for _ in range(2)]
+    found = answers(tmp_path / "a.gguf", tmp_path / "mmproj-a.gguf", pictures)
+    one, other = (each["choices"][0]["logprobs"]["content"][0]["top_logprobs"] for each in found)
+    assert one != other
+
+
+def test_the_experts_biases_for_pictures_are_in_deepseek_v4s_file(tmp_path: Path) -> None:
+    """llama.cpp adds them instead of the others to scores of a picture's rows (`exp_probs_b_vl`)."""
+    folder = whole("deepseek4v", tmp_path / "tiny")
+    tensors = load_file(folder / "model.safetensors")
+    gates = [key for key in tensors if key.endswith("ffn.gate.weight")]
+    biases = {key.replace(".weight", ".bias_vl"): np.arange(8, dtype=np.float32) + n for n, key in enumerate(gates)}
+    save_file(tensors | biases, folder / "model.safetensors")
+    written(folder, tmp_path / "a.gguf")
+    file = open_gguf(str(tmp_path / "a.gguf"))
+    assert len(gates) == len([name for name in file.tensors if name.endswith("exp_probs_b_vl.bias")]) > 1
 
 
 @pytest.mark.parametrize("name", ["ClefModel", "OpenJevModel", "PplxDeciderModel"])
