@@ -38,6 +38,7 @@ OTHERWISE = {
 """Towers that llama.cpp b11549 computes otherwise, each held by a test of its own below."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PUBLISHED_TOWERS)
 def test_rows_are_the_publishers(name: str, tmp_path: Path) -> None:
     tower = PUBLISHED_TOWERS[name]
@@ -53,6 +54,7 @@ def test_rows_are_the_publishers(name: str, tmp_path: Path) -> None:
     assert (apart <= IN_LLAMA_CPP) == (name not in OTHERWISE), apart
 
 
+@pytest.mark.slow
 def test_llama_cpp_makes_kimi_vls_rows_of_a_picture_as_large_as_the_table(tmp_path: Path) -> None:
     """Of such a picture no position is stretched; its graph wants the pairs of each axis together, as we write them."""
     tower, given = PUBLISHED_TOWERS["kimivl"], picture(48, 48)
@@ -61,6 +63,7 @@ def test_llama_cpp_makes_kimi_vls_rows_of_a_picture_as_large_as_the_table(tmp_pa
     assert relative(tower.expected(given), llama_clip.embedded(second.path, picture=given)) <= IN_LLAMA_CPP
 
 
+@pytest.mark.slow
 def test_llama_cpp_shifts_cogvlms_positions(tmp_path: Path) -> None:
     """With the position of the class token behind the others it computes what the published code does."""
     tower, table = PUBLISHED_TOWERS["cogvlm"], "model.vision.patch_embedding.position_embedding.weight"
@@ -85,6 +88,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_that_are_wrong_are_noticed_by_the_proof(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -116,6 +120,7 @@ NAMES = {
 """A part of the source's names, and what a table would read in its place if it mistook the one for the other."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_tensors_exchanged_are_not_the_publishers(name: str, tmp_path: Path) -> None:
     """What the table takes for a tensor is what the published code takes for it."""
@@ -141,6 +146,7 @@ WRONG_RECIPES = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", WRONG_RECIPES)
 def test_recipes_that_are_wrong_are_noticed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tower, given = PUBLISHED_TOWERS[name], picture(*PUBLISHED_TOWERS[name].size)
@@ -161,6 +167,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_gguf_cannot_say_is_refused_by_name(case: str, tmp_path: Path) -> None:
     name, vision, top, words = REFUSED[case]
@@ -176,6 +183,7 @@ def test_the_convolution_of_cogvlm_2_is_refused(tmp_path: Path) -> None:
         written(PUBLISHED_TOWERS["cogvlm"].saved(tmp_path / "tiny", more), tmp_path / "a.gguf", mmproj="only")
 
 
+@pytest.mark.slow
 def test_phi_4_reads_the_block_that_its_configuration_states(tmp_path: Path) -> None:
     """The last one's states go through no norm: it is applied to them in the whole tower alone."""
     tower, given = PUBLISHED_TOWERS["phi4"], picture(*PUBLISHED_TOWERS["phi4"].size)
@@ -254,6 +262,7 @@ def test_llama_cpp_answers_otherwise_to_another_picture(name: str, tmp_path: Pat
     assert one != other
 
 
+@pytest.mark.slow
 def test_the_experts_biases_for_pictures_are_in_deepseek_v4s_file(tmp_path: Path) -> None:
     """llama.cpp adds them instead of the others to scores of a picture's rows (`exp_probs_b_vl`)."""
     folder = whole("deepseek4v", tmp_path / "tiny")
@@ -266,6 +275,7 @@ def test_the_experts_biases_for_pictures_are_in_deepseek_v4s_file(tmp_path: Path
     assert len(gates) == len([name for name in file.tensors if name.endswith("exp_probs_b_vl.bias")]) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ClefModel", "OpenJevModel", "PplxDeciderModel"])
 def test_what_decides_by_qwens_tower_sees_as_qwen_does(name: str, tmp_path: Path) -> None:
     """llama.cpp calls folders so that hold Qwen3.5 and a head that chooses (conversion/clef.py, qwen.py,
