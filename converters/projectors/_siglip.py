@@ -38,6 +38,11 @@ def side(positions: int) -> int:
     return found
 
 
+def image_size(values: Values) -> int:
+    """Return the side of the picture whose patches a table of `n_positions` counts."""
+    return side(values["n_positions"]) * int(values["v_patch_size"])
+
+
 def patches_a_square(values: Values) -> int:
     """Return how many patches in a row, and in a column, are averaged: a picture has `mm_tokens` squares."""
     side = isqrt(values["mm_tokens"])

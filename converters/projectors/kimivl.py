@@ -15,14 +15,14 @@ from ggferry.converters.schema.architecture import Architecture, Default, Dialec
 from ggferry.converters.schema.layouts import Reshape
 from ggferry.converters.schema.roles import roles
 
-_STATED = "vision_config.init_pos_emb_"
+_TABLE = "vision_config.init_pos_emb_"
 HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION,
     replace(clip.V_IMAGE_SIZE, fields={}, derive=kimi.image_size),
     clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, *clip.COLORS,
     replace(clip.V_EPS, fields={}, defaults=(Default(kimi.LAYER_NORM, "torch.nn.LayerNorm's, all norms of it"),)),
-    HParam("positions_high", None, fields={"hf": f"{_STATED}height"}, required=False),
-    HParam("positions_wide", None, fields={"hf": f"{_STATED}width"}, required=False,
+    HParam("positions_high", None, fields={"hf": f"{_TABLE}height"}, required=False),
+    HParam("positions_wide", None, fields={"hf": f"{_TABLE}width"}, required=False,
            check="positions_wide == positions_high"),
     HParam("merges", None, fields={"hf": "vision_config.merge_kernel_size"}, length="2", required=False),
     HParam("v_merge", "vision.projector.scale_factor", derive=kimi.side, check="0 < v_merge"),

@@ -11,23 +11,16 @@ from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import roles
 from ggferry.converters.schema.tower_layouts import pixels_to_planes
 
 _PATCHES = "of SigLIP 2's processor, as vLLM takes it"
 
-
-def _image_size(values: Values) -> int:
-    """Return the side of the picture whose patches the table of positions counts."""
-    return siglip.side(values["n_positions"]) * int(values["v_patch_size"])
-
-
 HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION,
     HParam("n_positions", None, fields={"hf": "vision_config.num_patches"}, required=False,
            defaults=(Default(256, "transformers' default", dialect="hf"),)),
-    replace(clip.V_IMAGE_SIZE, fields={}, derive=_image_size),
+    replace(clip.V_IMAGE_SIZE, fields={}, derive=siglip.image_size),
     replace(clip.V_PATCH_SIZE, fields={"hf": "vision_config.patch_size|preprocessor.patch_size"},
             defaults=(Default(16, "transformers' default", dialect="hf"),)),
     vit.usual(clip.V_N_EMBD, 768), vit.usual(clip.V_N_FF, 3072),

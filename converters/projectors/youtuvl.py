@@ -11,19 +11,9 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.projectors import _vit as vit
+from ggferry.converters.projectors import _windows as windows
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import roles
-from ggferry.formats.gguf.values import ValueType
-
-
-def _whole(values: Values) -> tuple[int, ...]:
-    """Return the blocks that see the whole picture. llama.cpp takes none for all, and has no windows then."""
-    found = tuple(sorted({block for block in values["full_blocks"] if 0 <= block < values["v_n_layer"]}))
-    if not found:
-        raise ValueError(f"no block of {values['v_n_layer']} sees the whole picture: GGUF has no word for it")
-    return found
-
 
 HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION,
@@ -35,11 +25,7 @@ HPARAMS = (
     replace(qwen.MERGE, key="vision.spatial_merge_size"),
     HParam("v_window", "vision.window_size", fields={"hf": "vision_config.window_size"},
            check="2*v_patch_size <= v_window"),
-    HParam("full_blocks", None, fields={"hf": "vision_config.fullatt_block_indexes"}, length="n_full_blocks",
-           required=False),
-    HParam("n_full_blocks", None, derive=lambda values: len(values["full_blocks"]), required=False),
-    HParam("v_whole_blocks", "vision.wa_layer_indexes", ValueType.INT32, derive=_whole, length="n_whole"),
-    HParam("n_whole", None, derive=lambda values: len(values["v_whole_blocks"]), required=False),
+    windows.FULL, windows.COUNT, *windows.LISTED,
 )
 
 _PIXELS = "3*v_patch_size*v_patch_size"
