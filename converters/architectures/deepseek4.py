@@ -16,6 +16,7 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _streams as streams
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.partial_layouts import Whole
 from ggferry.converters.schema.roles import block, roles
@@ -93,6 +94,7 @@ ROLES = roles(
         roles("ffn_gate_tid2eid.weight : n_vocab n_expert_used | hf ffn.gate.tid2eid @ids", when="n < n_hash",
               ids=Whole(32)),
         tensors.selection_bias("ffn.gate.bias", when="n_hash <= n"),
+        "exp_probs_b_vl.bias f32 optional : n_expert | hf ffn.gate.bias_vl",
         tensors.shared_experts("ffn.shared_experts.", PARTS, width="n_ff_exp"),
     ),
 )
@@ -116,7 +118,7 @@ SPEC = Architecture(
             drops=(
                 Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
                 Drop(f"{LAYER}ffn.gate.bias", "experts are chosen by the token there", when="n < n_hash_stated"),
-                *common.DROPS,
+                *common.DROPS, *half.drop_vision("vision.*", "aligner.*", "image_*"),
             ),
             renames=(
                 ("lm_head.", "head."),
@@ -127,6 +129,7 @@ SPEC = Architecture(
             caveats=CAVEATS,
             ignored_keys=(
                 common.UNBIASED,
+                IgnoredKey("vision_*", "of the vision half, dropped"),
                 IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
                 IgnoredKey("rope_parameters.*.partial_rotary_factor", "said beside them", follows="rope_fraction"),
             ),

@@ -37,6 +37,7 @@ ROLES = roles(
 IGNORED_KEYS = (
     common.UNBIASED,
     IgnoredKey("lm_head_bias", "there is none", (False,)),
+    IgnoredKey("min_num_patches max_num_patches", "of the vision half, dropped"),
     IgnoredKey("full_attn_mod interpolate_factor", "of Phi-4-mini's training, and without effect", (1,)),
 )
 

@@ -1,18 +1,14 @@
 """Towers of which several blocks are read (deepstack), and that say how many positions they have."""
 
-from math import isqrt
-
 from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.schema.architecture import HParam
 from ggferry.converters.schema.derivations import Values
 
 
 def image_size(values: Values) -> int:
     """Return the side of the picture whose patches the table of positions counts."""
-    side = isqrt(values["positions"])
-    if side * side != values["positions"]:
-        raise ValueError(f"{values['positions']} positions are not a square")
-    return int(side * values["v_patch_size"])
+    return siglip.side(values["positions"]) * int(values["v_patch_size"])
 
 
 def flags(values: Values) -> tuple[bool, ...]:

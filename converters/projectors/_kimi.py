@@ -2,8 +2,12 @@
 
 from ggferry.converters.schema.architecture import Drop
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import Rearrange, Then
+from ggferry.converters.schema.layouts import Rearrange, Split, Then
 from ggferry.converters.schema.partial_layouts import TrailingBlocks
+from ggferry.converters.schema.roles import Roles, roles
+
+LAYER_NORM = 1e-5
+"""Epsilon of torch.nn.LayerNorm."""
 
 _PAIRS = (("axis", 2), ("pair", 2))
 AXES_APART = Then(
@@ -24,6 +28,17 @@ DROPS = (
     Drop("vision_tower.patch_embed.pos_emb.time_weight", "of films, which this file is not for"),
     Drop("vision_tower.rotary_emb.*", "the rates of the rotation", follows=True),
 )
+
+
+def queries_keys_values(source: str) -> Roles:
+    """Return queries, keys and values cut from one matrix, with the pairs of both axes apart."""
+    apart = Rearrange("(h turn axis pair) -> (h axis turn pair)", (("h", "v_n_head"), *_PAIRS))
+    parts = {x: Split(f"{i}*v_n_embd", f"{i + 1}*v_n_embd") for i, x in enumerate("qkv")}
+    lines = [
+        f"attn_{x}.{part} : {shape} | hf {source}.{part} @{x}"
+        for x in "qkv" for part, shape in (("weight", "v_n_embd v_n_embd"), ("bias", "v_n_embd"))
+    ]
+    return roles("\n".join(lines), q=Then(parts["q"], apart), k=Then(parts["k"], apart), v=parts["v"])
 
 
 def image_size(values: Values) -> int:

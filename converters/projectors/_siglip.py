@@ -30,6 +30,19 @@ TOWER = roles(
 """The whole tower."""
 
 
+def side(positions: int) -> int:
+    """Return how many patches a row has of a picture for which a table of so many positions was learned."""
+    found = isqrt(positions)
+    if found * found != positions:
+        raise ValueError(f"{positions} positions are not a square")
+    return found
+
+
+def image_size(values: Values) -> int:
+    """Return the side of the picture whose patches a table of `n_positions` counts."""
+    return side(values["n_positions"]) * int(values["v_patch_size"])
+
+
 def patches_a_square(values: Values) -> int:
     """Return how many patches in a row, and in a column, are averaged: a picture has `mm_tokens` squares."""
     side = isqrt(values["mm_tokens"])

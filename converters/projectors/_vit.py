@@ -160,7 +160,11 @@ def pixels(low: str = "preprocessor.min_pixels", high: str = "preprocessor.max_p
         HParam("v_max_pixels", "vision.image_max_pixels", fields={"hf": f"{high}|preprocessor.size.longest_edge"}),
     )
 
-
+STRETCHED = Caveat(
+    "",
+    "llama.cpp (b11549) stretches positions over pictures of other sizes than the table's by lines, the model by cubes",
+    differs_in="llama.cpp",
+)
 SHIFTED = Caveat(
     "",
     "llama.cpp (b11549) puts the class token behind the patches and adds the positions in the order of the table, of "

@@ -2,6 +2,7 @@
 
 from ggferry.converters.schema.architecture import Caveat, HParam
 from ggferry.converters.schema.derivations import Values
+from ggferry.formats.gguf.values import ValueType
 
 
 def every(values: Values) -> int:
@@ -19,6 +20,14 @@ def every(values: Values) -> int:
     return int(period)
 
 
+def whole(values: Values) -> tuple[int, ...]:
+    """Return the blocks that see the whole picture. llama.cpp takes none for all, and has no windows then."""
+    found = tuple(sorted({block for block in values["full_blocks"] if 0 <= block < values["v_n_layer"]}))
+    if not found:
+        raise ValueError(f"no block of {values['v_n_layer']} sees the whole picture: GGUF has no word for it")
+    return found
+
+
 FULL = HParam(
     "full_blocks", None, fields={"hf": "vision_config.fullatt_block_indexes"}, length="n_full_blocks", required=False
 )
@@ -26,6 +35,10 @@ COUNT = HParam("n_full_blocks", None, derive=lambda values: len(values["full_blo
 PATTERN = HParam("v_wa_pattern", "vision.n_wa_pattern", derive=every)
 WINDOW = HParam(
     "v_window", "vision.window_size", fields={"hf": "vision_config.window_size"}, absent=112, required=False
+)
+LISTED = (
+    HParam("v_whole_blocks", "vision.wa_layer_indexes", ValueType.INT32, derive=whole, length="n_whole"),
+    HParam("n_whole", None, derive=lambda values: len(values["v_whole_blocks"]), required=False),
 )
 EVERY = (FULL, COUNT, PATTERN, WINDOW)
 CAVEATS = (

@@ -68,6 +68,9 @@ SPEC = Architecture(
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
         "Qwen4ExpForConditionalGeneration",
+        "ClefModel",  # this and the next two: llama.cpp's names for folders of Qwen3.5 with a head that chooses
+        "OpenJevModel",
+        "PplxDeciderModel",
     ),
     hparams=HPARAMS,
     roles=ROLES,

@@ -74,6 +74,7 @@ WITNESSES = {
     f"{_L}test_llama.py::test_llama_cpp_runs_one_file_of_each_folder": LLAMA_CPP,
     f"{_L}test_families.py::test_converts_with_full_proof": ORACLE,
     f"{_L}test_clip_cpp.py::test_embeddings_are_transformers": TRANSFORMERS,
+    "tests/converters/projectors/test_published_towers.py::test_rows_are_the_publishers": EQUATIONS,
     "tests/corpus/test_arch_oracle.py::test_both_sides_compute_what_transformers_does": ORACLE,
     "tests/corpus/test_arch_oracle.py::test_llama_cpp_continues_as_we_do": LLAMA_CPP,
 }

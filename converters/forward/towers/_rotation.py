@@ -28,6 +28,12 @@ def axes(rows: int, columns: int) -> tuple[Tensor, Tensor]:
     return torch.div(at, columns, rounding_mode="floor"), at % columns
 
 
+def windows(rows: int, columns: int, side: int) -> Tensor:
+    """Return what patches of different windows of `side` × `side` patches do not see, bool `(patches, patches)`."""
+    row, column = (torch.div(at[:, 0], side, rounding_mode="floor") for at in axes(rows, columns))
+    return (row[:, None] != row[None, :]) | (column[:, None] != column[None, :])
+
+
 def frequencies(width: int, base: float = 10000.0) -> Tensor:
     """Return base^(-2i / width), float64 `(width / 2,)`."""
     return torch.pow(float(base), -torch.arange(0, width, 2, dtype=torch.float64) / width)

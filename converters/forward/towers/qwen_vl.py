@@ -36,7 +36,8 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
                 _deepstack(tower, f"v.deepstack.{number}.", vision.shuffled(x.view(rows, columns, -1), frames.SQUARE))
             )
         progress(1)
-    merged = vision.shuffled(tower.norm("v.post_ln", x).view(rows, columns, -1), frames.SQUARE)
+    last = "v.post_ln" if tower.has("v.post_ln") else "mm.input_norm"
+    merged = vision.shuffled(tower.norm(last, x).view(rows, columns, -1), frames.SQUARE)
     return torch.cat((_network(tower, "mm.0", "mm.2", merged), *deep), -1)
 
 
@@ -45,8 +46,7 @@ def windows(tower: Model, rows: int, columns: int) -> Tensor | None:
     if not tower.sizes.get("wa_pattern"):
         return None
     side = int(tower.sizes["window"]) // int(tower.sizes["patch_size"]) // frames.SQUARE * frames.SQUARE
-    row, column = (torch.div(at[:, 0], side, rounding_mode="floor") for at in rotation.axes(rows, columns))
-    return (row[:, None] != row[None, :]) | (column[:, None] != column[None, :])
+    return rotation.windows(rows, columns, side)
 
 
 def sees_all(tower: Model, number: int) -> bool:

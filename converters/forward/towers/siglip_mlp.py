@@ -26,11 +26,13 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
     x = vision.patch_embed(tower, picture)
     rows, columns, width = x.shape
     x = (x + _positions(tower, rows, columns)).view(-1, width)
-    x = tower.norm("v.post_ln", vision.blocks(tower, x, progress)).view(rows, columns, width)
-    x = vision.shuffled(x, int(tower.sizes.get("merge") or 1))
+    x = vision.blocks(tower, x, progress)
+    if tower.has("v.post_ln"):
+        x = tower.norm("v.post_ln", x)
+    x = vision.shuffled(x.view(rows, columns, width), int(tower.sizes.get("merge") or 1))
     if tower.has("mm.input_norm"):
         x = vision.layer_norm(tower, "mm.input_norm", x, LAYER_NORM)
-    first, second = ("mm.0", "mm.1") if tower.has("mm.0") else ("mm.1", "mm.2")
+    first, second = (name for name in ("mm.0", "mm.1", "mm.2") if tower.has(name))
     return tower.linear(second, _active(tower, tower.linear(first, x)))
 
 
