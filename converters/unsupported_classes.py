@@ -43,8 +43,6 @@ REASONS: Mapping[str, str] = {
     "XGLMForCausalLM": "no GGUF architecture with its graph computes positions as sines",
     "MiMoV2ForCausalLM": "its queries, keys and values are cut for tensor parallelism; how often, only the number of "
     "their FP8 scales tells, which is not counted here",
-    "BitnetForCausalLM": "its matrices are rounded to three values, by the mean of the whole matrix, whenever they are "
-    "used; here tensors are written row by row",
     "GraniteSwitchForCausalLM": "adapters that tokens of the text switch on: nothing here computes them, so that no "
     "file could be proved",
     "UltravoxModel": "its text model is a checkpoint of its own, which is converted; this one only hears",
