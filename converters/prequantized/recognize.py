@@ -241,6 +241,7 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
         checkpoint,
         files=(*checkpoint.files, source),
         tensors=tensors,
+        metadata={**checkpoint.metadata, **found.declared},
         notes=(*checkpoint.notes, *_notes(found.scheme, carried, natural)),
         dropped=(*checkpoint.dropped, *(drop for drop in dropped if drop.ref.name not in tensors)),
     )

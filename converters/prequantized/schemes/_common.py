@@ -46,12 +46,14 @@ class Matrix:
 
 @dataclass(slots=True)
 class Found:
-    """What a scheme made of a checkpoint: matrices by the tensor whose place they take, and tensors used up."""
+    """What a scheme made of a checkpoint: matrices by the tensor whose place they take, tensors used up, and what the
+    tensors say that config.json leaves out (`declared`)."""
 
     scheme: str
     matrices: dict[str, Matrix] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     dropped: list[Dropped] = field(default_factory=list)
+    declared: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +136,18 @@ def take_micro_scales(checkpoint: Checkpoint, found: Found, ref: TensorRef, targ
 
 def take_fp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, tall: int, wide: int) -> None:
     """A matrix of FP8 with the scale beside it, under either name. Raises MissingError."""
+    scale = fp8_scale(checkpoint, ref)
+    take(checkpoint, found, ref, grid(checkpoint, ref, scale, ref.shape, tall, wide))
+
+
+def fp8_scale(checkpoint: Checkpoint, ref: TensorRef) -> TensorRef:
+    """Return the scale beside a matrix of FP8, under either name. Raises MissingError, UnsupportedError."""
     scale = checkpoint.tensors.get(f"{ref.name}_scale_inv") or checkpoint.tensors.get(f"{ref.name}_scale")
     if scale is None:
         raise MissingError(
             f"{ref.name!r} is FP8 and has no scale", path=checkpoint.path, expected=f"{ref.name}_scale_inv"
         )
-    of_type(checkpoint, scale, "F32", "F16", "BF16", "F8_E8M0")
-    take(checkpoint, found, ref, grid(checkpoint, ref, scale, ref.shape, tall, wide))
+    return of_type(checkpoint, scale, "F32", "F16", "BF16", "F8_E8M0")
 
 
 def matrix(checkpoint: Checkpoint, ref: TensorRef) -> tuple[int, int]:

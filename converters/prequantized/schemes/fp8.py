@@ -6,6 +6,7 @@ Source: transformers' `utils/quantization_config.py` and `integrations/finegrain
 from __future__ import annotations
 
 from ggferry.converters.prequantized.schemes._common import FP8, Config, Found, Scheme, block_size, take_fp8
+from ggferry.converters.prequantized.schemes._ranked import is_left_out, is_ranked, take_ranked
 from ggferry.formats.checkpoint import Checkpoint
 
 BLOCK = [128, 128]
@@ -17,7 +18,11 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
     tall, wide = block_size(checkpoint, config.get("weight_block_size", BLOCK))
     found = Found("FP8")
     for ref in checkpoint.tensors.values():
-        if ref.type.name in FP8:
+        if ref.type.name not in FP8 or is_left_out(checkpoint, ref):
+            continue
+        if is_ranked(checkpoint, ref):
+            take_ranked(checkpoint, found, ref, tall, wide)
+        else:
             take_fp8(checkpoint, found, ref, tall, wide)
     return found
 

@@ -103,6 +103,11 @@ def _spread(read: Named, name: str, shape: tuple[int, ...], tall: int, wide: int
 def fp8(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
     tall, wide = settings.get("weight_block_size", (128, 128)) or (0, 0)
     scale = f"{name}_scale_inv" if f"{name}_scale_inv" in read else f"{name}_scale"
+    ranks = settings.get("ranks") if name.endswith(".qkv_proj.weight") else None
+    if ranks:  # each rank of tensor parallelism has blocks of its own
+        own, high = read.shape(name)[0] // ranks, read.shape(scale)[0] // ranks
+        factors = np.stack([_floats(read, scale)[row // own * high + row % own // tall, c // wide] for row in r])
+        return _block(read, name, r, c).astype(np.float32) * factors
     return _block(read, name, r, c).astype(np.float32) * _spread(read, scale, read.shape(name), tall, wide, r, c)
 
 
