@@ -1,7 +1,8 @@
 """MiMo-V2-Flash and MiMo-V2.5 (Xiaomi): blocks with a short window, sinks, a rotary base and heads of keys of their own
 beside few without; values narrower than keys; experts scored by sigmoid and chosen with a bias.
 
-MiMo-V2.5 has queries, keys and values in one matrix, cut for tensor parallelism; what sees and hears is dropped.
+MiMo-V2.5 has queries, keys and values in one matrix, cut for tensor parallelism; its vision and audio
+encoders are dropped.
 Source: llama.cpp `src/models/mimo2.cpp`, `conversion/mimo.py`, transformers `modeling_mimo_v2_flash.py`; SGLang 0.5.23
 `models/mimo_v2.py`. Blocks that predict further tokens (`model.mtp.`) are dropped.
 """
