@@ -21,13 +21,15 @@ NAMED = 3
 """How many classes, tensors or keys a message names."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
-_SPEECH = "it makes sound: no runtime's file of a text model holds it"
+_SPEECH = "it makes sound: llama.cpp reads a file of {}; nothing here computes it, so that no file could be proved"
 REASONS: Mapping[str, str] = {
     "DistilBertForSequenceClassification": "its classifier has a ReLU, for which llama.cpp has no word",
-    "DeepseekV4DSparkModel": "a draft whose blocks are DeepSeek V4's, which no table of drafts has",
-    **dict.fromkeys(
-        ("WavTokenizerDec", "PocketTTSModel", "Qwen3TTSForConditionalGeneration", "Lfm25AudioTokenizer"), _SPEECH
-    ),
+    "DeepseekV4DSparkModel": "a draft whose blocks are DeepSeek V4's: llama.cpp's dflash loads them, and no table of "
+    "drafts has them",
+    "WavTokenizerDec": _SPEECH.format("it (wavtokenizer-dec)"),
+    "PocketTTSModel": _SPEECH.format("its backbone (pockettts) beside one of what makes waves of its latents"),
+    "Qwen3TTSForConditionalGeneration": _SPEECH.format("its talker (qwen3tts) beside one of its code predictor"),
+    "Lfm25AudioTokenizer": _SPEECH.format("it (lfm2 without a vocabulary, with an output of its own)"),
     **dict.fromkeys(
         ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
         "states that several streams carry, blocks of tokens chosen by averaged keys, embeddings of hashed sequences "
@@ -41,13 +43,10 @@ REASONS: Mapping[str, str] = {
     "PersimmonForCausalLM": "no GGUF architecture norms queries and keys by layer norms with biases, turns a part of "
     "each head and squares a relu",
     "XGLMForCausalLM": "no GGUF architecture with its graph computes positions as sines",
-    "MiMoV2ForCausalLM": "its queries, keys and values are cut for tensor parallelism; how often, only the number of "
-    "their FP8 scales tells, which is not counted here",
-    "BitnetForCausalLM": "its matrices are rounded to three values, by the mean of the whole matrix, whenever they are "
-    "used; here tensors are written row by row",
     "GraniteSwitchForCausalLM": "adapters that tokens of the text switch on: nothing here computes them, so that no "
     "file could be proved",
-    "UltravoxModel": "its text model is a checkpoint of its own, which is converted; this one only hears",
+    "UltravoxModel": "its text model is a checkpoint of its own, which is converted; of this one `ggferry convert "
+    "FOLDER` writes the audio encoder, as --mmproj only does",
 }
 
 ENDINGS: Mapping[str, str] = {

@@ -1,8 +1,12 @@
 """MiMo-V2: which blocks have a window, how far it reaches, and how many heads of keys they have."""
 
+from collections.abc import Sequence
+
 from ggferry.converters.architectures import _common as common
-from ggferry.converters.schema.architecture import Default, HParam
+from ggferry.converters.schema.architecture import Default, HParam, Role
 from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.layouts import Regroup, Split, Then
+from ggferry.converters.schema.roles import varied
 from ggferry.formats.limits import MAX_LAYERS
 
 
@@ -35,3 +39,38 @@ def heads_of_windows(values: Values) -> int:
 def heads_by_window(values: Values) -> tuple[int, ...]:
     """Return the heads of keys, block by block."""
     return tuple(values["heads_kv_swa" if window else "heads_kv_full"] for window in values["swa_layers"])
+
+
+def ranks(values: Values) -> int:
+    """Return how many ranks of tensor parallelism one matrix of queries, keys and values is cut for: as many as heads
+    of keys (SGLang 0.5.23, `get_mimo_v2_fused_qkv_expected_tp_size`). Raises ValueError where nothing says that it is.
+    """
+    if not values["fused"]:
+        return 1
+    if values.get("qkv_layout") != "fused_qkv":
+        raise ValueError(
+            "queries, keys and values are one matrix; neither attention_projection_layout nor scales of FP8 say for "
+            "how many ranks it is cut"
+        )
+    return int(values["heads_kv_full"])
+
+
+QUERIES, KEYS, VALUES = "n_head*head_dim", "n_head_kv*head_dim", "n_head_kv*head_dim_v"
+_PARTS = Regroup("n_ranks", tuple(f"{rows}/n_ranks" for rows in (QUERIES, KEYS, VALUES)))
+RANKED = """
+    blk.{n}.attn_q.weight model.layers.{n}.self_attn.qkv_proj.weight @queries
+    blk.{n}.attn_k.weight model.layers.{n}.self_attn.qkv_proj.weight @keys
+    blk.{n}.attn_v.weight model.layers.{n}.self_attn.qkv_proj.weight @values
+    blk.{n}.attn_q.bias   model.layers.{n}.self_attn.qkv_proj.bias @queries
+    blk.{n}.attn_k.bias   model.layers.{n}.self_attn.qkv_proj.bias @keys
+    blk.{n}.attn_v.bias   model.layers.{n}.self_attn.qkv_proj.bias @values
+"""
+
+
+def with_ranked(table: Sequence[Role]) -> Sequence[Role]:
+    """Return `table` with the dialect of MiMo-V2.5, whose queries, keys and values lie rank by rank."""
+    return varied(
+        table, "ranked", "hf", RANKED,
+        queries=Then(_PARTS, Split(0, QUERIES)), keys=Then(_PARTS, Split(QUERIES, f"{QUERIES}+{KEYS}")),
+        values=Then(_PARTS, Split(f"{QUERIES}+{KEYS}", f"{QUERIES}+{KEYS}+{VALUES}")),
+    )

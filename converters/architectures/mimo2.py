@@ -1,8 +1,10 @@
-"""MiMo-V2-Flash (Xiaomi): blocks with a short window, sinks, a rotary base and heads of keys of their own beside few
-without; values narrower than keys; experts scored by sigmoid and chosen with a bias.
+"""MiMo-V2-Flash and MiMo-V2.5 (Xiaomi): blocks with a short window, sinks, a rotary base and heads of keys of their own
+beside few without; values narrower than keys; experts scored by sigmoid and chosen with a bias.
 
-Source: llama.cpp `src/models/mimo2.cpp`, `conversion/mimo.py`, transformers `modeling_mimo_v2_flash.py`. Blocks that
-predict further tokens (`model.mtp.`) are dropped.
+MiMo-V2.5 has queries, keys and values in one matrix, cut for tensor parallelism; its vision and audio
+encoders are dropped.
+Source: llama.cpp `src/models/mimo2.cpp`, `conversion/mimo.py`, transformers `modeling_mimo_v2_flash.py`; SGLang 0.5.23
+`models/mimo_v2.py`. Blocks that predict further tokens (`model.mtp.`) are dropped.
 """
 
 from dataclasses import replace
@@ -13,6 +15,7 @@ from ggferry.converters.architectures import _mimo as mimo
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -57,11 +60,15 @@ HPARAMS = (
     replace(routed.SCALE, absent=1.0),
     HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=True,
            defaults=(Default(True, _HF, dialect="hf"),)),
+    HParam("fused", None, BOOL, required=False),
+    HParam("qkv_layout", None, common.STRING, {"hf": "attention_projection_layout"}, required=False,
+           words={"split": "split", "fused_qkv": "fused_qkv"}),
+    HParam("n_ranks", None, derive=mimo.ranks, required=False, check="0 < n_ranks and n_head % n_ranks == 0"),
     routed.SIGMOID, common.TIED, common.ATTENTION_BIAS, common.SILU,
 )
 
 SINKS = "(swa_layers == 1 and sinks_swa == 1) or (swa_layers == 0 and sinks_full == 1)"
-ROLES = roles(
+ROLES = mimo.with_ranked(roles(
     tensors.embedding(),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
@@ -72,7 +79,7 @@ ROLES = roles(
         tensors.experts(when="sparse == 1"),
         tensors.selection_bias("mlp.gate.e_score_correction_bias", when="sparse == 1"),
     ),
-)
+))
 
 CAVEATS = (
     common.NO_WINDOW,
@@ -83,27 +90,37 @@ CAVEATS = (
     common.own_output("mimo2"),
 )
 
+HF = Dialect(
+    "hf",
+    drops=(
+        Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
+        *half.drop_vision("visual.*"),
+        *half.drop_audio("audio_encoder.*", "speech_embeddings.*"),
+        *common.DROPS,
+    ),
+    fixed={"fused": False},
+    caveats=rope.CAVEATS,
+    ignored_keys=(
+        IgnoredKey("swa_head_dim", "as wide as the others", follows="head_dim"),
+        IgnoredKey("swa_v_head_dim", "as wide as the others", follows="head_dim_v"),
+        IgnoredKey("swa_num_attention_heads", "as many as in the others", follows="n_head"),
+        IgnoredKey("topk_method", "chosen with a bias, group by group", ("noaux_tc",)),
+        IgnoredKey("attention_chunk_size hybrid_block_size", "the list of blocks and the window say it"),
+        half.VISION_KEYS, half.AUDIO_KEYS,
+    ),
+)
+
 SPEC = Architecture(
     name="mimo2", runtimes=("llama.cpp",),
     display_name="MiMo-V2",
-    hf_classes=("MiMoV2FlashForCausalLM",),
+    hf_classes=("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect(
-            "hf",
-            drops=(
-                Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
-                *common.DROPS,
-            ),
-            caveats=rope.CAVEATS,
-            ignored_keys=(
-                IgnoredKey("swa_head_dim", "as wide as the others", follows="head_dim"),
-                IgnoredKey("swa_v_head_dim", "as wide as the others", follows="head_dim_v"),
-                IgnoredKey("swa_num_attention_heads", "as many as in the others", follows="n_head"),
-                IgnoredKey("topk_method", "chosen with a bias, group by group", ("noaux_tc",)),
-                IgnoredKey("attention_chunk_size hybrid_block_size", "the list of blocks and the window say it"),
-            ),
+        HF,
+        replace(
+            HF, name="ranked", fields="hf", fixed={"fused": True}, conventions={"qkv": "ranks"},
+            required_tensors=("*.self_attn.qkv_proj.weight",),
         ),
     ),
     recipe={"rope": "halves", "routing": "sigmoid"},

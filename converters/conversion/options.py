@@ -130,8 +130,8 @@ class Option:
 
     @property
     def either_way(self) -> bool:
-        """Return whether one flag means yes and another no; without either, the command decides."""
-        return self.kind is Kind.FLAG and self.all_flags[1:] == (f"--no-{self.flag[2:]}",)
+        """Return whether one flag means yes and the others no; without any, the command decides."""
+        return self.kind is Kind.FLAG and self.all_flags[1:2] == (f"--no-{self.flag[2:]}",)
 
     @property
     def all_flags(self) -> tuple[str, ...]:
@@ -296,7 +296,7 @@ OPTIONS: tuple[Option, ...] = (
            metavar="KEY=VALUE", in_plan=True, receipt="hparams"),
     Option("mtp", Kind.FLAG, _READS, Heading.MODEL,
            "Include multi-token-prediction (MTP) layers, or leave them out (default: included where the checkpoint has "
-           "them and GGUF a place for them).", "mtp", ("--mtp", "--no-mtp"), in_plan=True, receipt="mtp"),
+           "them and GGUF a place for them).", "mtp", ("--mtp", "--no-mtp", "--no-nextn"), in_plan=True, receipt="mtp"),
     Option("mtp_only", Kind.FLAG, _READS, Heading.MODEL,
            "Write the MTP layers alone, with embedding, last norm and output: a draft beside a file without them.",
            "mtp_only", default=False, in_plan=True, receipt="mtp_only"),

@@ -47,6 +47,7 @@ class Grid:
         bits: Bits of each number where words hold those of consecutive rows, signed by an offset; 0 where each number
             is an element.
         dense: Whether packed numbers continue across the ends of words.
+        run: Rows after which patches begin anew, as the last one before may be lower; 0 for never.
     """
 
     ref: TensorRef
@@ -54,6 +55,7 @@ class Grid:
     wide: int = 0
     bits: int = 0
     dense: bool = False
+    run: int = 0
 
     def range(self, checkpoint: Checkpoint, rows: int) -> tuple[int, int]:
         """Return the least and the greatest of integers, for a matrix of so many rows; they are read in pieces."""
@@ -69,6 +71,14 @@ class Grid:
             lows.append(found.min())
             highs.append(found.max())
         return int(min(lows)), int(max(highs))
+
+    def _patches(self, rows: Array) -> Array:
+        """Return the row of patches that each row belongs to."""
+        if not self.tall:
+            return np.zeros_like(rows)
+        if not self.run:
+            return rows // self.tall
+        return rows // self.run * -(-self.run // self.tall) + rows % self.run // self.tall
 
     def _unpacked(self, checkpoint: Checkpoint, rows: Array) -> Floats:
         """Return the numbers at these ascending places along the first axis, of those that words hold."""
@@ -102,7 +112,7 @@ class Grid:
         if len(ref.shape) == 1:
             column: Floats = values_of(checkpoint, ref, 0, 1).reshape(-1, 1)[start:stop]
             return column
-        rows = np.arange(start, stop) // (self.tall or stop)
+        rows = self._patches(np.arange(start, stop))
         low, high = int(rows[0]), int(rows[-1]) + 1
         if self.bits:
             found = self._unpacked(checkpoint, rows)

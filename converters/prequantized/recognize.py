@@ -69,10 +69,10 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     if config is None:
         _refuse_unexplained(checkpoint, packed)
         return checkpoint
-    if not packed:
+    method = method_of(config, checkpoint.tensors)
+    if not packed and not (method == "bitnet" and config.get("quantization_mode") == "online"):
         _refuse_what_running_adds(checkpoint, config)
         return checkpoint  # an old configuration of weights that somebody has dequantized
-    method = method_of(config, checkpoint.tensors)
     schemes = {name: scheme for scheme in _schemes() for name in scheme.methods}
     if method not in schemes:
         raise UnsupportedError(
@@ -88,14 +88,6 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
 
 def _refuse_what_running_adds(checkpoint: Checkpoint, config: Config) -> None:
     """Raise UnsupportedError where plain weights are not what the model computes with."""
-    if config.get("quantization_mode") == "online" and method_of(config) == "bitnet":
-        raise UnsupportedError(
-            "BitNet whose weights are rounded to three values while the model runs, by the mean of each matrix",
-            path=checkpoint.path,
-            found="quantization_mode 'online'",
-            expected="'offline', with packed weights and a weight_scale",
-            hint="convert the packed checkpoint (microsoft publishes both)",
-        )
     if transforms_activations(config.get("transform_config")):
         raise UnsupportedError(
             "activations are transformed while the model runs (transform_config)",
@@ -127,11 +119,16 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
         if isinstance(beside, dict):
             inner = beside.get("quantization")
             return {"quant_method": "modelopt", **inner} if isinstance(inner, dict) else beside
+    if places[0].get("architectures") == ["BitnetForCausalLM"] and places[0].get("weight_bits", 1) == 1:
+        return ONLINE
     ends = tuple(_BY_TENSORS)  # one test a name: a checkpoint may have half a million
     marked = [name for name in checkpoint.tensors if name.endswith(ends)]
     found = {method for name in marked for end, method in _BY_TENSORS.items() if name.endswith(end)}
     return {"quant_method": found.pop()} if len(found) == 1 else None
 
+
+ONLINE: Config = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+"""What BitNet's class of 2024 does without a configuration (1bitLLM `modeling_bitnet.py`, `BitLinear`)."""
 
 _WHY = {"eetq": ": its int8 lie in the order of a CUDA kernel, which depends on the GPU and is not stated in the file"}
 """Method → why its weights cannot be read, where that is known."""
@@ -244,6 +241,7 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
         checkpoint,
         files=(*checkpoint.files, source),
         tensors=tensors,
+        metadata={**checkpoint.metadata, **found.declared},
         notes=(*checkpoint.notes, *_notes(found.scheme, carried, natural)),
         dropped=(*checkpoint.dropped, *(drop for drop in dropped if drop.ref.name not in tensors)),
     )

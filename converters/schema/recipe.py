@@ -27,10 +27,11 @@ RopeDirection = Literal["forward", "backward"]
 """Whether the angle grows or falls with the position."""
 Skip = Literal["none", "embedding"]
 """'embedding': the embeddings are normalized, and every block adds a share of them, `layer_output_scale` (Talkie)."""
-Qkv = Literal["separate", "fused", "gated", "grouped", "joint_kv", "shards"]
+Qkv = Literal["separate", "fused", "gated", "grouped", "joint_kv", "ranks", "shards"]
 """'fused': one matrix of all queries, then all keys, then all values; 'gated': the same behind a gate for each value
 (HRM-Text); 'grouped': one matrix, group by group: the
 queries of the heads that share a key, that key, its value; 'joint_kv': queries apart, one matrix of all keys, then all
+values; 'ranks': one matrix, rank by rank of tensor parallelism (the hparam `n_ranks`): a rank's queries, its keys, its
 values; 'shards': one matrix of four parts, each of queries, values, keys."""
 Alibi = Literal["after", "before"]
 """Whether the bias of distance, if there is one, is added to the scores after or before they are scaled."""

@@ -136,7 +136,9 @@ def _parameter(option: Option, defaults: bool) -> inspect.Parameter:
     }
     if option.kind in (Kind.NUMBER, Kind.NUMBERS, Kind.SECONDS):
         facts |= {"min": option.least, "max": option.most}
-    flags = ("/".join(option.all_flags),) if option.either_way else option.all_flags
+    flags = option.all_flags
+    if option.either_way:
+        flags = ("/".join(flags[:2]), *(f" /{also}" for also in flags[2:]))  # click's form of a flag that means no
     declared = typer.Argument(**facts) if option.argument else typer.Option(*flags, **facts)
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]

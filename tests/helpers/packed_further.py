@@ -219,6 +219,14 @@ def packed_integers(bits: int, group: int, *, dense: bool) -> Quantize:
 # --- BitNet and MLX ----------------------------------------------------------------------------------------
 
 
+def trained(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+    """BF16 that `AutoBitLinear` makes ternary as it computes: transformers' `WeightQuant.forward`, uncompiled."""
+    stored = torch.from_numpy(weight).bfloat16()
+    factor = 1.0 / stored.float().abs().mean().clamp_(min=1e-5)
+    meaning = (stored.float() * factor).round().clamp(-1, 1) / factor
+    return {name: stored}, meaning.bfloat16().float().numpy()
+
+
 def ternary(multiplies: bool) -> Quantize:
     """The witness is transformers' own `unpack_weights`; `BitLinear` divides by the scale, `AutoBitLinear` does not."""
 
@@ -282,6 +290,10 @@ CASES: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "ct packed int5, dense": (packed_integers(5, 32, dense=True), compressed("pack-quantized", 5, "int", 32)),
     "bitnet": (ternary(False), {"quant_method": "bitnet"}),
     "bitnet, auto": (ternary(True), {"quant_method": "bitnet", "linear_class": "autobitlinear"}),
+    "bitnet, online": (
+        trained,
+        {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
+    ),
     "mlx 4": (affine(4, 32), mlx(4, 32)),
     "mlx 4 f16": (affine(4, 16, torch.float16), mlx(4, 16, mode="affine")),
     "mlx 3": (affine(3, 32), mlx(3, 32)),

@@ -160,6 +160,14 @@ def test_the_command_line_has_what_the_table_says(command: str) -> None:
         assert option.help in param.help and param.rich_help_panel == option.heading
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"), [([], None), (["--mtp"], True), (["--no-mtp"], False), (["--no-nextn"], False)]
+)
+def test_a_flag_may_say_no_by_two_names(flags: list[str], expected: bool | None) -> None:
+    """`--no-nextn` is convert_hf_to_gguf.py's name of today, and `--no-mtp` its older one."""
+    assert COMMANDS["convert"].make_context("convert", ["model", *flags]).params["mtp"] is expected
+
+
 def test_help_has_headings() -> None:
     text = subprocess.run(
         [sys.executable, "-m", "ggferry", "convert", "--help"], capture_output=True, text=True, check=True

@@ -74,7 +74,8 @@ def _projected(model: Model, block: str, x: Tensor, queries_only: bool) -> Heads
 def _cut(model: Model, joint: Tensor, width: int, width_v: int) -> list[Tensor]:
     """Split the output of a fused matrix into queries, keys and values: one after the other, or group by group."""
     sizes = model.sizes
-    groups = sizes["n_head_kv"] if model.recipe.qkv == "grouped" else 1
+    counted = {"grouped": "n_head_kv", "ranks": "n_ranks"}.get(model.recipe.qkv)
+    groups = sizes[counted] if counted else 1
     keys, values = (sizes["n_head_kv"] // groups * each for each in (width, width_v))
     joint = joint.view(len(joint), groups, -1)
     cut = parts(joint, joint.shape[-1] - keys - values, keys, values)  # queries may have gates beside them

@@ -46,12 +46,14 @@ class Matrix:
 
 @dataclass(slots=True)
 class Found:
-    """What a scheme made of a checkpoint: matrices by the tensor whose place they take, and tensors used up."""
+    """What a scheme made of a checkpoint: matrices by the tensor whose place they take, tensors used up, and what the
+    tensors say that config.json leaves out (`declared`)."""
 
     scheme: str
     matrices: dict[str, Matrix] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     dropped: list[Dropped] = field(default_factory=list)
+    declared: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,12 @@ def take_mxfp6(checkpoint: Checkpoint, found: Found, ref: TensorRef, target: str
 
 def take_fp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, tall: int, wide: int) -> None:
     """A matrix of FP8 with the scale beside it, under either name. Raises MissingError."""
-    scale = scale_beside(checkpoint, ref)
-    of_type(checkpoint, scale, "F32", "F16", "BF16", "F8_E8M0")
-    take(checkpoint, found, ref, grid(checkpoint, ref, scale, ref.shape, tall, wide))
+    take(checkpoint, found, ref, grid(checkpoint, ref, fp8_scale(checkpoint, ref), ref.shape, tall, wide))
+
+
+def fp8_scale(checkpoint: Checkpoint, ref: TensorRef) -> TensorRef:
+    """Return the scale beside a matrix of FP8. Raises MissingError, UnsupportedError."""
+    return of_type(checkpoint, scale_beside(checkpoint, ref), "F32", "F16", "BF16", "F8_E8M0")
 
 
 def scale_beside(checkpoint: Checkpoint, ref: TensorRef) -> TensorRef:

@@ -1,6 +1,7 @@
 """BitNet as transformers packs it: −1, 0 and 1 in two bits, four rows a byte, with one scale a matrix.
 
 Source: transformers' `integrations/bitnet.py` (`unpack_weights`, `BitLinear`, `AutoBitLinear`), `BitNetQuantConfig`.
+Weights that are floats, and rounded while the model runs: `_bitnet_online`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import raw_rows, values_of
 from ggferry.converters.prequantized.exact_blocks import Groups, Levels
+from ggferry.converters.prequantized.schemes._bitnet_online import rounded_while_running
 from ggferry.converters.prequantized.schemes._common import (
     DEQUANTIZE,
     Config,
@@ -78,6 +80,8 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         raise UnsupportedError(
             "BitNet with a norm of its own before every matrix (use_rms_norm)", path=checkpoint.path, hint=DEQUANTIZE
         )
+    if config.get("quantization_mode") == "online":
+        return rounded_while_running(checkpoint, config)
     found = Found("BitNet, ternary")
     for name, ref in checkpoint.tensors.items():
         if name.endswith(".weight") and ref.type.name == "U8":

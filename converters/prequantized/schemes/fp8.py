@@ -26,6 +26,7 @@ from ggferry.converters.prequantized.schemes._common import (
     of_type,
     scale_beside,
 )
+from ggferry.converters.prequantized.schemes._ranked import is_left_out, is_ranked, take_ranked
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import ShapeError, UnsupportedError
 from ggferry.quant.codec import block_type
@@ -62,7 +63,12 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
     by_column = config.get("quant_method") == FBGEMM
     found, kinds = Found("FP8"), set()
     for ref in checkpoint.tensors.values():
-        if ref.type.name in FP8:
+        if is_left_out(checkpoint, ref):
+            continue
+        if ref.type.name in FP8 and is_ranked(checkpoint, ref):
+            take_ranked(checkpoint, found, ref, *sizes)
+            kinds.add("FP8")
+        elif ref.type.name in FP8:
             _take(checkpoint, found, ref, sizes, by_column)
             kinds.add("FP8")
         elif ref.type.name == "I8" and (scale := find_scale(checkpoint, ref.name)) is not None:

@@ -151,7 +151,8 @@ class Reading:
     def _scheme(self) -> tuple[str, Mapping[str, Any]]:
         """Choose the parts of quantized matrices; return what the configuration calls their scheme, and itself.
 
-        With it goes the shape of each matrix, which the model's own configuration has confirmed: `shapes`.
+        With it goes the shape of each matrix, which the model's own configuration has confirmed: `shapes`; and how many
+        ranks MiMo-V2.5's queries, keys and values are cut for (SGLang, `get_mimo_v2_fused_qkv_expected_tp_size`).
         """
         settings = configuration(self.checkpoint) or {}
         derived = [
@@ -164,7 +165,9 @@ class Reading:
                 for across in sorted({(0, min(ref.columns, COLUMNS)), (max(0, ref.columns - COLUMNS), ref.columns)}):
                     self.matrices.append((ref, down, across))
         shapes = {ref.name: ref.shape for ref, _, _ in self.matrices}
-        return method_of(settings, self.checkpoint.tensors), {**settings, "shapes": shapes}
+        config = self.checkpoint.metadata
+        ranks = config.get("num_key_value_heads") if config.get("architectures") == ["MiMoV2ForCausalLM"] else None
+        return method_of(settings, self.checkpoint.tensors), {**settings, "shapes": shapes, "ranks": ranks}
 
     def check(self) -> SecondReading:
         """Wait for the answer and compare. Raises VerificationError where a library reads something else."""

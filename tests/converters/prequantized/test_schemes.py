@@ -183,21 +183,6 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
     check_file(tmp_path / "out.gguf", meaning, "F32")
 
 
-def test_weights_that_are_rounded_while_the_model_runs_are_refused(tmp_path: Path) -> None:
-    """transformers' BitNet 'online': BF16 weights that it computes with only after it has made them ternary."""
-
-    def plain(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
-        return {name: torch.from_numpy(weight).bfloat16()}, weight
-
-    settings = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
-    source = write(tmp_path / "in", model(plain)[0], settings)
-    with pytest.raises(UnsupportedError, match=r"while the model runs.*online.*packed checkpoint"):
-        convert(request(source, tmp_path / "out.gguf"))
-    settings["quantization_mode"] = "offline"
-    write(source, model(plain)[0], settings)
-    convert(request(source, tmp_path / "out.gguf"))
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_transforms_of_activations_are_refused_and_those_of_weights_are_in_them(packed: bool, tmp_path: Path) -> None:
     def plain(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:

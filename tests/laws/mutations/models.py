@@ -68,6 +68,7 @@ MODELS = {
     "mixtral of twelve": Model("mixtral", {**WINDOW, "num_local_experts": 12}),
     **{name: Model(f"packed {name}") for name in (
         "fp8 blocks", "gptq 4 desc_act", "ct int4 group", "awq", "bnb nested nf4", "bnb int8", "mlx 4", "bitnet",
+        "bitnet, online",
         "ct nvfp4",
         "mlx mxfp8", "mxfp4 of mlx", "gptq of March 2023", "hqq 3, axis 0", "torchao int4", "torchao 4 with zeros",
         "exl2", "quark int4",

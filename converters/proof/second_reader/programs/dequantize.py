@@ -106,6 +106,11 @@ def fp8(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array
     places = (f"{name}_scale_inv", f"{name}_scale", f"{base}scale", f"{base}qscale_weight")
     scale = next(place for place in places if place in read)
     shape, own = read.shape(name), read.shape(scale)
+    ranks = settings.get("ranks") if name.endswith(".qkv_proj.weight") else None
+    if ranks:  # each rank of tensor parallelism has blocks of its own
+        each, high = shape[0] // ranks, own[0] // ranks
+        factors = np.stack([_floats(read, scale)[row // each * high + row % each // tall, c // wide] for row in r])
+        return _block(read, name, r, c).astype(np.float32) * factors
     if len(shape) == 3:
         return np.concatenate([_of_stack(read, settings, name, scale, int(row), c) for row in r])
     if read.kind(name) == "I8":
@@ -568,11 +573,29 @@ def mxfp4(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Arr
 
 
 def bitnet(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    if settings.get("quantization_mode") == "online":
+        return _bitnet_online(read, name, r, c)
     quarter = read.shape(name)[0]
     stored = np.stack([_block(read, name, np.array([row % quarter]), c)[0] for row in r])
     levels = (stored >> (2 * (r // quarter))[:, None] & 3).astype(np.float32) - 1
     scale = _floats(read, f"{name}_scale").reshape(())
     return levels / scale if (settings.get("linear_class") or "bitlinear") == "bitlinear" else levels * scale
+
+
+def _bitnet_online(read: Named, name: str, r: Array, c: Array) -> Array:
+    """Weights that are rounded by their mean magnitude, of which a level of 1 is cast to their type."""
+    high, wide = read.shape(name)
+    step = max(1, (1 << 20) // wide)
+    cuts = (slice(at, min(high, at + step)) for at in range(0, high, step))
+    sums = [np.abs(_floats(read, name, cut)).sum(dtype=np.float64) for cut in cuts]
+    factor = np.float32(1) / np.float32(max(np.float32(np.sum(sums) / (high * wide)), np.float32(1e-5)))
+    one = np.float32(1) / factor
+    if read.kind(name) == "F16":
+        one = np.float32(np.float16(one))
+    elif read.kind(name) == "BF16":
+        mantissa, exponent = np.frexp(one)
+        one = np.float32(np.ldexp(np.round(np.ldexp(mantissa, 8)), exponent - 8))  # eight bits of mantissa
+    return np.clip(np.round(_block(read, name, r, c).astype(np.float32) * factor), -1, 1) * one
 
 
 def bitsandbytes(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
