@@ -105,7 +105,10 @@ EXPLAINED = (
     Explained("unread", "deepseek2-ocr", "*.attention.sliding_window", "no window", "llama.cpp lets it see all"),
     Explained("unread tensor", "chameleon", "*.bias", "llama.cpp has none", "it has no biases in chameleon"),
     Explained(
-        "unread tensor", "cohere2", "blk.{n}.attn_output.bias", "llama.cpp has none", "the output of attention",
+        "unread tensor",
+        "cohere2 gemma gemma2 gemma3 gemma-embedding hunyuan-dense hunyuan-moe hunyuan_vl qwen3 qwen3moe qwen3vl"
+        " qwen3vlmoe",
+        "blk.{n}.attn_output.bias", "llama.cpp has none", "the output of attention",
     ),
     Explained(
         "missing tensor",

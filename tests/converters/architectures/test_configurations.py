@@ -20,6 +20,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import InconsistentError, UnexpectedTensorError, UnsupportedError
+from helpers.models.sizes import LONG
 from helpers.sampling import one_in
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
 
@@ -91,6 +92,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": GONE, "rope_theta": 700.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     ),
     "biases that the class does not read": ("nemotron-h", {"attention_bias": True}),
+    **{f"a base of a class that has one: {name}": (name, {"rope_theta": 777.0}) for name in ("gptj", "codegen")},
+    "an original context that the class overwrites": ("phi3 longrope", {"original_max_position_embeddings": GONE}),
+    "two lists of factors under an older name": (
+        "phi3",
+        {"rope_parameters": GONE, "rope_theta": 700.0, "original_max_position_embeddings": 8,
+         "rope_scaling": {"type": "yarn", "long_factor": LONG["long_factor"], "short_factor": LONG["short_factor"]}},
+    ),
+    "gelu by the error function": ("starcoder2", {"hidden_act": "gelu"}),
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
 }
 
@@ -158,10 +167,21 @@ def test_the_default_proof_takes_groups_that_are_not_asked(tmp_path: Path) -> No
     assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
 
 
+def test_the_default_proof_takes_the_original_context_of_the_class(tmp_path: Path) -> None:
+    """transformers' Phi-3 overwrites what stands with the factors, also where the key beside them is its default."""
+    expected = changed("phi3 longrope", tmp_path / "hf", original_max_position_embeddings=GONE)
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
+    assert graph_of(made.path).sizes["rope_original"] == 4096
+    assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
+    assert any("rope_parameters.original_max_position_embeddings" in note
+               for note in understand(open_checkpoint(str(tmp_path / "hf"))).notes)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "base"),
     [
         ("gptneox", {**NO_ROPE, "rope_theta": 777.0}, 10000.0),
+        ("gptj", {"rope_parameters": {"rope_theta": 777.0}}, 10000.0),
         ("llama", {"rope_parameters": GONE, "rotary_emb_base": 777.0}, 10000.0),  # GPT-NeoX' name
         ("gemma3", {"rope_parameters": {"rope_theta": 777.0}}, 1e6),  # it has a set for each kind of block
     ],
@@ -176,6 +196,11 @@ def test_the_default_proof_takes_keys_that_the_class_does_not_read(
     assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
 
 
+BIASED = (
+    "gemma", "gemma2", "gemma3", "hunyuan dense", "hunyuan moe", "hunyuan vl", "qwen3", "qwen3moe", "qwen3vl",
+    "qwen3vlmoe",
+)
+"""Models whose matrices of attention have biases where the configuration says so, and in no published one."""
 MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "whole heads turn": ("minimax-m3", {"index_head_dim": 16}, {"rope_parameters": GONE}),
     "narrow heads turn whole": ("minimax-m3", {"head_dim": 8}, {}),
@@ -186,6 +211,11 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no dense block, as listed": ("exaone_moe", {"mlp_layer_types": ["sparse"] * 4}, {}),
     "two of no experts": ("granite hybrid", {"num_local_experts": 0}, {}),
     "no expert is shared": ("afmoe", {"num_shared_experts": 0}, {}),
+    "no biases": ("opt", {"enable_bias": False}, {}),
+    **{f"a convolution without biases: {name}": (name, {key: False}, {})
+       for name, key in (("mamba", "use_conv_bias"), ("mamba2", "use_conv_bias"), ("jamba", "mamba_conv_bias"))},
+    "a bias of a tied output": ("phimoe", {"tie_word_embeddings": True}, {}),
+    **{f"biases of attention: {name}": (name, {"attention_bias": True}, {}) for name in BIASED},
     "gelu": ("phi2", {"hidden_act": "gelu"}, {}),
     "gelu by another approximation": ("phi2", {"hidden_act": "gelu_fast"}, {}),
     **{f"as many heads of keys, by silence: {name}": (name, {"num_key_value_heads": 8}, {"num_key_value_heads": silent})
@@ -257,9 +287,9 @@ def test_an_older_scaling_that_no_key_says_is_refused(tmp_path: Path) -> None:
         understand(open_checkpoint(str(tmp_path)))
 
 
-CONTRADICTIONS = ("llama biases", "granite", "gptneox", "stablelm")
+CONTRADICTIONS = ("llama biases", "granite", "gptneox", "stablelm", "opt", "mamba")
 """Models with biases, of which a configuration says in some key that there are some."""
-BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "use_qkv_bias"), False)
+BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "use_qkv_bias", "enable_bias", "use_conv_bias"), False)
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
