@@ -99,6 +99,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": GONE, "rope_theta": 700.0, "original_max_position_embeddings": 8,
          "rope_scaling": {"type": "yarn", "long_factor": LONG["long_factor"], "short_factor": LONG["short_factor"]}},
     ),
+    "an epsilon that one norm does not have": ("minimax-01", {"rms_norm_eps": 0.1}),
     "gelu by the error function": ("starcoder2", {"hidden_act": "gelu"}),
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
 }
