@@ -82,6 +82,11 @@ BASE = Caveat(
     "transformers does not read it and computes with {newer_base}",
     differs_in="transformers",
 )
+BIASED = Caveat(
+    "attention_bias == 1",
+    "llama.cpp runs this differently: it loads the biases of queries, keys and values and does not add them in mimo2",
+    unsupported_by="llama.cpp",
+)
 CAVEATS = (
     common.NO_WINDOW,
     Caveat("expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one "
@@ -104,7 +109,7 @@ SPEC = Architecture(
                 Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
                 *common.DROPS,
             ),
-            caveats=(*rope.CAVEATS, BASE),
+            caveats=(*rope.CAVEATS, BASE, BIASED),
             ignored_keys=(
                 IgnoredKey("swa_head_dim", "as wide as the others", follows="head_dim"),
                 IgnoredKey("swa_v_head_dim", "as wide as the others", follows="head_dim_v"),

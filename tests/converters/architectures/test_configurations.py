@@ -99,6 +99,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": GONE, "rope_theta": 700.0, "original_max_position_embeddings": 8,
          "rope_scaling": {"type": "yarn", "long_factor": LONG["long_factor"], "short_factor": LONG["short_factor"]}},
     ),
+    "an epsilon under the publisher's name beside its own": ("mimo2", {"layernorm_epsilon": 0.1}),
     "an epsilon that one norm does not have": ("minimax-01", {"rms_norm_eps": 0.1}),
     "gelu by the error function": ("starcoder2", {"hidden_act": "gelu"}),
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
@@ -313,6 +314,15 @@ def test_biases_of_which_the_configuration_says_nothing_are_asked_about(name: st
     with pytest.raises(UnexpectedTensorError) as caught:
         understand(open_checkpoint(str(tmp_path)))
     assert caught.value.hint and f'"{key}"' in caught.value.hint
+
+
+def test_what_a_runtime_or_transformers_computes_otherwise_in_mimo_is_said(tmp_path: Path) -> None:
+    make("mimo2", tmp_path, attention_bias=True)
+    edit(tmp_path, rope_parameters=GONE, rope_theta=777.0, rms_norm_eps=0.2, layernorm_epsilon=0.1)
+    graph = understand(open_checkpoint(str(tmp_path)))
+    assert any("does not add them in mimo2" in note for note in graph.notes)
+    assert any("transformers does not read it and computes with 5000000" in note for note in graph.notes)
+    assert graph.sizes["rope_base"] == 777.0 and graph.sizes["eps"] == pytest.approx(0.2)
 
 
 def test_one_expert_is_a_dense_feed_forward(tmp_path: Path) -> None:
