@@ -325,6 +325,14 @@ def test_what_a_runtime_or_transformers_computes_otherwise_in_mimo_is_said(tmp_p
     assert graph.sizes["rope_base"] == 777.0 and graph.sizes["eps"] == pytest.approx(0.2)
 
 
+def test_why_the_text_model_is_not_read_comes_before_what_the_encoder_lacks(tmp_path: Path) -> None:
+    make("minimax-m3", tmp_path / "hf")
+    edit(tmp_path / "hf", scoring_func="softmax")
+    with pytest.raises(UnsupportedError, match="scoring_func") as caught:
+        convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))
+    assert caught.value.hint and "nor is an mmproj file written: nothing says what vision." in caught.value.hint
+
+
 def test_one_expert_is_a_dense_feed_forward(tmp_path: Path) -> None:
     expected = make("jamba", tmp_path / "hf", num_experts=1, num_experts_per_tok=2)
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
