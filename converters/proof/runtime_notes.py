@@ -49,7 +49,7 @@ EXPLAINED = (
     Explained("unread", "stablelm", "*.use_parallel_residual", "llama.cpp sees it by the absence of a norm"),
     Explained("unread", "gptneox", "*.feed_forward_activation", "llama.cpp does as it says; a remark has the rest"),
     Explained(
-        "unread", "gpt2 starcoder falcon phi2", "*.feed_forward_activation", "llama.cpp has one GELU",
+        "unread", "gpt2 starcoder starcoder2 falcon phi2", "*.feed_forward_activation", "llama.cpp has one GELU",
         "GELU by the error function",
     ),
     Explained(
@@ -189,7 +189,11 @@ EXPLAINED = (
     Explained("unread tensor", "gemma gemma2", "output.weight", "llama.cpp's has none", "an output of its own"),
     Explained("unread tensor", "phi3 minicpm3", "rope_freqs.weight", "none there", "rotary frequencies of Llama 3"),
     Explained(
-        "missing tensor", "starcoder2 gptneox", "blk.{n}.*.bias", "a model without",
+        "missing tensor", "starcoder2 gptneox gpt2", "blk.{n}.*.bias", "a model without",
+        "without biases: llama.cpp expects them",
+    ),
+    Explained(
+        "missing tensor", "mamba mamba2 jamba", "blk.{n}.ssm_conv1d.bias", "a model without",
         "without biases: llama.cpp expects them",
     ),
     Explained(
