@@ -157,6 +157,16 @@ def own_output(architecture: str) -> Caveat:
     )
 
 
+def biased_output(architecture: str) -> Caveat:
+    """Return the remark on a model with biases of attention, of which the loader of its architecture reads those of
+    queries, keys and values only."""
+    return Caveat(
+        "attention_bias == 1",
+        f"llama.cpp does not load this model: {architecture} has no bias for the output of attention",
+        unsupported_by="llama.cpp",
+    )
+
+
 def heads_as_wide_as_the_model(architecture: str) -> Caveat:
     """Return the remark on a model whose heads together are not as wide as the loader of its architecture takes them
     to be."""

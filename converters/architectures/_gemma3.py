@@ -19,7 +19,7 @@ HPARAMS = (
     replace(common.N_HEAD, defaults=(Default(8, _HF, dialect="hf"),)),
     replace(common.N_HEAD_KV, defaults=(Default(4, _HF, dialect="hf"),)),
     common.HEAD_DIM, common.HEAD_DIM_V, common.RMS_EPS, common.ALWAYS_TIED, common.GEMMA_GELU,
-    common.GEMMA_ERF,
+    common.GEMMA_ERF, common.ATTENTION_BIAS,
     gemma.CAUSAL,
     replace(rope.BASE, defaults=(Default(1e6, _HF, dialect="hf"), *rope.BASE.defaults)),
     HParam(
@@ -48,7 +48,7 @@ ROLES = roles(
     tensors.embedding(layout=ADD_ONE),
     block(
         tensors.norm("attn_norm", "input_layernorm", layout=ADD_ONE),
-        tensors.attention(),
+        tensors.biased_attention(),
         tensors.qk_norm(layout=ADD_ONE),
         gemma.post_norms(),
         tensors.gated(),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.architectures._tensors import norm, plain, tensor
+from ggferry.converters.architectures._tensors import Condition, norm, plain, tensor
 from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import SAME, Layout
@@ -103,16 +103,16 @@ def attention_norm() -> tuple[Role, ...]:
     return norm("attn_norm", "ln_1", bias=True)
 
 
-def attention(qkv: Layout, bias: Layout, output: Layout) -> tuple[Role, ...]:
+def attention(qkv: Layout, bias: Layout, output: Layout, *, biased: Condition = True) -> tuple[Role, ...]:
     """Return fused attention; `qkv`, `bias`: the order of its rows and of their bias; `output`: as GPT-2 transposes."""
     return tensors.fused_attention(
-        "attn.c_attn", "attn.c_proj", layout=qkv, bias_layout=bias, output_layout=output, bias=True
+        "attn.c_attn", "attn.c_proj", layout=qkv, bias_layout=bias, output_layout=output, bias=biased
     )
 
 
-def feed_forward(layout: Layout = SAME) -> tuple[Role, ...]:
+def feed_forward(layout: Layout = SAME, *, biased: Condition = True) -> tuple[Role, ...]:
     """Return the second norm and the plain network behind it."""
-    return (*norm("ffn_norm", "ln_2", bias=True), *plain(names=("c_fc", "c_proj"), layout=layout, bias=True))
+    return (*norm("ffn_norm", "ln_2", bias=True), *plain(names=("c_fc", "c_proj"), layout=layout, bias=biased))
 
 
 # --- the GGML era (docs/formats/ggml-era.md) ---------------------------------------------------------------

@@ -26,8 +26,14 @@ SCALED = (
     HParam("scaled_embedding", None, gpt.BOOL, {"hf": "scale_embedding"}, required=False, absent=True),
     HParam("embedding_scale", None, gpt.F32, derive=embedding_scale, required=False),
 )
+# OPT's matrices may have none; those of its norms stay.
+BIASED = HParam(
+    "biased", None, gpt.BOOL, {"hf": "enable_bias"}, required=False,
+    defaults=(Default(True, "transformers' default", dialect="hf"),),
+)
 # What GPT-2's graph does not do.
 OTHERWISE = (
+    BIASED,
     HParam("normed_before", None, gpt.BOOL, {"hf": "do_layer_norm_before"}, words={True: True}, required=False),
     # RuGPT-3 XL's heads may each see some blocks of text only.
     HParam("sparse_attention", None, gpt.STRING, {"hf": "sparse_mode"}, words={"none": "none"}, required=False),
@@ -113,8 +119,9 @@ BIOGPT_GELU = Default(
 )
 NORMS = {"eps": 1e-5}
 """Of transformers' code, whatever a configuration says."""
+BIASES = {"biased": True}
+"""Of all classes but OPT's."""
 IGNORED_KEYS = (
-    IgnoredKey("enable_bias", "the tensors say it", (True,)),
     IgnoredKey("layer_norm_eps", "transformers' norms have 1e-5 in this class", (1e-12, 1e-5)),
     IgnoredKey("layerdrop init_std activation_dropout learned_embeddings _name_or_path", "of training, or a name"),
     IgnoredKey("do_layer_norm_before", "always", (True,)),

@@ -76,6 +76,7 @@ HPARAMS = (
     HParam("ctx_stated", None, fields=common.N_CTX.fields, required=False),
     HParam("n_ctx", "context_length", derive=context),
     *common.SIZES[2:], common.RMS_EPS, *ROPE, common.TIED, common.SILU,
+    common.ATTENTION_BIAS,
 )
 
 
@@ -83,7 +84,7 @@ def attention() -> tuple[Role, ...]:
     """Return the first half of a block, and the norm of the second."""
     return (
         *tensors.norm("attn_norm", "input_layernorm"),
-        *tensors.attention(),
+        *tensors.biased_attention(),
         *tensors.qk_norm(names=("query_layernorm", "key_layernorm")),
         *tensors.norm("ffn_norm", "post_attention_layernorm"),
     )
@@ -107,9 +108,10 @@ IGNORED_KEYS = (
 )
 
 
-def dialects(*ignored: IgnoredKey) -> tuple[Dialect, ...]:
-    """Return what checkpoints speak."""
+def dialects(architecture: str, *ignored: IgnoredKey) -> tuple[Dialect, ...]:
+    """Return what checkpoints of an architecture speak."""
     dialect = Dialect(
-        "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, LONGER), ignored_keys=(*IGNORED_KEYS, *ignored)
+        "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, LONGER, common.biased_output(architecture)),
+        ignored_keys=(*IGNORED_KEYS, *ignored),
     )
     return (dialect,)

@@ -44,8 +44,9 @@ PLAIN = (
     common.SILU,
     HParam("projection_bias", None, BOOL, {"hf": "use_bias", "state-spaces": "ssm_cfg.bias"}, words={False: False},
            required=False),
-    HParam("conv_bias", None, BOOL, {"hf": "use_conv_bias", "state-spaces": "ssm_cfg.conv_bias"}, words={True: True},
-           required=False),
+    HParam("conv_bias", None, BOOL, {"hf": "use_conv_bias", "state-spaces": "ssm_cfg.conv_bias"}, required=False,
+           defaults=(Default(True, "transformers' default", dialect="hf"),
+                     Default(True, "state-spaces' default", dialect="state-spaces"))),
     HParam("rms_norm", None, BOOL, {"state-spaces": "rms_norm"}, words={True: True}, required=False),
 )
 
@@ -61,6 +62,9 @@ MIXER = "backbone.layers.{n}.mixer."
 EXPANSION = Caveat(
     "n_inner != 2 * n_embd",
     "the state space is {n_inner} wide for a model of {n_embd}; llama.cpp loads twice that only",
+)
+UNBIASED = Caveat(
+    "conv_bias == 0", "short convolutions without biases: llama.cpp expects them in Mamba's", unsupported_by="llama.cpp"
 )
 # It scales weights before training: in those of a checkpoint that is done.
 RESCALED = Caveat(
@@ -97,10 +101,10 @@ STATE_SPACES_IGNORED_KEYS = (
 HF = Dialect(
     "hf", conventions={"decay": "log"}, drops=(common.DROP_TIED,),
     renames=(("model.backbone.", "backbone."), ("model.lm_head.", "lm_head.")),  # Mamba-Codestral
-    ignored_keys=IGNORED_KEYS, caveats=(RESCALED,),
+    ignored_keys=IGNORED_KEYS, caveats=(RESCALED, UNBIASED),
 )
 STATE_SPACES = replace(
     HF, name="state-spaces", names="hf", renames=(("backbone.embedding.", "backbone.embeddings."),),
     required_tensors=("backbone.embedding.weight", "backbone.layers.0.mixer.A_log"),
-    ignored_keys=STATE_SPACES_IGNORED_KEYS, caveats=(),
+    ignored_keys=STATE_SPACES_IGNORED_KEYS, caveats=(UNBIASED,),
 )

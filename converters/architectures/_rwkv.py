@@ -5,6 +5,8 @@ A BlinkDL `.pth` is a state dict without a configuration: sizes are those of its
 code fixes. Names of GGUF: llama.cpp's for RWKV-6 and 7, which this project also gives RWKV-4 (docs/recurrent.md).
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.schema.architecture import Default, Dialect, HParam
 from ggferry.converters.schema.derivations import Values
@@ -25,6 +27,7 @@ EPS = HParam(
     "eps", "attention.layer_norm_epsilon", F32, {"hf": "layer_norm_epsilon|norm_eps"}, words={1e-5: 1e-5},
     defaults=(Default(1e-5, "torch's layer_norm, which RWKV calls without another"),),
 )
+DROP_TIED = replace(common.DROP_TIED, pattern="head.weight")
 HEAD_SIZE = HParam(
     "head_size", "wkv.head_size", fields={"hf": "head_size|head_dim"}, check="0 < head_size and n_embd % head_size == 0"
 )

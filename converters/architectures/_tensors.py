@@ -101,9 +101,17 @@ def pre_norm(attending: Sequence[Role], feeding: Sequence[Role], *, bias: Condit
     )
 
 
-def normed_attention(*, shapes: Sequence[str] = PER_HEAD) -> tuple[Role, ...]:
-    """Return `attention` without biases and `qk_norm`, as Qwen 3 has them."""
-    return (*attention(), *qk_norm(shapes=shapes))
+BIASED = "attention_bias == 1"
+
+
+def biased_attention() -> tuple[Role, ...]:
+    """Return `attention` whose four matrices have biases where the configuration says so."""
+    return attention(bias=BIASED, output_bias=BIASED)
+
+
+def normed_attention(*, shapes: Sequence[str] = PER_HEAD, biased: Condition = False) -> tuple[Role, ...]:
+    """Return `attention` and `qk_norm`, as Qwen 3 has them. `biased`: where the four matrices have biases."""
+    return (*attention(bias=biased, output_bias=biased), *qk_norm(shapes=shapes))
 
 
 def fused_attention(

@@ -12,7 +12,7 @@ ROLES = roles(
     tensors.embedding(layout=ADD_ONE),
     block(
         tensors.norm("attn_norm", "input_layernorm", layout=ADD_ONE),
-        tensors.attention(),
+        tensors.biased_attention(),
         tensors.norm("ffn_norm", "post_attention_layernorm", layout=ADD_ONE),
         tensors.gated(),
     ),
@@ -22,14 +22,14 @@ SPEC = Architecture(
     name="gemma", runtimes=("llama.cpp",),
     display_name="Gemma",
     hf_classes=("GemmaForCausalLM",),
-    hparams=(*gemma.SIZES, *rope.ROPE),
+    hparams=(*gemma.SIZES, *rope.ROPE, common.ATTENTION_BIAS),
     roles=ROLES,
     dialects=(
         Dialect(
             "hf",
             conventions=gemma.CONVENTIONS,
             drops=common.DROPS,
-            caveats=(*rope.CAVEATS, common.UNTIED),
+            caveats=(*rope.CAVEATS, common.UNTIED, common.biased_output("gemma")),
             ignored_keys=(common.UNBIASED,),
         ),
     ),

@@ -14,7 +14,7 @@ from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
-    *gemma.SIZES, common.GEMMA_ERF, *rope.ROPE,
+    *gemma.SIZES, common.GEMMA_ERF, *rope.ROPE, common.ATTENTION_BIAS,
     HParam("attn_softcap", "attn_logit_softcapping", gemma.F32, {"hf": "attn_logit_softcapping"}, null=0.0,
            unrepresentable=0.0, defaults=(Default(50.0, "transformers' and llama.cpp's default"),)),
     HParam("final_softcap", "final_logit_softcapping", gemma.F32, {"hf": "final_logit_softcapping"}, null=0.0,
@@ -33,7 +33,7 @@ ROLES = roles(
     tensors.embedding(layout=ADD_ONE),
     block(
         tensors.norm("attn_norm", "input_layernorm", layout=ADD_ONE),
-        tensors.attention(),
+        tensors.biased_attention(),
         gemma.post_norms(),
         tensors.gated(),
     ),
@@ -47,6 +47,7 @@ CAVEATS = (
         differs_in="llama.cpp",
     ),
     common.UNTIED,
+    common.biased_output("gemma2"),
     gemma.scaled_differently(46),
     Caveat(
         "n_swa == 0",

@@ -29,6 +29,7 @@ SPEC = Architecture(
             caveats=(
                 common.NO_WINDOW,
                 common.ERF,
+                common.biased_output("gemma3"),
                 *rope.CAVEATS,
                 gemma.scaled_differently(62),
             ),

@@ -54,7 +54,7 @@ SPEC = Architecture(
             fixed={"causal": False, "tied": True},
             renames=half.BARE,
             export_renames=tuple((table, written, "causal == 0") for written, table in half.BARE),
-            caveats=(*gemma.CAVEATS, common.ERF),
+            caveats=(*gemma.CAVEATS, common.ERF, common.biased_output("gemma-embedding")),
             ignored_keys=(common.UNBIASED, embeddings.IGNORED_KEYS),
         ),
     ),

@@ -31,8 +31,8 @@ ROLES = roles(
     gpt.embedding(),
     gpt.POSITIONS,
     block(
-        gpt.attention_norm(), gpt.attention(Transpose(), SAME, Transpose()),
-        gpt.feed_forward(Transpose()), layer=gpt.LAYER,
+        gpt.attention_norm(), gpt.attention(Transpose(), SAME, Transpose(), biased="biased == 1"),
+        gpt.feed_forward(Transpose(), biased="biased == 1"), layer=gpt.LAYER,
     ),
 )
 ROLES = also(ROLES, "ggml", gpt.GGML_NAMES)
@@ -75,7 +75,7 @@ LLMC = Dialect(
     fields="hf",
     header="header",
     required_tensors=("wte", "qkvw.0", "fcprojw.0"),
-    fixed={"eps": 1e-5, "tied": True, "activation": "gelu_tanh"},
+    fixed={"eps": 1e-5, "tied": True, "activation": "gelu_tanh", **family.BIASES},
 )
 
 ROLES = also(ROLES, "opt", family.OPT, qkv=family.JOINED, used=family.USED)
@@ -85,6 +85,9 @@ ROLES = varied(ROLES, "rugpt", "opt", "position_embd.weight model.decoder.embed_
 RELU = Caveat(
     "activation == 'relu'", "llama.cpp runs this differently: it computes GELU in every gpt2, and this model relu",
     unsupported_by="llama.cpp",
+)
+UNBIASED = Caveat(
+    "biased == 0", "a model without biases: llama.cpp expects them in gpt2", unsupported_by="llama.cpp"
 )
 OPT = Dialect(
     "opt",
@@ -98,7 +101,8 @@ OPT = Dialect(
     ignored_keys=family.IGNORED_KEYS,
 )
 BIOGPT = replace(
-    OPT, name="biogpt", classes=("BioGptForCausalLM",), drops=family.MASKS, fixed={**family.NORMS, "tied": False},
+    OPT, name="biogpt", classes=("BioGptForCausalLM",), drops=family.MASKS,
+    fixed={**family.NORMS, **family.BIASES, "tied": False},
     renames=family.BIOGPT_NAMES,
     ignored_keys=(*family.IGNORED_KEYS, IgnoredKey("tie_word_embeddings", "the output is written out", (False, True))),
 )
@@ -113,6 +117,7 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"transposed": ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
+            fixed=family.BIASES,
             drops=gpt.DROPS,
             caveats=(gpt.ERF, gpt.UNSCALED),
             renames=gpt.HEADLESS,
@@ -123,6 +128,7 @@ SPEC = Architecture(
             conventions={"transposed": ("attn_qkv", "attn_output", "ffn_up")},
             renames=gpt.GGML_RENAMES,
             fields="ggml",
+            fixed=family.BIASES,
             shaped=("model/h0/attn/c_attn/w", "n_embd", "3*n_embd"),
         ),
         Dialect(
@@ -131,11 +137,11 @@ SPEC = Architecture(
             fields="ggml",
             layouts=tuple(header.name for header in family.BIOGPT_HEADERS),
             conventions={"position_offset": 2},
-            fixed={**family.NORMS, "tied": False, "scaled_embedding": True},
+            fixed={**family.NORMS, **family.BIASES, "tied": False, "scaled_embedding": True},
             renames=family.BIOGPT_NAMES,
             caveats=(gpt.ERF,),
         ),
-        Dialect("ggml", renames=gpt.GGML_RENAMES),
+        Dialect("ggml", renames=gpt.GGML_RENAMES, fixed=family.BIASES),
         LLMC,
         OPT,
         BIOGPT,
@@ -144,6 +150,7 @@ SPEC = Architecture(
             "rugpt",
             fields="hf",
             classes=("RuGPT3XLForCausalLM",),
+            fixed=family.BIASES,
             renames=family.RUGPT_NAMES,
             drops=gpt.DROPS,
             caveats=(gpt.ERF,),
@@ -152,5 +159,5 @@ SPEC = Architecture(
     ),
     recipe=gpt.RECIPE,
     headers=(gpt.GPT2_HEADER, *family.BIOGPT_HEADERS),
-    caveats=(RELU,),
+    caveats=(RELU, UNBIASED),
 )

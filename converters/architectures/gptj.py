@@ -5,21 +5,25 @@ Source: gguf-spec.md "GPT-J" for the keys, gguf-py's table for the names, transf
 llama.cpp knows the name and has no graph.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Rearrange, Split, Then, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
+# Both classes compute with this base whatever keys of it a configuration has (`create_sinusoidal_positions`).
+BASE = replace(rope.BASE, fields={}, defaults=(Default(10000.0, "the class has no other base"),))
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV,
     HParam("n_rot", "rope.dimension_count", fields={"hf": "rotary_dim", "ggml": "n_rot"},
            check="n_rot % 2 == 0 and 0 < n_rot and n_rot <= head_dim"),
-    rope.BASE, common.TIED, gpt.GELU_TANH,
+    BASE, common.TIED, gpt.GELU_TANH,
 )
 
 ROLES = roles(

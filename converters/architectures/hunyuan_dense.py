@@ -15,6 +15,7 @@ SPEC = Architecture(
     hparams=hunyuan.HPARAMS,
     roles=roles(tensors.embedding(), block(hunyuan.attention(), tensors.gated())),
     dialects=hunyuan.dialects(
+        "hunyuan-dense",
         IgnoredKey("num_experts moe_topk num_shared_expert", "there are no experts", (1,)),
         IgnoredKey("moe_* norm_topk_prob routed_scaling_factor n_group topk_group use_mixed_mlp_moe", "of experts"),
     ),

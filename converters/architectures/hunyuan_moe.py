@@ -36,6 +36,7 @@ SPEC = Architecture(
         ),
     ),
     dialects=hunyuan.dialects(
+        "hunyuan-moe",
         IgnoredKey("moe_layer_num_skipped", "no block is dense", (0,)),
         IgnoredKey("norm_topk_prob use_mixed_mlp_moe", "always", (True,)),
         IgnoredKey("routed_scaling_factor n_group topk_group", "always", (1, 1.0)),

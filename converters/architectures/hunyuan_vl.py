@@ -21,6 +21,7 @@ HPARAMS = (
     HParam("fourth_axis", None, derive=hunyuan.fourth_axis),
 )
 (_HF,) = hunyuan.dialects(
+    "hunyuan_vl",
     half.VISION_KEYS,
     IgnoredKey("num_experts moe_topk num_shared_expert", "there are no experts", (1,)),
     IgnoredKey("moe_* norm_topk_prob routed_scaling_factor n_group topk_group use_mixed_mlp_moe", "of experts"),

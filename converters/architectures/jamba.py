@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import NEG_EXP
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -34,7 +34,8 @@ HPARAMS = (
     hybrid.declared("expert_period", "expert_layer_period", 2),
     hybrid.declared("expert_offset", "expert_layer_offset", 1),
     HParam("sparse", None, BOOL, length="n_layer", required=False, derive=hybrid.sparse_layers),
-    HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias"}, words={True: True}, required=False),
+    HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias"}, required=False,
+           defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias"}, words={False: False}, required=False),
     common.TIED, common.SILU,
 )
@@ -42,7 +43,7 @@ HPARAMS = (
 MAMBA = """
 ssm_in.weight         : 2*n_inner n_embd          | hf mamba.in_proj.weight
 ssm_conv1d.weight f32 : n_inner n_conv            | hf mamba.conv1d.weight @conv
-ssm_conv1d.bias       : n_inner                   | hf mamba.conv1d.bias
+ssm_conv1d.bias when=conv_bias == 1 : n_inner     | hf mamba.conv1d.bias
 ssm_x.weight          : dt_rank+2*n_state n_inner | hf mamba.x_proj.weight
 ssm_dt.weight         : n_inner dt_rank           | hf mamba.dt_proj.weight
 ssm_dt.bias           : n_inner                   | hf mamba.dt_proj.bias
@@ -81,4 +82,8 @@ SPEC = Architecture(
         ),
     ),
     recipe={"rope": "none", "decay": "rate"},
+    caveats=(
+        Caveat("conv_bias == 0", "short convolutions without biases: llama.cpp expects them in Jamba's",
+               unsupported_by="llama.cpp"),
+    ),
 )

@@ -33,7 +33,7 @@ ROLES = roles(
         """
         ssm_in.weight         : 2*n_inner n_embd          | hf in_proj.weight
         ssm_conv1d.weight f32 : n_inner n_conv            | hf conv1d.weight @conv
-        ssm_conv1d.bias       : n_inner                   | hf conv1d.bias
+        ssm_conv1d.bias when=conv_bias == 1 : n_inner     | hf conv1d.bias
         ssm_x.weight          : dt_rank+2*n_state n_inner | hf x_proj.weight
         ssm_dt.weight         : n_inner dt_rank           | hf dt_proj.weight
         ssm_dt.bias           : n_inner                   | hf dt_proj.bias
@@ -61,7 +61,7 @@ SPEC = Architecture(
         replace(mamba.HF, caveats=(*mamba.HF.caveats, mamba.EXPANSION, EPSILONS)),
         replace(
             mamba.STATE_SPACES,
-            caveats=(mamba.EXPANSION,),
+            caveats=(*mamba.STATE_SPACES.caveats, mamba.EXPANSION),
             required_tensors=(*mamba.STATE_SPACES.required_tensors, "backbone.layers.0.mixer.x_proj.weight"),
         ),
     ),

@@ -32,7 +32,7 @@ ROLES = roles(
         """
         ssm_in.weight         : 2*n_inner+2*n_group*n_state+n_heads n_embd | hf in_proj.weight
         ssm_conv1d.weight f32 : n_inner+2*n_group*n_state n_conv           | hf conv1d.weight @conv
-        ssm_conv1d.bias       : n_inner+2*n_group*n_state                  | hf conv1d.bias
+        ssm_conv1d.bias when=conv_bias == 1 : n_inner+2*n_group*n_state    | hf conv1d.bias
         ssm_dt.bias           : n_heads                                    | hf dt_bias
         ssm_a f32             : n_heads 1                                  | hf A_log @rate
         ssm_d f32             : n_heads 1                                  | hf D @column

@@ -33,7 +33,7 @@ HPARAMS = (
     HParam("n_head_kv", "attention.head_count_kv", ValueType.INT32, derive=mimo.heads_by_window, length="n_layer",
            allow_scalar=True),
     common.HEAD_DIM, replace(common.HEAD_DIM_V, fields={"hf": "v_head_dim"}),
-    replace(common.RMS_EPS, fields={"hf": "layernorm_epsilon|rms_norm_eps"},
+    replace(common.RMS_EPS, fields={"hf": "rms_norm_eps|layernorm_epsilon"},
             defaults=(Default(1e-5, _HF, dialect="hf"),)),
     HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
     HParam("window_before", None, fields={"hf": "sliding_window_size"}, required=False),
@@ -42,6 +42,8 @@ HPARAMS = (
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types|hybrid_layer_pattern"},
            words=_WINDOWS, derive=mimo.window_layers, length="n_layer"),
     replace(rope.BASE, defaults=(Default(5000000.0, _HF, dialect="hf"), *rope.BASE.defaults)),
+    HParam("newer_base", None, F32, {"hf": "rope_parameters.full_attention.rope_theta"}, required=False,
+           defaults=(Default(5000000.0, _HF, dialect="hf"),)),
     replace(laguna.BASE_OF_WINDOWS, defaults=(Default(10000.0, "what readers take"),),
             fields={"hf": "rope_parameters.sliding_attention.rope_theta|swa_rope_theta"}),
     replace(rope.FRACTION, defaults=(Default(0.334, _HF, dialect="hf"),),
@@ -81,6 +83,17 @@ ROLES = mimo.with_ranked(roles(
     ),
 ))
 
+BASE = Caveat(
+    "newer_base != rope_base",
+    "rope_theta={rope_base} stands outside rope_parameters: the publisher's code and llama.cpp honor it there, "
+    "transformers does not read it and computes with {newer_base}",
+    differs_in="transformers",
+)
+BIASED = Caveat(
+    "attention_bias == 1",
+    "llama.cpp runs this differently: it loads the biases of queries, keys and values and does not add them in mimo2",
+    unsupported_by="llama.cpp",
+)
 CAVEATS = (
     common.NO_WINDOW,
     Caveat("expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one "
@@ -99,7 +112,7 @@ HF = Dialect(
         *common.DROPS,
     ),
     fixed={"fused": False},
-    caveats=rope.CAVEATS,
+    caveats=(*rope.CAVEATS, BASE, BIASED),
     ignored_keys=(
         IgnoredKey("swa_head_dim", "as wide as the others", follows="head_dim"),
         IgnoredKey("swa_v_head_dim", "as wide as the others", follows="head_dim_v"),

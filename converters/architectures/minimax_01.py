@@ -16,9 +16,13 @@ from ggferry.converters.schema.roles import block, roles
 F32, BOOL = common.F32, common.BOOL
 _HF = "the publisher's default"
 
-
+# Of the norm behind lightning attention, in the publisher's code as in transformers'.
+LIGHTNING_EPS = HParam(
+    "lightning_eps", None, F32, defaults=(Default(1e-6, "the class's default, which no configuration changes"),)
+)
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, rope.BASE, rope.FRACTION, replace(rope.N_ROT, fields={"hf": "rotary_dim"}),
+    *common.SIZES, common.RMS_EPS, LIGHTNING_EPS, rope.BASE, rope.FRACTION,
+    replace(rope.N_ROT, fields={"hf": "rotary_dim"}),
     rope.KIND, *rope.SCALING,
     HParam("lightning", "attention.recurrent_layers", BOOL, {"hf": "layer_types|attn_type_list"}, length="n_layer",
            words={"linear_attention": True, "full_attention": False, 0: True, 1: False}, derive=minimax.every_other,
@@ -54,6 +58,12 @@ ROLES = roles(
     ),
 )
 
+EPSILON = Caveat(
+    "eps < 0.0000009 or eps > 0.0000011",
+    "the norms behind lightning attention have epsilon 0.000001, in transformers as in the publisher's code; "
+    "llama.cpp takes that of the other norms ({eps})",
+    differs_in="llama.cpp",
+)
 PARTLY = Caveat(
     "n_rot < head_dim and hf_class == 'MiniMaxForCausalLM'",
     "{n_rot} of {head_dim} elements of a head turn, as rotary_dim says; transformers' MiniMaxForCausalLM does not read "
@@ -79,7 +89,7 @@ SPEC = Architecture(
             export_renames=(
                 ("model.layers.{n}.self_attn.o_proj.", "model.layers.{n}.self_attn.out_proj.", "lightning == 1"),
             ),
-            caveats=(*rope.CAVEATS, PARTLY),
+            caveats=(*rope.CAVEATS, PARTLY, EPSILON),
             ignored_keys=(
                 common.UNBIASED,
                 IgnoredKey("block_size", "how it is computed, not what"),

@@ -4,6 +4,8 @@ Source: llama.cpp `src/models/phi3.cpp`, `conversion/phi.py`, transformers `mode
 matrices: queries above keys above values, gate above up.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
@@ -11,8 +13,13 @@ from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
+# transformers overwrites what stands with the factors by this key, which its class has where a file is silent.
+_ORIGINAL = replace(rope.ORIGINAL_DECLARED, fields={"hf": "original_max_position_embeddings"})
+# What Phi-3's first configurations call yarn are two lists of factors, too (transformers `configuration_phi3.py`).
+_KIND = replace(rope.KIND_OR_FACTORS, words={**rope.KIND_OR_FACTORS.words, "yarn": "longrope"})
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.ROPE_WITH_FACTORS,
+    *common.SIZES, common.RMS_EPS,
+    *({_ORIGINAL.name: _ORIGINAL, _KIND.name: _KIND}.get(param.name, param) for param in rope.ROPE_WITH_FACTORS),
     # 0 tells llama.cpp Phi-4 from the others: written in any case.
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unrepresentable=0,
            defaults=(Default(0, "no sliding window is stated"),)),
@@ -36,6 +43,8 @@ ROLES = roles(
 
 IGNORED_KEYS = (
     common.UNBIASED,
+    IgnoredKey("rope_parameters.original_max_position_embeddings rope_scaling.original_max_position_embeddings",
+               "overwritten by the key of the model", follows="rope_original_stated"),
     IgnoredKey("lm_head_bias", "there is none", (False,)),
     IgnoredKey("min_num_patches max_num_patches", "of the vision half, dropped"),
     IgnoredKey("full_attn_mod interpolate_factor", "of Phi-4-mini's training, and without effect", (1,)),

@@ -36,7 +36,8 @@ HPARAMS = (
 
 ROLES = roles(
     tensors.embedding(bias=True, output=""),
-    tensors.linear("output", "n_vocab n_embd", "lm_head", bias="output_bias == 1", when="tied == 0"),
+    tensors.linear("output", "n_vocab n_embd", "lm_head", when="tied == 0"),
+    "output.bias when=output_bias == 1 : n_vocab | hf lm_head.bias",
     rope.LONGROPE_FACTORS,
     block(
         tensors.norm("attn_norm", "input_layernorm", bias=True),

@@ -14,13 +14,13 @@ from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU,
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU, common.ATTENTION_BIAS,
     *embeddings.DECODER_POOLING, *embeddings.LABELS, *embeddings.ANSWER_ROWS,
 )
 
 ROLES = embeddings.reranking(roles(
     tensors.embedding(),
-    block(tensors.pre_norm(tensors.normed_attention(), tensors.gated())),
+    block(tensors.pre_norm(tensors.normed_attention(biased=tensors.BIASED), tensors.gated())),
     tensors.linear("cls.output", "n_labels n_embd", "score", when="classifies == 1"),
 ))
 
@@ -35,7 +35,8 @@ _ONE_SHARE = Caveat(
 )
 # Qwen3-Embedding's weights carry the names of a model that stands alone.
 HF = Dialect(
-    "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.WINDOW), renames=half.BARE, fixed={"classifies": False},
+    "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.WINDOW, common.biased_output("qwen3")), renames=half.BARE,
+    fixed={"classifies": False},
     ignored_keys=(common.UNBIASED, embeddings.IGNORED_KEYS),
 )
 CLASSIFIER = replace(

@@ -18,12 +18,12 @@ HPARAMS = (
         "expert_norm", "expert_weights_norm", ValueType.BOOL, {"hf": "norm_topk_prob"}, absent=True,
         defaults=(Default(False, "transformers' default", dialect="hf"),),
     ),
-    *common.ALL_SPARSE, common.TIED, common.SILU,
+    *common.ALL_SPARSE, common.TIED, common.SILU, common.ATTENTION_BIAS,
 )
 
 ROLES = roles(
     tensors.embedding(),
-    block(tensors.pre_norm(tensors.normed_attention(), tensors.experts())),
+    block(tensors.pre_norm(tensors.normed_attention(biased=tensors.BIASED), tensors.experts())),
 )
 
 NOT_NORMED = Caveat(
@@ -35,7 +35,7 @@ NOT_NORMED = Caveat(
 HF = Dialect(
     "hf",
     drops=common.DROPS,
-    caveats=(*rope.CAVEATS, common.WINDOW, NOT_NORMED),
+    caveats=(*rope.CAVEATS, common.WINDOW, NOT_NORMED, common.biased_output("qwen3moe")),
     ignored_keys=(common.UNBIASED, IgnoredKey("max_window_layers", "every block has the window, if there is one")),
 )
 

@@ -14,18 +14,19 @@ from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_QWEN3_AXES, *half.DEEPSTACK, common.TIED, common.SILU,
+    common.ATTENTION_BIAS,
     *embeddings.POOLING, *embeddings.LABELS, *embeddings.ANSWER_ROWS,
 )
 
 ROLES = embeddings.reranking(roles(
     tensors.embedding(),
-    block(tensors.pre_norm(tensors.normed_attention(), tensors.gated())),
+    block(tensors.pre_norm(tensors.normed_attention(biased=tensors.BIASED), tensors.gated())),
     tensors.linear("cls.output", "n_labels n_embd", "score", when="classifies == 1"),
 ))
 HF = Dialect(
     "hf",
     drops=(*common.DROPS, *half.drop_vision("*visual.*")),
-    caveats=rope.CAVEATS,
+    caveats=(*rope.CAVEATS, common.biased_output("qwen3vl")),
     config_section=half.WITHIN,
     renames=half.RENAMES,
     fixed={"classifies": False},

@@ -17,7 +17,7 @@ from ggferry.converters.schema.roles import block, roles, varied
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_QWEN3_AXES, *half.DEEPSTACK, common.N_EXPERT, common.N_EXPERT_USED,
     common.N_FF_EXP,
-    *common.ALL_SPARSE, common.TIED, common.SILU,
+    *common.ALL_SPARSE, common.TIED, common.SILU, common.ATTENTION_BIAS,
 )
 
 GATE = Pick("n_expert", 0, "n_ff_exp", stacked=True)
@@ -27,7 +27,7 @@ ROLES = varied(
         tensors.embedding(),
         block(
             tensors.norm("attn_norm", "input_layernorm"),
-            tensors.attention(),
+            tensors.biased_attention(),
             tensors.qk_norm(),
             tensors.norm("ffn_norm", "post_attention_layernorm"),
             """
@@ -64,7 +64,7 @@ _HF = Dialect(
     "hf",
     conventions={"expert_rows": False, "gate_up": "halves"},
     drops=(*common.DROPS, *half.drop_vision("*visual.*")),
-    caveats=rope.CAVEATS,
+    caveats=(*rope.CAVEATS, common.biased_output("qwen3vlmoe")),
     config_section=half.WITHIN,
     renames=half.RENAMES,
     ignored_keys=(common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED, NORMED),

@@ -95,7 +95,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=(common.DROP_TIED,), caveats=(RESCALED,), fixed={"version": 4}),
+        Dialect("hf", drops=(rwkv.DROP_TIED,), caveats=(RESCALED,), fixed={"version": 4}),
         replace(
             rwkv.BLINKDL,
             fixed={"version": 4, "tied": False},

@@ -6,6 +6,7 @@ Source: llama.cpp `src/models/starcoder2.cpp`, transformers `modeling_starcoder2
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
@@ -18,7 +19,7 @@ HPARAMS = (
     *common.SIZES, EPS, *rope.ROPE, common.N_SWA,
     HParam("biased", None, ValueType.BOOL, {"hf": "use_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
-    common.ALWAYS_TIED, common.GELU_TANH,
+    common.ALWAYS_TIED, gpt.GELU_TANH,
 )
 
 _BIASED = "biased == 1"
@@ -52,7 +53,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.WINDOW, BIASED), ignored_keys=KINDS),
+        Dialect("hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.WINDOW, BIASED, gpt.ERF), ignored_keys=KINDS),
     ),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu_tanh"},
 )

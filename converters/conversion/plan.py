@@ -123,7 +123,13 @@ def plan_conversion(request: Request, checkpoint: Checkpoint) -> ConversionPlan:
         try:
             planned = KINDS[texts[0].kind].plan(request, texts, checkpoint) if texts else []
         except UnsupportedError as error:
-            alone = instead_of_text(KINDS[MMPROJ].plan(request, others, checkpoint), checkpoint, error)
+            try:
+                beside = KINDS[MMPROJ].plan(request, others, checkpoint)
+            except GgferryError as other:  # the text model comes first, and so does the reason why it is not read
+                also = f"nor is an mmproj file written: {other.message}"
+                error.hint = f"{error.hint}; {also}" if error.hint else also
+                raise error from None
+            alone = instead_of_text(beside, checkpoint, error)
             if not alone:
                 raise
             return ConversionPlan(request, tuple(alone))

@@ -49,7 +49,7 @@ EXPLAINED = (
     Explained("unread", "stablelm", "*.use_parallel_residual", "llama.cpp sees it by the absence of a norm"),
     Explained("unread", "gptneox", "*.feed_forward_activation", "llama.cpp does as it says; a remark has the rest"),
     Explained(
-        "unread", "gpt2 starcoder falcon phi2", "*.feed_forward_activation", "llama.cpp has one GELU",
+        "unread", "gpt2 starcoder starcoder2 falcon phi2", "*.feed_forward_activation", "llama.cpp has one GELU",
         "GELU by the error function",
     ),
     Explained(
@@ -105,7 +105,10 @@ EXPLAINED = (
     Explained("unread", "deepseek2-ocr", "*.attention.sliding_window", "no window", "llama.cpp lets it see all"),
     Explained("unread tensor", "chameleon", "*.bias", "llama.cpp has none", "it has no biases in chameleon"),
     Explained(
-        "unread tensor", "cohere2", "blk.{n}.attn_output.bias", "llama.cpp has none", "the output of attention",
+        "unread tensor",
+        "cohere2 gemma gemma2 gemma3 gemma-embedding hunyuan-dense hunyuan-moe hunyuan_vl qwen3 qwen3moe qwen3vl"
+        " qwen3vlmoe",
+        "blk.{n}.attn_output.bias", "llama.cpp has none", "the output of attention",
     ),
     Explained(
         "missing tensor",
@@ -186,7 +189,11 @@ EXPLAINED = (
     Explained("unread tensor", "gemma gemma2", "output.weight", "llama.cpp's has none", "an output of its own"),
     Explained("unread tensor", "phi3 minicpm3", "rope_freqs.weight", "none there", "rotary frequencies of Llama 3"),
     Explained(
-        "missing tensor", "starcoder2 gptneox", "blk.{n}.*.bias", "a model without",
+        "missing tensor", "starcoder2 gptneox gpt2", "blk.{n}.*.bias", "a model without",
+        "without biases: llama.cpp expects them",
+    ),
+    Explained(
+        "missing tensor", "mamba mamba2 jamba", "blk.{n}.ssm_conv1d.bias", "a model without",
         "without biases: llama.cpp expects them",
     ),
     Explained(

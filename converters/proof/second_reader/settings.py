@@ -66,11 +66,11 @@ SILENT = frozenset(
 OTHERWISE: Mapping[str, frozenset[str]] = {
     "attention.head_count": frozenset({"mamba", "mamba2"}),  # no attention: GGUF has 0
     "attention.layer_norm_epsilon": frozenset({"biogpt", "olmo", "glm5-next", "cohere2moe"}),
-    "rope.freq_base": frozenset({"olmo3", "granite_swa", "dbrx"}),
+    "rope.freq_base": frozenset({"olmo3", "granite_swa", "dbrx", "gptj"}),
 }
 """GGUF key → architectures, and model types of config.json, whose key means something else. The norms of BioGPT and
 OLMo read no epsilon, those of GLM 5.3 and Cohere are not all alike; OLMo 3 takes a base for some blocks only, Granite
-with windows a list, DBRX keeps its base in `attn_config`."""
+with windows a list, DBRX keeps its base in `attn_config`, GPT-J's and CodeGen's is a constant."""
 
 UNREAD: Mapping[str, frozenset[str]] = {"rope_theta": frozenset({"gptneox", "modern-bert"})}
 """Field → architectures whose class does not read it beside its rotary parameters, but has names of its own."""
@@ -79,6 +79,9 @@ ONLY: Mapping[str, frozenset[str]] = {
     "rotary_emb_base": frozenset({"gptneox", "qwen", "nomic-bert", "nomic-bert-moe", "jina-bert-v3"})
 }
 """Field → the only architectures whose class, or the code published with them, reads it."""
+
+OUTSIDE: Mapping[str, frozenset[str]] = {"original_max_position_embeddings": frozenset({"phi3"})}
+"""Field → architectures whose class reads it beside its rotary parameters, and overwrites what they have."""
 
 GROUPS = ("expert_group_count", "expert_group_used_count")
 """Keys that a model which chooses among all experts does not read (DeepSeek's `greedy`)."""
@@ -113,7 +116,11 @@ def check_settings(source: ModelGraph) -> int:
         value = _single(param.value)
         if value is None or names & OTHERWISE.get(each.key, frozenset()):
             continue
-        read = {k: v for k, v in declared.items() if _is_read(k, source.architecture.name)}
+        read = {
+            k: _outside(v, source.architecture.name)
+            for k, v in declared.items()
+            if _is_read(k, source.architecture.name)
+        }
         for place, expected in _claims(read, silent, each.key):
             if abs(value - expected) > NEAR * abs(expected):
                 raise VerificationError(
@@ -129,6 +136,13 @@ def check_settings(source: ModelGraph) -> int:
 def _is_read(field: str, architecture: str) -> bool:
     """Return whether the class of that architecture reads a field."""
     return architecture not in UNREAD.get(field, frozenset()) and (field not in ONLY or architecture in ONLY[field])
+
+
+def _outside(value: Any, architecture: str) -> Any:
+    """Return a value of the configuration without the members that the class of that architecture overwrites."""
+    if not isinstance(value, Mapping):
+        return value
+    return {field: inner for field, inner in value.items() if architecture not in OUTSIDE.get(field, frozenset())}
 
 
 def _claims(declared: Mapping[str, Any], silent: Mapping[str, Any], key: str) -> Iterator[tuple[str, float]]:

@@ -39,6 +39,7 @@ NORMALIZER = "the normalizer of tokenizer.model"
 BETWEEN = "blanks other than one between words"
 LITERAL = "the sign ▁ itself, which libraries take for a blank of a token that is several blanks"
 BYTE = "the text of a byte token, which tokenizers finds in plain text"
+ROWLESS = "tokens without a row of the embedding, which are left out, as the model knows nothing of them"
 SUMS = "two ways to cut whose scores have one sum, but for rounding"
 
 
@@ -189,6 +190,8 @@ def explained(
         apart: The texts that differ, by number: the text, what the encoder was given, and its ids.
         answer: The library's answer.
     """
+    rowless = {number for number in apart if max(answer.ids(number), default=0) >= len(made.tokens)}
+    apart = {number: parts for number, parts in apart.items() if number not in rowless}
     named = {
         number: why for number, (text, _, _) in apart.items() if (why := rules.reason(text, answer.normalized[number]))
     }
@@ -205,7 +208,7 @@ def explained(
             _, given, ids = apart[number]
             if _tied(output, given, ids, expected if number in named else answer.ids(number), rules.special):
                 found[number] = SUMS
-    return found
+    return found | dict.fromkeys(rowless, ROWLESS)
 
 
 def _tied(output: UnigramEncoder, given: str, ids: Sequence[int], theirs: Sequence[int], special: bool) -> bool:

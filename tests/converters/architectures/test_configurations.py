@@ -20,6 +20,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import InconsistentError, UnexpectedTensorError, UnsupportedError
+from helpers.models.sizes import LONG
 from helpers.sampling import one_in
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
 
@@ -91,6 +92,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": GONE, "rope_theta": 700.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     ),
     "biases that the class does not read": ("nemotron-h", {"attention_bias": True}),
+    **{f"a base of a class that has one: {name}": (name, {"rope_theta": 777.0}) for name in ("gptj", "codegen")},
+    "an original context that the class overwrites": ("phi3 longrope", {"original_max_position_embeddings": GONE}),
+    "two lists of factors under an older name": (
+        "phi3",
+        {"rope_parameters": GONE, "rope_theta": 700.0, "original_max_position_embeddings": 8,
+         "rope_scaling": {"type": "yarn", "long_factor": LONG["long_factor"], "short_factor": LONG["short_factor"]}},
+    ),
+    "an epsilon under the publisher's name beside its own": ("mimo2", {"layernorm_epsilon": 0.1}),
+    "an epsilon that one norm does not have": ("minimax-01", {"rms_norm_eps": 0.1}),
+    "gelu by the error function": ("starcoder2", {"hidden_act": "gelu"}),
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
 }
 
@@ -158,10 +169,21 @@ def test_the_default_proof_takes_groups_that_are_not_asked(tmp_path: Path) -> No
     assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
 
 
+def test_the_default_proof_takes_the_original_context_of_the_class(tmp_path: Path) -> None:
+    """transformers' Phi-3 overwrites what stands with the factors, also where the key beside them is its default."""
+    expected = changed("phi3 longrope", tmp_path / "hf", original_max_position_embeddings=GONE)
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
+    assert graph_of(made.path).sizes["rope_original"] == 4096
+    assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
+    assert any("rope_parameters.original_max_position_embeddings" in note
+               for note in understand(open_checkpoint(str(tmp_path / "hf"))).notes)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "base"),
     [
         ("gptneox", {**NO_ROPE, "rope_theta": 777.0}, 10000.0),
+        ("gptj", {"rope_parameters": {"rope_theta": 777.0}}, 10000.0),
         ("llama", {"rope_parameters": GONE, "rotary_emb_base": 777.0}, 10000.0),  # GPT-NeoX' name
         ("gemma3", {"rope_parameters": {"rope_theta": 777.0}}, 1e6),  # it has a set for each kind of block
     ],
@@ -176,6 +198,11 @@ def test_the_default_proof_takes_keys_that_the_class_does_not_read(
     assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5
 
 
+BIASED = (
+    "gemma", "gemma2", "gemma3", "hunyuan dense", "hunyuan moe", "hunyuan vl", "qwen3", "qwen3moe", "qwen3vl",
+    "qwen3vlmoe",
+)
+"""Models whose matrices of attention have biases where the configuration says so, and in no published one."""
 MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "whole heads turn": ("minimax-m3", {"index_head_dim": 16}, {"rope_parameters": GONE}),
     "narrow heads turn whole": ("minimax-m3", {"head_dim": 8}, {}),
@@ -186,6 +213,11 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no dense block, as listed": ("exaone_moe", {"mlp_layer_types": ["sparse"] * 4}, {}),
     "two of no experts": ("granite hybrid", {"num_local_experts": 0}, {}),
     "no expert is shared": ("afmoe", {"num_shared_experts": 0}, {}),
+    "no biases": ("opt", {"enable_bias": False}, {}),
+    **{f"a convolution without biases: {name}": (name, {key: False}, {})
+       for name, key in (("mamba", "use_conv_bias"), ("mamba2", "use_conv_bias"), ("jamba", "mamba_conv_bias"))},
+    "a bias of a tied output": ("phimoe", {"tie_word_embeddings": True}, {}),
+    **{f"biases of attention: {name}": (name, {"attention_bias": True}, {}) for name in BIASED},
     "gelu": ("phi2", {"hidden_act": "gelu"}, {}),
     "gelu by another approximation": ("phi2", {"hidden_act": "gelu_fast"}, {}),
     **{f"as many heads of keys, by silence: {name}": (name, {"num_key_value_heads": 8}, {"num_key_value_heads": silent})
@@ -257,9 +289,9 @@ def test_an_older_scaling_that_no_key_says_is_refused(tmp_path: Path) -> None:
         understand(open_checkpoint(str(tmp_path)))
 
 
-CONTRADICTIONS = ("llama biases", "granite", "gptneox", "stablelm")
+CONTRADICTIONS = ("llama biases", "granite", "gptneox", "stablelm", "opt", "mamba")
 """Models with biases, of which a configuration says in some key that there are some."""
-BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "use_qkv_bias"), False)
+BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "use_qkv_bias", "enable_bias", "use_conv_bias"), False)
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
@@ -282,6 +314,23 @@ def test_biases_of_which_the_configuration_says_nothing_are_asked_about(name: st
     with pytest.raises(UnexpectedTensorError) as caught:
         understand(open_checkpoint(str(tmp_path)))
     assert caught.value.hint and f'"{key}"' in caught.value.hint
+
+
+def test_what_a_runtime_or_transformers_computes_otherwise_in_mimo_is_said(tmp_path: Path) -> None:
+    make("mimo2", tmp_path, attention_bias=True)
+    edit(tmp_path, rope_parameters=GONE, rope_theta=777.0, rms_norm_eps=0.2, layernorm_epsilon=0.1)
+    graph = understand(open_checkpoint(str(tmp_path)))
+    assert any("does not add them in mimo2" in note for note in graph.notes)
+    assert any("transformers does not read it and computes with 5000000" in note for note in graph.notes)
+    assert graph.sizes["rope_base"] == 777.0 and graph.sizes["eps"] == pytest.approx(0.2)
+
+
+def test_why_the_text_model_is_not_read_comes_before_what_the_encoder_lacks(tmp_path: Path) -> None:
+    make("minimax-m3", tmp_path / "hf")
+    edit(tmp_path / "hf", scoring_func="softmax")
+    with pytest.raises(UnsupportedError, match="scoring_func") as caught:
+        convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))
+    assert caught.value.hint and "nor is an mmproj file written: nothing says what vision." in caught.value.hint
 
 
 def test_one_expert_is_a_dense_feed_forward(tmp_path: Path) -> None:

@@ -355,3 +355,14 @@ def test_a_gguf_with_the_worlds_text_alone_has_that_vocabulary(
     assert load_tokenizer(replace(source, metadata=keys), 328) is None
     with pytest.raises(CorruptError):
         load_tokenizer(replace(source, metadata={**keys, "tokenizer.rwkv.world": string("nonsense")}), 328)
+
+
+def test_a_tied_output_that_repeats_the_embedding_is_left_out(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    expected = make("rwkv tied", tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, "head.weight": tensors["rwkv.embeddings.weight"]}, path, {"format": "pt"})
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0]
+    assert relative(expected, forward(graph_of(made.path), TOKENS)) <= 1e-5

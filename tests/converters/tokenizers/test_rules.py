@@ -241,3 +241,30 @@ def test_a_unigram_with_byte_fallback_converts(scheme: str, tmp_path: Path) -> N
     assert witness is not None
     again = cross_check(witness, own, encoder(own), ["x<0x41>x", "\n"])
     assert again.excused == {rules.BYTE: 1} and again.check.first is None
+
+
+@pytest.mark.parametrize("kind", ["bpe_gpt2", "bpe_llama3", "bpe_qwen2"])
+def test_an_added_token_without_a_row_is_left_out_and_the_rest_agrees(kind: str, tmp_path: Path) -> None:
+    """The last of 400 tokens was added, and no row of the embedding is for it: no model can be given its id."""
+    hf_llama(tmp_path / "model", vocab_size=399)
+    for file in ("tokenizer.model", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "model" / file).unlink(missing_ok=True)
+    shutil.copytree(FIXTURES / "tokenizers" / kind, tmp_path / "model", dirs_exist_ok=True)
+    found = convert(Request(str(tmp_path / "model"), out=str(tmp_path / "x.gguf")))[0]
+    said = found.receipt["tokenizer"]
+    assert said["vocabulary"] == 399 and 0 < said["excused"][rules.ROWLESS] < 30 and said["equal"] > 200
+    assert any("repair 'trim-added'" in note for note in found.receipt["notes"])
+
+
+def test_a_text_that_leads_to_rows_is_not_excused_beside_one_that_does_not(tmp_path: Path) -> None:
+    folder = str(FIXTURES / "tokenizers" / "bpe_gpt2")
+    made = find.load(folder, rows=399)
+    witness, _ = find.reference(folder)
+    assert witness is not None
+    tokens = list(made.tokens)
+    a, b = tokens.index("Ġthe"), tokens.index("Ġa")
+    tokens[a], tokens[b] = tokens[b], tokens[a]
+    wrong = replace(made, tokens=tuple(tokens))
+    found = cross_check(witness, wrong, encoder(wrong), ["in the", "<|endoftext|>"])
+    assert found.check.first is not None and found.check.first.text == "in the"
+    assert found.excused == {rules.ROWLESS: 1}

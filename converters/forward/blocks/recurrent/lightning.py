@@ -1,7 +1,8 @@
 """Lightning attention (MiniMax-01): linear attention whose sums decay at a rate fixed for each head and block.
 
 Definitions: MiniMax's `modeling_minimax_text_01.py`, llama.cpp `src/models/minimax-01.cpp`; transformers'
-`modeling_minimax.py` computes the same in chunks, with rates that differ by 1e-5 from the second block on.
+`modeling_minimax.py` computes the same in chunks, with rates that differ by 1e-5 from the second block on. The norm
+behind it has an epsilon of its own.
 """
 
 from __future__ import annotations
@@ -27,4 +28,6 @@ def lightning(model: Model, block: str, x: Tensor) -> Tensor:
     fade = torch.exp(-rate[:, None, None] * behind.clamp(min=0)) * (behind >= 0)
     out = ((q @ k.transpose(1, 2)) * fade @ v).transpose(0, 1).flatten(1).float()
     gate = torch.sigmoid(model.linear(f"{block}attn_gate", x))
-    return model.linear(f"{block}attn_output", gate * model.norm(f"{block}attn_norm_2", out))
+    name = f"{block}attn_norm_2"
+    out = model.normed(out, float(sizes["lightning_eps"])) * model.norm_weight(name)
+    return model.linear(f"{block}attn_output", gate * out)
