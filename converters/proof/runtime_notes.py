@@ -193,7 +193,7 @@ EXPLAINED = (
         "without biases: llama.cpp expects them",
     ),
     Explained(
-        "missing tensor", "mamba mamba2 jamba", "blk.{n}.ssm_conv1d.bias", "a model without",
+        "missing tensor", "mamba mamba2", "blk.{n}.ssm_conv1d.bias", "a model without",
         "without biases: llama.cpp expects them",
     ),
     Explained(
