@@ -11,7 +11,7 @@ from typing import Any
 from ggferry.converters.analysis import mixed_endian as mixed_endian
 from ggferry.converters.analysis import other_formats as foreign
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.prequantized.recognize import configuration, method_of
+from ggferry.converters.prequantized.recognize import UNWRITTEN, WHY, configuration, method_of
 from ggferry.converters.proof.receipt import LLAMA_CPP
 from ggferry.converters.proof.runtime_notes import faults
 from ggferry.converters.rewrite.pieces import is_piece
@@ -210,7 +210,8 @@ def _checkpoint(checkpoint: Checkpoint, path: str, name: str) -> Diagnosis:
     if _is_misnamed(checkpoint, path):
         findings.append("GGUF under another name: programs look for .gguf")
     if scheme := _unread(checkpoint.metadata):
-        return Diagnosis(name, what, True, UNSUPPORTED, (f"{scheme} is not read",), (Remedy(foreign.CONVERTED),))
+        original = (Remedy(foreign.CONVERTED),)
+        return Diagnosis(name, what, True, UNSUPPORTED, (f"{scheme} is not read: {_why(checkpoint)}",), original)
     if checkpoint.big_endian:
         return _big_endian(checkpoint, name, what, findings)
     try:
@@ -386,6 +387,13 @@ def _unread_scheme(path: str) -> str:
 
 
 def _unread(config: Mapping[str, Any]) -> str:
+    return foreign.SCHEMES.get(_method(config), "")
+
+
+def _why(checkpoint: Checkpoint) -> str:
+    return WHY.get(_method(checkpoint.metadata), UNWRITTEN)
+
+
+def _method(config: Mapping[str, Any]) -> str:
     declared = config.get("quantization_config")
-    method = str(declared.get("quant_method", "")).lower() if isinstance(declared, Mapping) else ""
-    return foreign.SCHEMES.get(method, "")
+    return str(declared.get("quant_method", "")).lower() if isinstance(declared, Mapping) else ""

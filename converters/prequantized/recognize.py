@@ -76,7 +76,7 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     schemes = {name: scheme for scheme in _schemes() for name in scheme.methods}
     if method not in schemes:
         raise UnsupportedError(
-            f"weights are quantized by a scheme that ggferry does not carry{_WHY.get(method, '')}",
+            f"weights are quantized by a scheme that is not read: {WHY.get(method, UNWRITTEN)}",
             path=checkpoint.path,
             found=method,
             expected=", ".join(sorted(schemes)),
@@ -130,8 +130,16 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
 ONLINE: Config = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
 """What BitNet's class of 2024 does without a configuration (1bitLLM `modeling_bitnet.py`, `BitLinear`)."""
 
-_WHY = {"eetq": ": its int8 lie in the order of a CUDA kernel, which depends on the GPU and is not stated in the file"}
-"""Method → why its weights cannot be read, where that is known."""
+_ROTATED = "activations are rotated while the model runs, for which GGUF has no place"
+WHY = {
+    "eetq": "its int8 lie in the order of a CUDA kernel, which depends on the GPU and is not stated in the file",
+    "exl3": "its codebooks are defined by CUDA code alone, with which nothing here can be compared",
+    "higgs": _ROTATED,
+    "quip": _ROTATED,
+}
+"""Method → why its weights cannot be read; of the others no scheme is written."""
+
+UNWRITTEN = "no reader of it is written"
 
 _BY_TENSORS = {
     ".qweight": "gptq",

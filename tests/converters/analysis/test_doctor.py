@@ -19,6 +19,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Q
+from safetensors.numpy import save_file
 
 from ggferry.converters.analysis.doctor import examine
 from ggferry.converters.analysis.mixed_endian import repair
@@ -209,3 +210,20 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert [each["whole"] for each in files] == [True, False]
     command("doctor", tmp_path / "page.bin", tmp_path / "none", code=1)
     assert "format      GGUF v3" in command("doctor", MODEL).stdout
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("eetq", "order of a CUDA kernel"),
+        ("exl3", "CUDA code alone"),
+        ("higgs", "activations are rotated"),
+        ("vptq", "no reader of it"),
+    ],
+)
+def test_why_a_quantized_checkpoint_is_not_read(method: str, why: str, tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"model.layers.0.mlp.up_proj.weight": np.zeros((8, 8), np.int8)}, tmp_path / "model.safetensors")
+    found = examine(str(tmp_path))
+    assert found.exit_code == 4 and why in found.findings[0] and "original checkpoint" in found.remedies[0].what
