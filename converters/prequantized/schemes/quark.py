@@ -6,7 +6,7 @@ Source: quark 0.13 `torch/export/nn/modules/realquantizer.py` (`unpack_params`, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -43,8 +43,9 @@ INTEGERS = {"int4": (-8, 7), "uint4": (0, 15), "int8": (-128, 127), "uint8": (0,
 FLOATS = {"fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2"}
 KNOWN = (*FLOATS, "fp4", "fp6_e2m3", "fp6_e3m2", *INTEGERS)
 SCALES = ("F16", "BF16", "F32")
-LONGEST = 256
-"""Characters of a pattern for names of layers that is matched; quark's own are short."""
+Patterns = tuple[Mapping[str, tuple[int, Any]], Sequence[tuple[int, str, Any]]]
+LONGEST, MOST = 256, 64
+"""Characters of a pattern for names of layers, and how many of these may be: quark writes a few short ones."""
 
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
@@ -56,11 +57,11 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
             found=rotated,
             hint=DEQUANTIZE,
         )
-    found, kinds = Found("AMD Quark"), set()
+    found, kinds, patterns = Found("AMD Quark"), set(), _patterns(checkpoint, config)
     for name, ref in checkpoint.tensors.items():
         if not name.endswith(".weight") or f"{name}_scale" not in checkpoint.tensors:
             continue
-        settings = _settings(checkpoint, config, name)
+        settings = _settings(checkpoint, config, name, patterns)
         kinds.add(_take(checkpoint, config, found, ref, settings))
         found.used |= {f"{name}_scale"} | {
             f"{name}{end}" for end in ("_zero_point", "_scale_2") if f"{name}{end}" in checkpoint.tensors
@@ -86,14 +87,27 @@ def _rotation(checkpoint: Checkpoint, config: Config) -> str:
     return ""
 
 
-def _settings(checkpoint: Checkpoint, config: Config, name: str) -> Sequence[Config]:
+def _patterns(checkpoint: Checkpoint, config: Config) -> Patterns:
+    """Return `layer_quant_config`: names of layers, and patterns, each with its place and its settings."""
+    layers = config.get("layer_quant_config")
+    listed = list(layers.items()) if isinstance(layers, dict) else []
+    wild = [(at, each, own) for at, (each, own) in enumerate(listed) if set(each) & set("*?[")]
+    if len(wild) > MOST or any(len(each) > LONGEST for _, each, _ in wild):
+        raise UnsupportedError(
+            "patterns of layer_quant_config, AMD Quark",
+            path=checkpoint.path,
+            found=len(wild),
+            expected=f"at most {MOST}, of {LONGEST} characters",
+        )
+    return {each: (at, own) for at, (each, own) in enumerate(listed)}, wild
+
+
+def _settings(checkpoint: Checkpoint, config: Config, name: str, patterns: Patterns) -> Sequence[Config]:
     """The `weight` that holds for a layer: the first pattern of `layer_quant_config` that its name matches, its type's,
     else the model's (`get_layer_quant_config`). Several follow each other in a list."""
-    layer, own = name.removesuffix(".weight"), None
-    layers = config.get("layer_quant_config")
-    for pattern, declared in layers.items() if isinstance(layers, dict) else ():
-        if own is None and len(pattern) <= LONGEST and fnmatchcase(layer, pattern):
-            own = declared
+    layer, (literal, wild) = name.removesuffix(".weight"), patterns
+    at, own = literal.get(layer, (len(literal), None))
+    own = next((found for place, each, found in wild if place < at and fnmatchcase(layer, each)), own)
     types = config.get("layer_type_quant_config")
     for key in ("Linear", "nn.Linear", "torch.nn.Linear"):
         if own is None and isinstance(types, dict):

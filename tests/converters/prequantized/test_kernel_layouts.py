@@ -253,6 +253,7 @@ def test_what_contradicts_itself_is_refused(number: int, tmp_path: Path) -> None
         ("awq gemv", {"version": "marlin"}, UnsupportedError),
         ("quark int4", {"layer_quant_config": {}, "global_quant_config": {}}, UnsupportedError),
         ("quark int4", {"layer_quant_config": {}}, UnsupportedError),
+        ("quark int4", {"layer_quant_config": {f"*{n}": {} for n in range(65)}}, UnsupportedError),
         ("quark int4", {"algo_config": [{"name": "rotation", "r4": True}]}, UnsupportedError),
         ("quark int4", {"algo_config": [{"name": "quarot"}]}, UnsupportedError),
         ("quark int4", {"export": {"weight_format": "fake_quantized"}}, UnsupportedError),
