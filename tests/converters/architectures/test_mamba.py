@@ -16,7 +16,7 @@ from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import understand
-from ggferry.formats.errors import GgferryError, ShapeError, UnsupportedError
+from ggferry.formats.errors import GgferryError, ShapeError, UnexpectedTensorError, UnsupportedError
 from helpers.models.mamba import MAMBA, MAMBA2
 from helpers.peers import Peers
 from helpers.tiny_models import TINY, TOKENS, make, relative
@@ -63,7 +63,7 @@ def test_state_spaces_own_checkpoints(name: str, config: dict[str, Any], tmp_pat
         ({"d_model": 64}, ShapeError),
         ({"n_layer": 2}, GgferryError),
         ({"rms_norm": False}, UnsupportedError),
-        ({"ssm_cfg": {"conv_bias": False}}, UnsupportedError),
+        ({"ssm_cfg": {"conv_bias": False}}, UnexpectedTensorError),
         ({"ssm_cfg": {"d_state": 16}}, ShapeError),
     ],
 )
