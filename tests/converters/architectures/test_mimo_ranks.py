@@ -85,6 +85,7 @@ def published(folder: Path, quantized: bool = True, layout: str | None = "fused_
     return found
 
 
+@pytest.mark.unix("open files passed to the second reader")
 @pytest.mark.parametrize(("quantized", "layout"), [(True, "fused_qkv"), (True, None), (False, "fused_qkv")])
 def test_logits_are_those_of_separate_matrices(quantized: bool, layout: str | None, tmp_path: Path) -> None:
     """Where the configuration is silent the scales say it: they are more than those of an uncut matrix."""
