@@ -396,4 +396,4 @@ def _why(checkpoint: Checkpoint) -> str:
 
 def _method(config: Mapping[str, Any]) -> str:
     declared = config.get("quantization_config")
-    return str(declared.get("quant_method", "")).lower() if isinstance(declared, Mapping) else ""
+    return method_of(dict(declared)) if isinstance(declared, Mapping) else ""

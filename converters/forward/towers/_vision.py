@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ggferry.converters.forward.blocks.feed_forward import dense
 from ggferry.converters.forward.blocks.softmax_attention import attend
 from ggferry.converters.forward.model import Model, parts
+from ggferry.formats.errors import UsageError
 from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
@@ -31,6 +32,22 @@ def patch_embed(tower: Model, picture: Tensor) -> Tensor:
         kernel = flat.view(-1, len(picture), size, size)
     x = torch.nn.functional.conv2d(picture[None], kernel, stride=size)[0].permute(1, 2, 0)
     return tower.biased("v.patch_embd", x)
+
+
+def patches_of_one_size(tower: Model) -> tuple[int, int]:
+    """Return rows and columns of the patches of a picture, for towers whose pictures have always the same size."""
+    across = int(tower.sizes["image_size"]) // int(tower.sizes["patch_size"])
+    return across, across
+
+
+def embed_one_size(tower: Model, picture: Tensor) -> Tensor:
+    """Return what `patch_embed` does. Raises UsageError for a picture of another size than the model's."""
+    x = patch_embed(tower, picture)
+    if tuple(x.shape[:2]) != patches_of_one_size(tower):
+        size = int(tower.sizes["image_size"])
+        found = f"{x.shape[0]} × {x.shape[1]} patches"
+        raise UsageError("a picture", found=found, expected=f"3 × {size} × {size}")
+    return x
 
 
 def table_positions(tower: Model, rows: int, columns: int, first: int = 0) -> Tensor:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ggferry.converters.forward.blocks.feed_forward import dense
 from ggferry.converters.forward.model import Model, silu
 from ggferry.converters.forward.towers import _vision as vision
-from ggferry.formats.errors import UsageError
 from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
@@ -21,10 +20,7 @@ LAYER_NORM = 1e-5
 """Epsilon of torch.nn.LayerNorm, which the network's norm is."""
 
 
-def patches(tower: Model) -> tuple[int, int]:
-    """Return rows and columns of the patches of a picture: it has always the same size."""
-    across = int(tower.sizes["image_size"]) // int(tower.sizes["patch_size"])
-    return across, across
+patches = vision.patches_of_one_size
 
 
 def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Tensor:
@@ -32,11 +28,8 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
 
     Raises UsageError for a picture of another size than the model's.
     """
-    x = vision.patch_embed(tower, picture)
+    x = vision.embed_one_size(tower, picture)
     rows, columns, width = x.shape
-    if (rows, columns) != patches(tower):
-        size = int(tower.sizes["image_size"])
-        raise UsageError("a picture", found=f"{rows} × {columns} patches", expected=f"3 × {size} × {size}")
     first = tower.weights.vector("v.class_embd")[None] + tower.weights.rows("v.position_embd.weight", [0])
     x = torch.cat((first, (x + vision.table_positions(tower, rows, columns, first=1)).view(-1, width)))
     for number in range(tower.sizes["n_layer"]):
