@@ -33,7 +33,7 @@ class Sparse:
         values: What is not zero, `(values, 1)`, row after row.
         mask: A bit for each column, the first the lowest: `(rows, columns / 8)`.
         columns: Columns of the matrix.
-        offsets: Where the values of each row begin, `(rows,)`; None where each row has half as many as columns.
+        offsets: Where the values of each row begin, `(rows, 1)`; None where each row has half as many as columns.
         scale: What the values are multiplied by; None for nothing.
     """
 
@@ -68,7 +68,8 @@ class Sparse:
             return row * (self.columns // 2)
         if row == self.mask.rows:
             return self.values.rows
-        return int(indices(self.checkpoint, self.offsets)[row])
+        size = self.offsets.type.block_bytes
+        return int(raw_rows(self.checkpoint, self.offsets, row, row + 1).view(f"<i{size}").item())
 
 
 def find_sparse(checkpoint: Checkpoint, found: Found) -> None:
@@ -91,6 +92,7 @@ def find_sparse(checkpoint: Checkpoint, found: Found) -> None:
         else:
             of_shape(checkpoint, of_type(checkpoint, offsets, "I64", "I32"), name, (rows,))
             of_shape(checkpoint, ref, name, (ref.elements,))
+            offsets = reshaped(offsets, (rows, 1))
         spread = None
         if scale is not None:
             of_type(checkpoint, scale, "F32", "F16", "BF16")
