@@ -173,7 +173,11 @@ NAMES: dict[str, dict[str, str]] = {
         "verify model.gguf --signed": "verify proved.gguf --signed",
     },
     "docs/recipes.md": {"MODEL": "DIR"},
-    "docs/traces.md": {"MODEL": "DIR", **{name: f"{ROOT}/{name}" for name in ("tools/trace_times.py", "tools/trace_scaling.py")}},
+    "docs/traces.md": {
+        "MODEL": "DIR",
+        "tools/trace_times.py": f"{ROOT}/tools/trace_times.py",
+        "tools/trace_scaling.py": f"{ROOT}/tools/trace_scaling.py",
+    },
     "docs/ollama.md": {"~/.ollama": ".home/.ollama", "/archive": "archive"},
     "docs/formats/training-checkpoints.md": {
         "run/checkpoints/iter_0005000": "run/checkpoints/iter_0000007", "--tokenizer Llama-3.1-8B": "--no-vocab",

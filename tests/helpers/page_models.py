@@ -11,10 +11,11 @@ import numpy as np
 from helpers.attack_tools import typed
 from helpers.rerankers import DOCUMENTS, qwen_reranker
 from helpers.sentence_transformers import listed, pooled
+from helpers.speech import SPEECH
 from helpers.third_party_fixtures import FIXTURES, ROOT
 from helpers.tiny_audio_encoders import voxtral
 from helpers.vision_encoders import VISION_ENCODERS
-from helpers.whisper_models import save_openai, save_whisper, sound
+from helpers.whisper_models import save_openai, save_whisper
 
 
 def made(*words: str) -> None:
@@ -51,7 +52,7 @@ def encoders(folder: Path) -> None:
         made(str(folder / name), "--mmproj", "only", "-o", str(folder / f"mmproj-{name}.gguf"))
     shutil.copy(ROOT / "docs" / "page-model.png", folder / "cat.png")
     np.save(folder / "x.npy", np.zeros((3, 48, 48), np.float32))
-    sound(folder / "speech.wav")
+    shutil.copy(SPEECH, folder / "speech.wav")
 
 
 def command_line(folder: Path) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import wave
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import letters
 from ggferry.converters.tokenizers.legacy.whisper_names import LANGUAGES, STEPS, TASKS
@@ -167,17 +164,3 @@ def save_openai(path: Path, model: Any) -> None:
     }
     state = {openai_name(name): tensor.half() for name, tensor in model.state_dict().items() if "proj_out" not in name}
     torch.save({"dims": dims, "model_state_dict": state}, path)
-
-
-def sound(path: Path, seconds: float = 4.0) -> np.ndarray:
-    """Write a recording of tones that rise and break off, 16 kHz mono; return its samples."""
-    time = np.arange(int(16000 * seconds)) / 16000
-    tones = np.sin(2 * np.pi * (200 + 150 * time) * time) * (np.sin(2 * np.pi * 3 * time) > -0.3)
-    noise = np.random.default_rng(5).standard_normal(len(time)) * 0.01
-    samples = (0.4 * tones + noise).astype(np.float32)
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(16000)
-        file.writeframes((samples * 32767).astype("<i2").tobytes())
-    return samples

@@ -31,5 +31,6 @@ def embed(tower: Model, spectrum: Tensor, progress: Callable[[int], None]) -> Te
     x = x.permute(0, 3, 1, 2).flatten(2)  # (chunks, states of a chunk, channels · bands)
     places = audio.positions(tower, x.shape[1])
     x = (tower.linear("a.conv_out", x.flatten(0, 1)).view(*x.shape[:2], -1) + places).flatten(0, 1)
+    x = x[: len(x) - len(places) + -(-(CHUNK - missing) // 8)]  # a row of eight frames, or of what is left of them
     x = audio.layer_norm(tower, "a.post_ln", audio.transformer(tower, x, progress))
     return audio.perceptron(tower, "mm.a.mlp.1", "mm.a.mlp.2", x)

@@ -27,6 +27,7 @@ from ggferry.converters.whisper_cpp.file_types import FILE_TYPES
 from ggferry.converters.whisper_cpp.vocabulary import special_ids
 from ggferry.formats.errors import GgferryError, MissingError, RefusedError, UnsupportedError, UsageError
 from ggferry.support.progress import silent
+from helpers.speech import spoken
 from helpers.whisper_cpp import library, run_whisper_cpp
 from helpers.whisper_models import (
     ENGLISH,
@@ -36,7 +37,6 @@ from helpers.whisper_models import (
     ordinary_tokens,
     save_openai,
     save_whisper,
-    sound,
     special_tokens,
 )
 
@@ -162,7 +162,7 @@ def test_whisper_cpp_computes_what_transformers_does(english: Path, tmp_path: Pa
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-    samples, ids = sound(tmp_path / "sound.wav"), [50257, 50362, 17, 400, 30000]
+    samples, ids = spoken(), [50257, 50362, 17, 400, 30000]
     model = WhisperForConditionalGeneration.from_pretrained(english / "hf").eval()
     mel = WhisperFeatureExtractor(feature_size=80)(samples, sampling_rate=16000, return_tensors="np").input_features
     with torch.no_grad():
@@ -242,7 +242,7 @@ def test_every_source_of_a_model_gives_one_file(rows: int, tmp_path: Path) -> No
         found = read(tmp_path / f"{name}.bin")
         assert (found.fields, found.tokens, found.tensors) == (expected.fields, expected.tokens, expected.tensors)
         assert np.array_equal(found.mel, expected.mel)
-    samples, ids = sound(tmp_path / "sound.wav"), [end + 1, rows - 1502, 17, 400]
+    samples, ids = spoken(), [end + 1, rows - 1502, 17, 400]
     heard = [run_whisper_cpp(tmp_path / f"{name}.bin", samples, ids, tmp_path) for name in ("hf", "pt")]
     assert all(np.array_equal(heard[0][key], heard[1][key]) for key in heard[0])
 
@@ -255,7 +255,7 @@ def test_k_quants_run_where_rows_are_whole_blocks(tmp_path: Path) -> None:
     )  # fmt: skip
     kinds = {"q2_k": 10, "q3_k": 11, "q4_k": 12, "q5_k": 13, "q6_k": 14}
     convert(request(tmp_path / "hf", tmp_path / "{outtype}.bin", ",".join(("f16", *kinds))))
-    samples, ids = sound(tmp_path / "sound.wav"), [50258, 50363, 17, 400]
+    samples, ids = spoken(), [50258, 50363, 17, 400]
     plain = run_whisper_cpp(tmp_path / "f16.bin", samples, ids, tmp_path)["logits"]
     apart = []
     for outtype, kind in kinds.items():
