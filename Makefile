@@ -24,8 +24,9 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not faults and not postgres and not browser and not wine'
 
 # The same as Windows and as macOS would see it, on Linux (docs/platforms.md); WITHIN as for the slow tests, of each system.
+SYSTEMS = windows macos
 other-systems: $(VENV)/.dev
-	for system in windows macos; do GGFERRY_AS=$$system $(BIN)/python -m pytest -n 2 $(if $(WITHIN),--within $(WITHIN)) -m 'not slow and not faults and not postgres and not browser and not wine' || exit 1; done
+	for system in $(SYSTEMS); do GGFERRY_AS=$$system $(BIN)/python -m pytest -n 2 $(if $(WITHIN),--within $(WITHIN)) -m 'not slow and not faults and not postgres and not browser and not wine' || exit 1; done
 
 # WITHIN=seconds begins no test after that, and says how many were not reached. Tests of the server behind proxies need nginx and Caddy, which Debian has.
 slow: $(VENV)/.dev

@@ -171,7 +171,7 @@ def _foreign(name: str, found: foreign.OtherFormat) -> Diagnosis:
 def _broken(path: str, name: str, head: bytes, size: int, error: GgferryError) -> Diagnosis:
     """Return what is known of a file that a reader claims and cannot open."""
     own, packing = container_by_magic(head), kind_of_packing(head, path)
-    known = own.label if own is not None else foreign.in_part(head) or _by_suffix(path)
+    known = foreign.in_part(head) or (own.label if own is not None else _by_suffix(path))
     what = words_for(packing) if packing else known
     findings = [str(error)]
     cut = isinstance(error, TruncatedError) or foreign.unfinished(path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from ggferry.formats.ggml.other_programs import is_minigpt4
 from ggferry.support.records import dataclass
 
 CONVERTED = "fetch the original checkpoint (safetensors or PyTorch) it was made of, and convert that"
@@ -89,6 +90,8 @@ def of_head(head: bytes, path: str) -> OtherFormat | None:
 
 def in_part(head: bytes) -> str | None:
     """Return what a file is whose container holds models that are read and others that are not; None for no such."""
+    if is_minigpt4(head):
+        return "a file of minigpt4.cpp"
     return "an HDF5 file of TensorFlow or Keras" if head.startswith(b"\x89HDF\r\n\x1a\n") else None
 
 

@@ -121,6 +121,16 @@ def refuse_other_program(source: Source) -> None:
                 raise UnsupportedError(f"this is {program.what}", path=source.path, offset=0, found=name, hint=hint)
 
 
+def is_minigpt4(head: bytes) -> bool:
+    """Return whether a file is of minigpt4.cpp: a magic, its version, a type, and a text of JSON about the Q-Former.
+
+    The magic is chatglm.cpp's. Source: Maknee/minigpt4.cpp `minigpt4/convert.py` (`write_file`), `minigpt4.cpp`
+    (`quantize_model`).
+    """
+    text = head[16 : 16 + int.from_bytes(head[12:16], "little")]
+    return head.startswith(b"ggml") and text.startswith(b"{") and b'"Qformer"' in text
+
+
 def _first_name(source: Source, prelude: Sequence[Struct | None]) -> str | None:
     """Return the name of the first tensor behind a prelude; None where the bytes are no such prelude and record."""
     cursor = Cursor(source, 4)

@@ -21,6 +21,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.fields import Cursor, Struct
 from ggferry.formats.files.sources import Source, open_source
+from ggferry.formats.ggml.other_programs import is_minigpt4
 from ggferry.formats.limits import MAX_DIM, MAX_DIMS, MAX_GGML_TENSORS, MAX_NAME, MAX_STRING
 from ggferry.formats.reader import HEAD_BYTES, Container, HeaderLayout, Kind, Match, Reader
 from ggferry.quant.codec import block_type
@@ -109,7 +110,14 @@ def read_prelude(source: Source) -> Prelude:
         UnsupportedVersionError: Another version of the header.
         CorruptError: The file is broken.
     """
-    _refuse_minigpt4(source)
+    if is_minigpt4(source.read(0, min(HEAD_BYTES, source.size))):
+        raise UnsupportedError(
+            "this is a file of minigpt4.cpp: a vision encoder and a Q-Former, for which llama.cpp has no projector",
+            path=source.path,
+            offset=16,
+            found="Qformer",
+            hint="its language model, Vicuna, is another file, which is read; the rest is in MiniGPT-4's checkpoints",
+        )
     cursor = Cursor(source, len(MAGIC))
     model, version = cursor.integer("i32", "model"), cursor.integer("i32", "version")
     if model in OTHERS and version in VERSIONS:
@@ -132,24 +140,6 @@ def read_prelude(source: Source) -> Prelude:
     at = cursor.offset
     cursor.skip(size, "the vocabulary")
     return Prelude(model, version, header, (at, size))
-
-
-def _refuse_minigpt4(source: Source) -> None:
-    """Raise UnsupportedError for a file of minigpt4.cpp: its version, a type, and a text of JSON about the Q-Former.
-
-    Source: Maknee/minigpt4.cpp `minigpt4/convert.py` (`write_file`), `minigpt4.cpp` (`quantize_model`).
-    """
-    head = source.read(0, min(HEAD_BYTES, source.size))
-    size = int.from_bytes(head[12:16], "little") if len(head) > 16 else 0
-    text = head[16 : 16 + size]
-    if text.startswith(b"{") and b'"Qformer"' in text:
-        raise UnsupportedError(
-            "this is a file of minigpt4.cpp: a vision encoder and a Q-Former, for which llama.cpp has no projector",
-            path=source.path,
-            offset=16,
-            found="Qformer",
-            hint="its language model, Vicuna, is another file, which is read; the rest is in MiniGPT-4's checkpoints",
-        )
 
 
 def vocabulary(path: str) -> tuple[Prelude, bytes]:

@@ -29,12 +29,13 @@ print("imported:", [name for name in ("torch", "transformers", "safetensors") if
 sys.exit(code)
 """
 WIDTH, INNER, LAYERS, HEADS, KV_HEADS, VOCAB = 2048, 5632, 10, 32, 4, 32000
-BUDGET = 400 << 20
+BUDGET, FAST_BUDGET = 400 << 20, 250 << 20
+PIECE = bytes(4 << 20)
 
 
 def checkpoint(folder: Path, tokenizer: Path) -> Path:
-    """A LlamaForCausalLM of TinyLlama's shapes in bf16, 1.14 GB. Every matrix begins with one weight of 1, the rest is
-    a hole in the file: it takes no room."""
+    """A LlamaForCausalLM of TinyLlama's shapes in bf16, 1.14 GB of zeros. Every matrix begins with one weight of 1.
+    It is written in large pieces, as downloads are, so that Linux has it in large pages."""
     folder.mkdir()
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -77,7 +78,8 @@ def checkpoint(folder: Path, tokenizer: Path) -> Path:
     text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + at)
+        for start in range(0, at, len(PIECE)):
+            file.write(PIECE[: at - start])
         for entry in header.values():
             file.seek(8 + len(text) + entry["data_offsets"][0])
             file.write(struct.pack("<H", 0x3F80))
@@ -95,15 +97,15 @@ def peak(script: str, *arguments: str) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("outtype", ["f16", "q8_0", "q2_k,q4_k_m,q8_0,f16"])
 def test_a_checkpoint_over_a_gigabyte_stays_within_the_budget(outtype: str, fixtures: Path, tmp_path: Path) -> None:
+    """All processes: the library that reads samples of the source, too."""
     source = checkpoint(tmp_path / "model", fixtures / "legacy-llama" / "tokenizer.model")
     assert (source / "model.safetensors").stat().st_size > 1 << 30
-    base, _ = peak("import numpy")
     out = tmp_path / "out-{outtype}.gguf"
     used, said = peak(CONVERT, "convert", str(source), "-o", str(out), "--outtype", outtype, "--verify", "fast")
     targets = [tmp_path / f"out-{name}.gguf" for name in outtype.split(",")]
     assert all(target.stat().st_size > 100 << 20 for target in targets)
     assert "imported: []" in said
-    assert used - base <= BUDGET, f"{used >> 20} MiB, {base >> 20} MiB of them numpy's"
+    assert used <= FAST_BUDGET, f"{used >> 20} MiB"
     for target in targets:
         target.unlink()
 

@@ -31,6 +31,7 @@ def test_each_is_named(name: str, tmp_path: Path) -> None:
     assert caught.value.hint
     found = ggferry.doctor(path)
     assert f"a file of {NAMES[name]}" in str(found) and caught.value.hint in str(found)
+    assert "chatglm.cpp" not in str(found)  # minigpt4.cpp has its magic
     with pytest.raises(UnsupportedError, match=NAMES[name]):
         ggferry.convert(path, tmp_path / "out.gguf")
     assert [each.name for each in tmp_path.iterdir()] == ["model.bin"]
