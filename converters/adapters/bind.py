@@ -312,7 +312,7 @@ def _bound(checkpoint: Checkpoint, layout: Layout, slot: Slot, base: Base, used:
         return layout.bind(Sizes(base.sizes))
     except KeyError as error:
         raise MissingError(
-            f"the row order of {slot.refs[0].name!r} hangs on the base model's {error.args[0]}",
+            f"the row order of {slot.refs[0].name!r} depends on the base model's {error.args[0]}",
             path=checkpoint.path,
             hint=NEEDS_BASE,
         ) from None

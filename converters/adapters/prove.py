@@ -94,7 +94,7 @@ def check_deltas(source: Adapter, output: Adapter, tensors: Sequence[TensorProof
         limits.append(limit)
         if not difference <= limit:
             raise VerificationError(
-                f"what the adapter adds to {pair.weight} is not what it added",
+                f"the output's change of {pair.weight} is not the adapter's",
                 path=output.graph.checkpoint.path,
                 found=f"relative RMS {difference:.3g}",
                 expected=f"at most {limit:.3g}",

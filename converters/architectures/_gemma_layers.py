@@ -144,7 +144,7 @@ def sparsity(values: Values) -> tuple[float, ...]:
         declared = tuple(0.95 if n < 10 < count else 0.0 for n in range(count))  # Gemma3nTextConfig
     listed = declared if isinstance(declared, tuple) else (declared,) * count
     if any(share >= 1 for share in listed):
-        raise ValueError(f"no gate stands out where {max(listed)} of them do not")
+        raise ValueError(f"activation_sparsity {max(listed)}: a share below 1 is expected")
     return tuple(float32(NormalDist().inv_cdf(share)) or HALF_OF_ALL if share > 0 else 0.0 for share in listed)
 
 

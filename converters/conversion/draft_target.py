@@ -89,7 +89,7 @@ def _check_width(graph: ModelGraph) -> None:
     draft = graph.nodes and reads_target(graph.architecture)
     if draft and wide is not None and not own and wide != graph.sizes["n_embd"]:
         raise InconsistentError(
-            "a draft without embeddings or an output matrix of its own takes over its target's, as wide as that is",
+            "the draft takes over its target's embeddings or output matrix, and has another width",
             path=graph.checkpoint.path,
             found=graph.sizes["n_embd"],
             expected=wide,

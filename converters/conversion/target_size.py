@@ -123,7 +123,7 @@ def with_planned_size(request: Request, checkpoint: Checkpoint) -> tuple[Request
     if not _names_a_size(request, checkpoint):
         return request, None
     if request.options.split_max_tensors or request.options.split_max_size:
-        raise UsageError("a size decides the types when the weights are read", found="a split", expected="one file")
+        raise UsageError("--target-size and --target-bpw write one file", found="a split")
     with limited(checkpoint.path), _choices(request, checkpoint) as choices:
         alignment = request.options.alignment
         sizes = {name: [_unmeasured(step, alignment) for step in steps] for name, steps in choices.steps.items()}
@@ -144,7 +144,7 @@ def _limit(request: Request, measured: Measured, within: tuple[int, int]) -> int
     least, most = (measured.overhead + each for each in within)
     if not least <= limit <= most:
         raise UsageError(
-            f"{'the bits a weight' if request.target_size is None else 'the size'} asked for: {limit:,} bytes",
+            f"no choice of types has this size: {'--target-bpw' if request.target_size is None else '--target-size'}",
             path=measured.source.graph.checkpoint.path,
             expected=f"{least:,} to {most:,} bytes among {', '.join(measured.types)}",
         )

@@ -169,7 +169,7 @@ def _check_space_prefix(known: KnownClass, tokenizer: Tokenizer, path: str) -> N
     spaced = tokenizer.model == "llama" and tokenizer.flags.get("add_space_prefix", True)
     if spaced and tokenizer.huggingface_json is None and known.model_type.startswith(NO_SPACE_PREFIX):
         raise UnsupportedError(
-            "transformers puts no space before a text for this class, this vocabulary does",
+            "the vocabulary puts a space before a text, which transformers does not for this class",
             path=path,
             found=known.name,
             hint="--no-vocab writes the tensors alone",

@@ -152,7 +152,7 @@ def _config(
         if extent is Extent.DECLARED:
             break
     if not fullest:
-        raise failed or UnsupportedError("no configuration leads back to the model")
+        raise failed or UnsupportedError("no configuration of a transformers class describes this model")
     return fullest, missed, count
 
 
@@ -188,12 +188,12 @@ def check_alike(graph: ModelGraph, again: ModelGraph) -> None:
         if key.endswith(_OTHER_HALF):
             continue
         if a is not None and (b is None or not _same(a.data, b.data)) and not _implied(again, key, a.data):
-            raise UnsupportedError(f"config.json does not lead back to {key}", found=b and b.data, expected=a.data)
+            raise UnsupportedError(f"config.json would give another {key}", found=b and b.data, expected=a.data)
         if a is None and b is not None and not _implied(graph, key, b.data):
-            raise UnsupportedError(f"class takes {key} for another", found=b.data)
+            raise UnsupportedError(f"the class would assume {key}, which the model does not have", found=b.data)
     odd = sorted(set(graph.by_name) ^ set(again.by_name))
     if odd:
-        raise UnsupportedError("its tensors do not lead back to those of the model", found=odd[0])
+        raise UnsupportedError("the class has other tensors than the model", found=odd[0])
     for node in again.nodes:
         if math.prod(node.shape) != math.prod(graph.by_name[node.name].shape):
             raise UnsupportedError(f"shape of {node.name}", found=node.shape, expected=graph.by_name[node.name].shape)

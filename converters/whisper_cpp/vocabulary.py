@@ -26,7 +26,7 @@ def special_ids(rows: int, path: str | None = None) -> dict[str, int]:
     if end + len(names) != rows:
         sizes = [_ENGLISH + more for more in range(2 + len(LANGUAGES) - 99)]
         raise UnsupportedError(
-            "whisper.cpp finds its special tokens by the number of all tokens",
+            "whisper.cpp computes the ids of special tokens from the number of tokens, which must be a Whisper's",
             path=path,
             found=rows,
             expected=", ".join(map(str, sizes)),

@@ -64,7 +64,7 @@ def destination(
     if out is None or "://" not in out:
         yield PlainPath(out)
     elif to != "gguf":
-        raise UsageError("such places take GGUF files", found=f"--to {to} -o {out}", expected="a path")
+        raise UsageError("only GGUF files are written to such a place", found=f"--to {to} -o {out}", expected="a path")
     elif out.startswith(SCHEME):
         from ggferry.service.destinations.ollama import OllamaDestination
 

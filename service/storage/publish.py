@@ -138,7 +138,7 @@ def publish_all(
         put_receipt(to_json(receipt).encode("utf-8", "backslashreplace"), url + RECEIPT)
         if stat(url).version != version:
             remove(url + RECEIPT)
-            raise RefusedError("replaced by somebody while it was published", path=url, hint=HINT)
+            raise RefusedError("replaced by another writer while it was published", path=url, hint=HINT)
     return not sent
 
 
@@ -166,7 +166,7 @@ def publish(local: str, url: str, blake3: str, scratch: str, progress: Progress,
                 raise
         progress = _silent  # what is sent again is not counted again
     if not _taken(url, blake3, scratch):
-        raise UnreachableError("the store says that this name is taken, and that nothing has it", path=url)
+        raise UnreachableError("the store refuses the name as taken, and has no file of that name", path=url)
     return False
 
 
@@ -222,7 +222,7 @@ def _read_back(partial: str, version: str, blake3: str, scratch: str) -> None:
     try:
         found = object_digest(partial, scratch, version)
     except ChangedError as error:  # the name is nobody else's: the next attempt takes another one
-        raise TransportError("replaced by somebody", path=partial, found=error.found) from None
+        raise TransportError("replaced by another writer", path=partial, found=error.found) from None
     if found != blake3:
         raise TransportError("the upload read back differs", path=partial, found=found, expected=blake3)
 
@@ -236,14 +236,14 @@ def _confirm(url: str, size: int, version: str, copied: str, blake3: str, scratc
     if now.bytes == size and now.version == copied and version and now.version == version:
         return
     if now.bytes != size or object_digest(url, scratch) != blake3:
-        raise RefusedError("another file has come under this name", path=url, hint=HINT)
+        raise RefusedError("another writer has put another file under this name", path=url, hint=HINT)
 
 
 def object_digest(url: str, scratch: str, version: str = "") -> str:
     """Return the BLAKE3 of a remote file, read by ranges; nothing is kept. `version`: the version it must be."""
     found = stat(url)
     if version and found.version != version:
-        raise TransportError("replaced by somebody", path=url, found=found.version, expected=version)
+        raise TransportError("replaced by another writer", path=url, found=found.version, expected=version)
     with RangedFile(found, scratch, room=0) as source:
         return digest(source)
 

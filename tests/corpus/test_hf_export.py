@@ -36,7 +36,7 @@ configuration alone are checked.
 """
 ROTATED = {"qwen3vlmoe": ".mlp.experts."}
 """What transformers 4 stored the other way round than 5, which is what is written."""
-NO_SPACE = (UnsupportedError, "transformers puts no space before a text for this class, this vocabulary does")
+NO_SPACE = (UnsupportedError, "the vocabulary puts a space before a text, which transformers does not for this class")
 REFUSED: dict[str, tuple[type[GgferryError], str]] = {
     "gemma4_dense": NO_SPACE,
     "gemma4_e": NO_SPACE,

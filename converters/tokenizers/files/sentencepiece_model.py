@@ -59,7 +59,7 @@ def _renumbered(found: Tokenizer, source: SentencePieceModel, path: str) -> Toke
     first = source.pieces[:TRAINED]
     if source.model_type != "unigram" or any(piece.type == TokenType.NORMAL for piece in first):
         raise UnsupportedError(
-            "an XLM-RoBERTa numbers its tokens otherwise than its model file, which does not begin as fairseq's do",
+            "the pieces of an XLM-RoBERTa do not begin as fairseq's, whose order of ids the class has",
             path=path,
             found=f"{source.model_type}: {[piece.text for piece in first]}",
             expected="a unigram of <unk>, <s>, </s> and more",

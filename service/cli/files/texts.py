@@ -24,7 +24,7 @@ def dtype_of(name: str) -> str:
 def _check(request: ForwardCommand) -> None:
     """Raise UsageError for options that do not go together."""
     if request.embed and request.score is not None:
-        raise UsageError("--embed and --score are two questions", expected="one of them")
+        raise UsageError("--embed and --score exclude each other")
     if request.embed and (not request.texts or request.documents is not None):
         raise UsageError("--embed reads --text", hint="--embed --text TEXT")
     if not request.embed and (request.score is None or request.documents is None or request.texts):

@@ -30,7 +30,7 @@ SEEING = ("qwen2vl", "qwen3vl", "qwen3vlmoe")
 OTHERWISE = ("glm4v", "glm ocr", "granite_swa listed", "helium", "paddleocr")
 """What ggferry reads as the same model and transformers computes otherwise: `--witness transformers` refuses it."""
 UNSAID = {
-    "cohere2moe sigmoid": "does not lead back to cohere2moe.attention.rope_pattern",
+    "cohere2moe sigmoid": "would give another cohere2moe.attention.rope_pattern",
     "hunyuan vl": "items of rope_sections_stated",
     **dict.fromkeys(
         (

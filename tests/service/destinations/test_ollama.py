@@ -215,5 +215,5 @@ def test_jans_folder_is_found_and_its_record_written_last(
 @pytest.mark.parametrize("out", ["ollama://tiny", "lmstudio://me/tiny", "jan://tiny"])
 @pytest.mark.parametrize("to", ["safetensors", "whisper.cpp"])
 def test_programs_that_read_gguf_get_nothing_else(out: str, to: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"such places take GGUF files: found --to {to} -o {out}"):
+    with pytest.raises(UsageError, match=f"only GGUF files are written to such a place: found --to {to} -o {out}"):
         ggferry.convert(tmp_path, out, to=to)
