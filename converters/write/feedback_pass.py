@@ -50,7 +50,9 @@ def calibration_chunks(graph: ModelGraph, tokenizer: Tokenizer | None, text: str
     """
     if tokenizer is None or result_of(graph).inputs:
         why = "has no vocabulary" if tokenizer is None else "reads more than tokens"
-        raise UnsupportedError(f"--rounding feedback needs a model that reads text, and this model {why}", path=graph.checkpoint.path)
+        raise UnsupportedError(
+            f"--rounding feedback needs a model that reads text, and this model {why}", path=graph.checkpoint.path
+        )
     size = min(CHUNK, graph.sizes.get("n_ctx") or CHUNK)
     most = min(TOKENS // size, group_size(graph, size, ACTIVATIONS))
     return tuple(map(tuple, chunks_of(tokenizer, text, size, most)))

@@ -108,7 +108,10 @@ def _confirm(deletion: Deletion, yes: bool) -> None:
     if yes or not deletion.files:
         return
     if not sys.stdin.isatty():
-        raise RefusedError("--delete-source needs a confirmation, and standard input is no terminal", hint="--yes, where nobody can answer")
+        raise RefusedError(
+            "--delete-source needs a confirmation, and standard input is no terminal",
+            hint="--yes, where nobody can answer",
+        )
     say(f"Type '{phrase}' to go on: ", end="")
     if sys.stdin.readline().strip() != phrase:
         raise RefusedError("not confirmed; nothing was done")

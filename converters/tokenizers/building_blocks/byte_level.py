@@ -110,7 +110,7 @@ def merges_by_rank(ranks: Mapping[bytes, int], whole: bool) -> tuple[list[tuple[
         (token[at : at + 1] for token in ranks for at in range(len(token)) if token[at : at + 1] not in ranks), None
     )
     if lone is not None:
-        raise InconsistentError("a byte that tokens contain has no token of its own", found=lone)
+        raise InconsistentError("tokens contain a byte that has no token of its own", found=lone)
     merges, unexplained = rebuild_merges(ranks.items())
     if not unexplained:
         return merges, "rebuilt from the ranks, each proved"
