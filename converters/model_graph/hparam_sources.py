@@ -134,6 +134,8 @@ class Statements:
             return param.null, f"{origin} is null"
         if param.null is not None and param.length and isinstance(found, list):
             found = [param.null if item is None else item for item in found]
+        if param.repeated:
+            found = _repeated(found)
         if param.words and column != "gguf":
             found = _translated(self._checkpoint, param, place, found)
         value = _typed(self._checkpoint, param, found, origin)
@@ -160,6 +162,19 @@ class Statements:
         if self._dialect.header:
             return descend(self._checkpoint.header.get(self._dialect.header), place)
         return self.config.find(place)
+
+
+def _repeated(found: Any) -> Any:
+    """Return the items of pairs [items, times] one behind another, or `found` where it has no such pairs, or too many
+    items."""
+    pairs = [part for part in found if _is_pair(part)] if isinstance(found, list) else []
+    if not pairs or len(pairs) < len(found) or sum(len(items) * max(times, 0) for items, times in pairs) > MAX_ITEMS:
+        return found
+    return [item for items, times in pairs for item in items * times]
+
+
+def _is_pair(part: Any) -> bool:
+    return isinstance(part, list) and len(part) == 2 and isinstance(part[0], list) and type(part[1]) is int
 
 
 def _translated(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:

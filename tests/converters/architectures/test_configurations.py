@@ -33,6 +33,8 @@ NO_ROPE = {"rope_parameters": GONE, "rotary_pct": 1.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a pattern of letters": ("exaone4 windows", {"sliding_window_pattern": "LLLG"}),
     "a pattern of letters, experts": ("exaone_moe", {"sliding_window_pattern": "LLG"}),
+    "kinds of attention in pairs alone": ("gptneo", {"attention_layers": GONE}),
+    "kinds of attention that pairs contradict": ("gptneo", {"attention_layers": ["local", "local", "global"]}),
     "low equals high": ("llama llama3", {"rope_parameters": {**LLAMA3, "low_freq_factor": 2, "high_freq_factor": 2}}),
     "low above high": ("llama llama3", {"rope_parameters": {**LLAMA3, "low_freq_factor": 8, "high_freq_factor": 0.5}}),
     "windows of all blocks": (
@@ -331,6 +333,14 @@ def test_why_the_text_model_is_not_read_comes_before_what_the_encoder_lacks(tmp_
     with pytest.raises(UnsupportedError, match="scoring_func") as caught:
         convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))
     assert caught.value.hint and "nor is an mmproj file written: nothing says what vision." in caught.value.hint
+
+
+def test_kinds_of_attention_that_no_key_says_are_the_class_s(tmp_path: Path) -> None:
+    """Of 24 blocks: for another number transformers refuses its own default."""
+    make("gptneo", tmp_path, num_layers=24, attention_types=[[["global", "local"], 12]])
+    edit(tmp_path, attention_layers=GONE, attention_types=GONE)
+    kinds = transformers.AutoConfig.from_pretrained(tmp_path).attention_layers
+    assert understand(open_checkpoint(str(tmp_path))).sizes["swa_layers"] == tuple(kind == "local" for kind in kinds)
 
 
 def test_one_expert_is_a_dense_feed_forward(tmp_path: Path) -> None:
