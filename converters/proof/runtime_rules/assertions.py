@@ -21,6 +21,15 @@ UNBIASED = "falcon-h1 granitehybrid nemotron_h nemotron_h_moe"
 SEVERAL_AXES = "qwen2vl qwen3vl qwen3vlmoe qwen35 qwen35moe paddleocr hunyuan_vl glm4 glm4moe"
 """Architectures whose heads turn by positions on several axes, where sections are stated."""
 
+OF_BOTH_KINDS = (
+    "bailingmoe3 glm5-next granitehybrid jamba kimi-k3 kimi-linear lfm2 lfm2moe minimax-01 nemotron_h nemotron_h_moe "
+    "plamo2 qwen35 qwen35moe qwen3next"
+)
+"""Architectures whose blocks either attend or keep a state (llama-arch.cpp, `llm_arch_is_hybrid`), but for those whose
+blocks do both."""
+STATE = ("ssm_out.weight", "ssm_norm.weight", "shortconv.conv.weight", "attn_norm_2.weight")
+"""Tensors of which a block that keeps a state has one in these architectures."""
+
 EPSILONS = tuple(f"attention.{name}_epsilon" for name in ("layer_norm", "layer_norm_rms", "group_norm"))
 """Keys of what is added to a mean of squares before its root divides."""
 
@@ -154,6 +163,23 @@ def _unbiased(file: File) -> str:
     return ""
 
 
+def _one_kind(file: File) -> str:
+    """The inputs of the kind that no block has are given no buffer, and are set all the same: seen in all of b11549's
+    architectures of `OF_BOTH_KINDS` that transformers makes such a model of."""
+    kinds = set()
+    for block in range(file.blocks):
+        state = any(f"blk.{block}.{name}" in file.tensors for name in STATE)
+        if state or (f"blk.{block}.attn_output.weight" in file.tensors and not _predicts(file, block)):
+            kinds.add(state)
+    if len(kinds) != 1:
+        return ""
+    return f"all blocks {'keep a state and none attends' if kinds.pop() else 'attend and none keeps a state'}"
+
+
+def _predicts(file: File, block: int) -> bool:
+    return f"blk.{block}.nextn.eh_proj.weight" in file.tensors
+
+
 def _sections(file: File) -> str:
     held = file.value("rope.dimension_sections")
     whole = sum(held) if isinstance(held, tuple) and all(isinstance(one, int) for one in held) else 0
@@ -221,6 +247,7 @@ RULES = (
             "models/nemotron-h.cpp llama_model_nemotron_h::load_arch_tensors",
         ),
     ),
+    Rule("aborts", OF_BOTH_KINDS, _one_kind, ("llama-model.cpp llama_model::create_memory",)),
     Rule("aborts", SEVERAL_AXES, _sections, ("../ggml/src/ggml-cpu/ops.cpp ggml_mrope_cache_init",)),
     Rule("aborts", WHOLE_HEADS, _whole_heads, ()),
     Rule("aborts", EQUAL_HEADS, _equal_heads, ()),
