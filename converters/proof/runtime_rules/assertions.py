@@ -30,6 +30,8 @@ blocks do both."""
 STATE = ("ssm_out.weight", "ssm_norm.weight", "shortconv.conv.weight", "attn_norm_2.weight")
 """Tensors of which a block that keeps a state has one in these architectures."""
 
+ROTATED = ("rope.dimension_count", "rope.dimension_count_swa")
+"""Keys of how many columns of a head turn."""
 EPSILONS = tuple(f"attention.{name}_epsilon" for name in ("layer_norm", "layer_norm_rms", "group_norm"))
 """Keys of what is added to a mean of squares before its root divides."""
 
@@ -201,6 +203,11 @@ def _whole_heads(file: File) -> str:
     return f"{rotated} of {width} columns of a head turn: it asserts that all do" if apart else ""
 
 
+def _pairs(file: File) -> str:
+    odd = [key for key in ROTATED if int(file.number(key)) % 2]
+    return f"{odd[0]} {file.number(odd[0]):.0f}: it asserts that columns turn in pairs" if odd else ""
+
+
 def _equal_heads(file: File) -> str:
     keys, values = (int(file.number(f"attention.{name}_length")) for name in ("key", "value"))
     return f"keys {keys} wide and values {values}: it asserts one width" if keys and values and keys != values else ""
@@ -250,6 +257,7 @@ RULES = (
     Rule("aborts", OF_BOTH_KINDS, _one_kind, ("llama-model.cpp llama_model::create_memory",)),
     Rule("aborts", SEVERAL_AXES, _sections, ("../ggml/src/ggml-cpu/ops.cpp ggml_mrope_cache_init",)),
     Rule("aborts", WHOLE_HEADS, _whole_heads, ()),
+    Rule("aborts", "*", _pairs, ("../ggml/src/ggml-cpu/ops.cpp ggml_compute_forward_rope_flt",)),
     Rule("aborts", EQUAL_HEADS, _equal_heads, ()),
     Rule("aborts", "gemma4 gemma4-assistant", _equal_window_heads, ()),
     Rule("aborts", WITH_EXPERTS, _no_experts, ()),

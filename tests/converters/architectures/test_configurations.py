@@ -20,6 +20,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import InconsistentError, UnexpectedTensorError, UnsupportedError
+from helpers.asked_llama_cpp import alike
 from helpers.models.sizes import LONG
 from helpers.sampling import one_in
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
@@ -35,6 +36,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a pattern of letters, experts": ("exaone_moe", {"sliding_window_pattern": "LLG"}),
     "kinds of attention in pairs alone": ("gptneo", {"attention_layers": GONE}),
     "kinds of attention that pairs contradict": ("gptneo", {"attention_layers": ["local", "local", "global"]}),
+    "a fraction that the class overwrites": (
+        "bamba", {"rope_parameters": GONE, "rope_theta": 700.0, "partial_rotary_factor": 1.0}
+    ),
     "low equals high": ("llama llama3", {"rope_parameters": {**LLAMA3, "low_freq_factor": 2, "high_freq_factor": 2}}),
     "low above high": ("llama llama3", {"rope_parameters": {**LLAMA3, "low_freq_factor": 8, "high_freq_factor": 0.5}}),
     "windows of all blocks": (
@@ -421,6 +425,27 @@ def test_a_note_says_where_transformers_takes_other_factors(tmp_path: Path) -> N
     make("phimoe longrope", tmp_path)
     notes = understand(open_checkpoint(str(tmp_path))).notes
     assert any("transformers 5 takes the short ones" in note for note in notes)
+
+
+def test_a_note_says_where_llama_cpp_turns_blocks_with_a_window_by_another_base(tmp_path: Path) -> None:
+    for base, said, does in ((500000.0, False, "alike"), (700.0, True, "otherwise")):
+        folder = tmp_path / does
+        make("olmo3", folder, num_attention_heads=4, num_key_value_heads=4)
+        edit(folder, rope_parameters=GONE, rope_theta=base)
+        source = understand(open_checkpoint(str(folder)))
+        assert any("it turns all blocks by one base, " in note for note in source.notes) is said
+        assert alike(write(source, tmp_path / f"{does}.gguf"), list(TOKENS)) == does
+
+
+def test_a_note_says_that_llama_cpp_chooses_factors_by_its_context(tmp_path: Path) -> None:
+    """Of 256 tokens here, for a text of 18."""
+    for original, does in ((8, "alike"), (32, "otherwise"), (256, "alike")):
+        scaling = {**LONG, "original_max_position_embeddings": original}
+        make("phi3 longrope", tmp_path / does, original_max_position_embeddings=original,
+             max_position_embeddings=512, rope_parameters=scaling)
+        source = understand(open_checkpoint(str(tmp_path / does)))
+        assert any(f"in one of more than {original} tokens" in note for note in source.notes)
+        assert alike(write(source, tmp_path / f"{original}.gguf"), list(TOKENS)) == does
 
 
 WITHOUT_PREFIX = ("llama", "gpt2", "mamba", "gptneox", "qwen3vl", "biogpt", "apertus", "hrm", "gemma3", "deepseek v3")
