@@ -155,9 +155,9 @@ BETAS = Caveat(
 # llama-model.cpp, `llama_model::get_rope_factors`; transformers' `longrope_frequency_update`.
 BY_CONTEXT = Caveat(
     "rope_kind == 'longrope'",
-    "llama.cpp chooses rotary factors by the size of its context: in one of more than {rope_original} tokens (option -c; "
-    "{n_ctx} where it is not given) it takes the long factors from the first token on; this model takes the short ones "
-    "for texts of up to {rope_original} tokens",
+    "llama.cpp chooses rotary factors by the size of its context: in one of more than {rope_original} tokens (option "
+    "-c; {n_ctx} where it is not given) it takes the long factors from the first token on; this model takes the short "
+    "ones for texts of up to {rope_original} tokens",
 )
 CAVEATS = (DYNAMIC, BETAS, BY_CONTEXT)
 UNFACTORED = Caveat(

@@ -42,8 +42,8 @@ ROLES = roles(
 # models/olmo2.cpp, `llama_model_olmo2::graph`: blocks with a window turn without scaling, by the base of all.
 ONE_BASE = Caveat(
     "n_swa > 0 and rope_base_swa != rope_base",
-    "llama.cpp runs this differently: in olmo2 it turns all blocks by one base, {rope_base}; this model turns those with "
-    "a window by {rope_base_swa}",
+    "llama.cpp runs this differently: in olmo2 it turns all blocks by one base, {rope_base}; this model turns those "
+    "with a window by {rope_base_swa}",
     differs_in="llama.cpp",
 )
 

@@ -83,10 +83,22 @@ class Statements:
             return None
         for place in places.split("|"):
             found = self._defaults.find(place)
-            if found is not NOTHING:
+            if found is not NOTHING and not self._in_stated_kind(place):
                 self._from_class.add(param.name)
                 return self._value(param, "hf", place, found)[0], self._defaults.origin
         return None
+
+    def _in_stated_kind(self, place: str) -> bool:
+        """Return whether `place` is in rotary parameters of a kind of blocks that the configuration states.
+
+        A class that is given them takes no others of its own (transformers `LagunaConfig`, `Gemma4TextConfig`).
+        """
+        kind, _, member = place.rpartition(".")
+        return (
+            kind.startswith(f"{ROPE}.")
+            and member != "rope_theta"
+            and isinstance(self.config.find(kind), Mapping | dict)
+        )
 
     def is_default(self, param: HParam) -> bool:
         """Return whether the value that was found of `param` is the class's."""

@@ -39,6 +39,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a fraction that the class overwrites": (
         "bamba", {"rope_parameters": GONE, "rope_theta": 700.0, "partial_rotary_factor": 1.0}
     ),
+    "a kind of blocks whose rotated part is not stated": (
+        "laguna", {"rope_parameters": {kind: {"rope_type": "default", "rope_theta": 333.0} for kind in
+                                       ("full_attention", "sliding_attention")}}
+    ),
+    "a kind of blocks whose rotated part is not stated, proportional": (
+        "gemma4 shared", {"rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 333.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 777.0}}}
+    ),
+    "a base that a class of two sets does not read": ("mellum", {"rope_parameters": GONE, "rope_theta": 777.0}),
     "low equals high": ("llama llama3", {"rope_parameters": {**LLAMA3, "low_freq_factor": 2, "high_freq_factor": 2}}),
     "low above high": ("llama llama3", {"rope_parameters": {**LLAMA3, "low_freq_factor": 8, "high_freq_factor": 0.5}}),
     "windows of all blocks": (
@@ -217,6 +227,7 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "dense blocks as listed, beside a number": ("deepseek v3.2", {"mlp_layer_types": ["sparse"] * 3}, {}),
     "no dense block, as listed": ("exaone_moe", {"mlp_layer_types": ["sparse"] * 4}, {}),
+    "groups ranked by two experts scored by softmax": ("mistral4", {"n_group": 2, "topk_group": 1}, {}),
     "two of no experts": ("granite hybrid", {"num_local_experts": 0}, {}),
     "no expert is shared": ("afmoe", {"num_shared_experts": 0}, {}),
     "no biases": ("opt", {"enable_bias": False}, {}),
