@@ -83,12 +83,12 @@ class Statements:
             return None
         for place in places.split("|"):
             found = self._defaults.find(place)
-            if found is not NOTHING and not self._in_stated_kind(place):
+            if found is not NOTHING and not self._in_declared_kind(place):
                 self._from_class.add(param.name)
                 return self._value(param, "hf", place, found)[0], self._defaults.origin
         return None
 
-    def _in_stated_kind(self, place: str) -> bool:
+    def _in_declared_kind(self, place: str) -> bool:
         """Return whether `place` is in rotary parameters of a kind of blocks that the configuration states.
 
         A class that is given them takes no others of its own (transformers `LagunaConfig`, `Gemma4TextConfig`).
@@ -177,8 +177,7 @@ class Statements:
 
 
 def _repeated(found: Any) -> Any:
-    """Return the items of pairs [items, times] one behind another, or `found` where it has no such pairs, or too many
-    items."""
+    """Return the items of pairs [items, times] one behind another; `found` where it has other parts or too many."""
     pairs = [part for part in found if _is_pair(part)] if isinstance(found, list) else []
     if not pairs or len(pairs) < len(found) or sum(len(items) * max(times, 0) for items, times in pairs) > MAX_ITEMS:
         return found

@@ -46,8 +46,8 @@ Temperature = Literal["none", "all", "unrotated", "logarithm"]
 """In which blocks queries grow with their position (by `temperature_scale`, beyond `temperature_length`): in none, in
 all, in those that do not rotate them. 'logarithm': in all, in proportion to its logarithm (Grok 2)."""
 GroupRank = Literal["gating", "two"]
-"""By what a group of experts is ranked. 'gating': its best expert where experts are scored by softmax, and the sum of its
-best two where by sigmoid (DeepSeek V2 and V3). 'two': the sum of its best two, whatever scores them (Mistral 4)."""
+"""By what a group of experts is ranked. 'gating': its best expert where softmax scores experts, and the sum of its best
+two where by sigmoid (DeepSeek V2 and V3). 'two': the sum of its best two, whatever scores them (Mistral 4)."""
 QueryHeads = Literal["grouped", "tiled"]
 """Whether the heads that share a key are consecutive, or every n-th."""
 PostNorms = Literal["same", "fifths"]

@@ -166,8 +166,10 @@ def _unbiased(file: File) -> str:
 
 
 def _one_kind(file: File) -> str:
-    """The inputs of the kind that no block has are given no buffer, and are set all the same: seen in all of b11549's
-    architectures of `OF_BOTH_KINDS` that transformers makes such a model of."""
+    """The inputs of the kind that no block has are given no buffer, and are set all the same.
+
+    Seen in b11549 with every architecture of `OF_BOTH_KINDS` of which transformers makes such a model.
+    """
     kinds = set()
     for block in range(file.blocks):
         state = any(f"blk.{block}.{name}" in file.tensors for name in STATE)
