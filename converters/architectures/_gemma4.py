@@ -39,8 +39,9 @@ ROPE = (
     HParam("rope_stretch", None, F32, {"hf": "rope_parameters.full_attention.factor"}, required=False,
            check="rope_stretch > 0"),
     HParam("rope_fraction_full", None, F32, {"hf": "rope_parameters.full_attention.partial_rotary_factor"},
-           required=False, defaults=(Default(0.25, _HF, dialect="hf"),), check="0 <= rope_fraction_full"
-           " and rope_fraction_full <= 1"),
+           required=False, check="0 <= rope_fraction_full and rope_fraction_full <= 1",
+           defaults=(Default(1.0, "parameters without a part are of whole heads", when="rope_kind == 'proportional'"),
+                     Default(0.25, _HF, dialect="hf"))),
     HParam("n_rot_full", "rope.dimension_count", derive="head_dim_full",
            check="n_rot_full % 2 == 0 and 0 < n_rot_full and n_rot_full == head_dim_full"),
     HParam("n_rot_swa", "rope.dimension_count_swa", derive="head_dim_swa",

@@ -18,6 +18,14 @@ from ggferry.formats.gguf.values import ValueType
 BOOL, STRING, INT32 = ValueType.BOOL, ValueType.STRING, ValueType.INT32
 
 
+def rotated_part(values: Values) -> float | None:
+    """Return which part of a head turns where `rope_parameters` say nothing; None for a whole head.
+
+    Half in Bamba, whose class writes that over what stands elsewhere (transformers `BambaConfig.__post_init__`).
+    """
+    return 0.5 if values.get("hf_class") == "BambaForCausalLM" else None
+
+
 def heads_kv(values: Values) -> tuple[int, ...]:
     """attention.head_count_kv: the heads of keys of the blocks that attend, 0 of the others."""
     return tuple(values["heads_kv"] if attends else 0 for attends in values["attends"])

@@ -41,10 +41,11 @@ def _default(value: float) -> tuple[Default, ...]:
 
 
 SCALES = (
-    HParam("depth_scale", None, F32, {"hf": "scale_depth"}, required=False, defaults=_default(1.4)),
+    HParam("depth_scale", None, F32, {"hf": "scale_depth"}, required=False, unrepresentable=0, defaults=_default(1.4)),
     HParam("base_width", None, fields={"hf": "dim_model_base"}, required=False, check="0 < base_width",
            defaults=_default(256)),
-    HParam("embedding_scale", "embedding_scale", F32, {"hf": "scale_emb"}, implied=fixed_embedding),
+    HParam("embedding_scale", "embedding_scale", F32, {"hf": "scale_emb"}, implied=fixed_embedding,
+           unrepresentable=0),
     HParam("residual_scale", "residual_scale", F32, derive=residual_scale, implied=fixed_residual),
     HParam("logit_scale", "logit_scale", F32, derive=logit_scale, implied=fixed_logits),
 )

@@ -152,7 +152,14 @@ BETAS = Caveat(
     "yarn with beta_fast={rope_beta_fast}, beta_slow={rope_beta_slow}: written, but llama.cpp computes with 32 and 1",
     differs_in="llama.cpp",
 )
-CAVEATS = (DYNAMIC, BETAS)
+# llama-model.cpp, `llama_model::get_rope_factors`; transformers' `longrope_frequency_update`.
+BY_CONTEXT = Caveat(
+    "rope_kind == 'longrope'",
+    "llama.cpp chooses rotary factors by the size of its context: in one of more than {rope_original} tokens (option "
+    "-c; {n_ctx} where it is not given) it takes the long factors from the first token on; this model takes the short "
+    "ones for texts of up to {rope_original} tokens",
+)
+CAVEATS = (DYNAMIC, BETAS, BY_CONTEXT)
 UNFACTORED = Caveat(
     "rope_kind == 'llama3'",
     "rotary frequencies of Llama 3: llama.cpp has no tensor for them in this architecture",

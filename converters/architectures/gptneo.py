@@ -10,14 +10,16 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV, replace(gpt.ATTN_SCALE, required=True, defaults=()),
     HParam("n_swa", "attention.sliding_window", fields={"hf": "window_size"}, unrepresentable=0),
-    HParam("swa_layers", "attention.sliding_window_pattern", gpt.BOOL, {"hf": "attention_layers"}, length="n_layer",
-           words={"local": True, "global": False}),
+    # transformers derives the layers from the types, and takes the layers where both are stated.
+    HParam("swa_layers", "attention.sliding_window_pattern", gpt.BOOL, {"hf": "attention_layers|attention_types"},
+           length="n_layer", words={"local": True, "global": False}, repeated=True,
+           defaults=(Default((False, True) * 12, "transformers' default", "n_layer == 24", dialect="hf"),)),
     common.ALWAYS_TIED, gpt.GELU_TANH,
 )
 
@@ -49,7 +51,6 @@ SPEC = Architecture(
             caveats=(OURS,),
             fixed={"attn_scale": 1.0},
             renames=gpt.HEADLESS,
-            ignored_keys=(IgnoredKey("attention_types", "attention_layers is it, block by block"),),
         ),
     ),
     recipe={**gpt.RECIPE, "qkv": "separate"},

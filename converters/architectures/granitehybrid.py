@@ -18,6 +18,7 @@ from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.gguf.values import ValueType
 
 BOOL = ValueType.BOOL
+_FRACTION = "rope_parameters.partial_rotary_factor|rope_scaling.partial_rotary_factor"
 _BAMBA = "hf_class == 'BambaForCausalLM'"
 
 
@@ -35,7 +36,7 @@ HPARAMS = (
     common.RMS_EPS,
     replace(granite.ROTATES, defaults=(Default(True, "Bamba turns them", when=_BAMBA, dialect="bamba"),
                                        Default(False, "transformers' default", dialect="hf"))),
-    rope.BASE, replace(rope.FRACTION, defaults=(Default(0.5, "transformers' default", when=_BAMBA, dialect="bamba"),)),
+    rope.BASE, replace(rope.FRACTION, fields={"hf": _FRACTION}, derive=hybrid.rotated_part),
     rope.N_ROT, rope.KIND, *rope.SCALING, *granite.SCALES[:-1], _LOGITS, *hybrid.MAMBA2,
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )
@@ -89,6 +90,7 @@ SPEC = Architecture(
             conventions={"rope": "halves", "decay": "log"},
             fixed={"attn_scale": 0.0, "logit_scale": 0.0},
             ignored_keys=(*HF.ignored_keys,
+                IgnoredKey("partial_rotary_factor", "0.5 to the class, whatever is stated", values=(0.5,)),
                 IgnoredKey("attn_rotary_emb", "the turned part of a head", follows="n_rot")),
         ),
     ),

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _deepseek as deepseek
+from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import latent_attention
@@ -33,7 +34,8 @@ CLASSES = ("Mistral3ForConditionalGeneration", "Mistral4ForCausalLM")
 SINGLE = "*.self_attn.k_proj.weight"
 
 HF = Dialect(
-    "hf", conventions={"latent_kv": "joint"}, caveats=deepseek.CAVEATS, fixed={"n_head_kv": 1, "joined": False},
+    "hf", conventions={"latent_kv": "joint"}, caveats=(*rope.CAVEATS, deepseek.EPSILON),
+    fixed={"n_head_kv": 1, "joined": False},
     config_section=half.WITHIN, renames=half.RENAMES, classes=CLASSES, forbidden_tensors=(SINGLE,),
     drops=(*deepseek.DROPS, *half.drop_vision("*vision_tower.*", "*multi_modal_projector.*")),
     ignored_keys=(
@@ -61,5 +63,5 @@ SPEC = Architecture(
             fixed={"n_head_kv": 1, "joined": True},
         ),
     ),
-    recipe={"attention": "latent", "temperature": "all"},
+    recipe={"attention": "latent", "temperature": "all", "group_rank": "two"},
 )

@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._olmo2 import base
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -39,6 +39,14 @@ ROLES = roles(
     ),
 )
 
+# models/olmo2.cpp, `llama_model_olmo2::graph`: blocks with a window turn without scaling, by the base of all.
+ONE_BASE = Caveat(
+    "n_swa > 0 and rope_base_swa != rope_base",
+    "llama.cpp runs this differently: in olmo2 it turns all blocks by one base, {rope_base}; this model turns those "
+    "with a window by {rope_base_swa}",
+    differs_in="llama.cpp",
+)
+
 SPEC = Architecture(
     name="olmo2", runtimes=("llama.cpp",),
     display_name="OLMo 2",
@@ -52,5 +60,5 @@ SPEC = Architecture(
         ),
     ),
     recipe={"rope": "halves", "pre_norm": False, "qk_norm": "full"},
-    caveats=(common.heads_as_wide_as_the_model("olmo2"), common.NO_WINDOW),
+    caveats=(common.heads_as_wide_as_the_model("olmo2"), common.NO_WINDOW, ONE_BASE),
 )

@@ -83,10 +83,22 @@ class Statements:
             return None
         for place in places.split("|"):
             found = self._defaults.find(place)
-            if found is not NOTHING:
+            if found is not NOTHING and not self._in_declared_kind(place):
                 self._from_class.add(param.name)
                 return self._value(param, "hf", place, found)[0], self._defaults.origin
         return None
+
+    def _in_declared_kind(self, place: str) -> bool:
+        """Return whether `place` is in rotary parameters of a kind of blocks that the configuration states.
+
+        A class that is given them takes no others of its own (transformers `LagunaConfig`, `Gemma4TextConfig`).
+        """
+        kind, _, member = place.rpartition(".")
+        return (
+            kind.startswith(f"{ROPE}.")
+            and member != "rope_theta"
+            and isinstance(self.config.find(kind), Mapping | dict)
+        )
 
     def is_default(self, param: HParam) -> bool:
         """Return whether the value that was found of `param` is the class's."""
@@ -134,6 +146,8 @@ class Statements:
             return param.null, f"{origin} is null"
         if param.null is not None and param.length and isinstance(found, list):
             found = [param.null if item is None else item for item in found]
+        if param.repeated:
+            found = _repeated(found)
         if param.words and column != "gguf":
             found = _translated(self._checkpoint, param, place, found)
         value = _typed(self._checkpoint, param, found, origin)
@@ -160,6 +174,18 @@ class Statements:
         if self._dialect.header:
             return descend(self._checkpoint.header.get(self._dialect.header), place)
         return self.config.find(place)
+
+
+def _repeated(found: Any) -> Any:
+    """Return the items of pairs [items, times] one behind another; `found` where it has other parts or too many."""
+    pairs = [part for part in found if _is_pair(part)] if isinstance(found, list) else []
+    if not pairs or len(pairs) < len(found) or sum(len(items) * max(times, 0) for items, times in pairs) > MAX_ITEMS:
+        return found
+    return [item for items, times in pairs for item in items * times]
+
+
+def _is_pair(part: Any) -> bool:
+    return isinstance(part, list) and len(part) == 2 and isinstance(part[0], list) and type(part[1]) is int
 
 
 def _translated(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:

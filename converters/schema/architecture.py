@@ -79,6 +79,7 @@ class HParam(Written):
         scalar: Whether the tensors that hold the list have no axes, where a checkpoint is written.
         text: Whether the source may state a text in place of the number, for a derivation to read.
         flat: Whether the source states a list of lists, whose items then stand one behind another.
+        repeated: Whether the source may state a list of pairs: items, and how many times they stand one behind another.
         least: The least whole number it may be.
     """
 
@@ -103,6 +104,7 @@ class HParam(Written):
     scalar: bool = False
     text: bool = False
     flat: bool = False
+    repeated: bool = False
     least: int = 0
 
     def key_of(self, architecture: str) -> str:

@@ -45,6 +45,9 @@ Window = Literal["sliding", "chunked"]
 Temperature = Literal["none", "all", "unrotated", "logarithm"]
 """In which blocks queries grow with their position (by `temperature_scale`, beyond `temperature_length`): in none, in
 all, in those that do not rotate them. 'logarithm': in all, in proportion to its logarithm (Grok 2)."""
+GroupRank = Literal["gating", "two"]
+"""By what a group of experts is ranked. 'gating': its best expert where softmax scores experts, and the sum of its best
+two where by sigmoid (DeepSeek V2 and V3). 'two': the sum of its best two, whatever scores them (Mistral 4)."""
 QueryHeads = Literal["grouped", "tiled"]
 """Whether the heads that share a key are consecutive, or every n-th."""
 PostNorms = Literal["same", "fifths"]
@@ -170,6 +173,7 @@ class Recipe:
     delta_values: DeltaValues = "grouped"
     window: Window = "sliding"
     temperature: Temperature = "none"
+    group_rank: GroupRank = "gating"
     attn_gate: AttnGate = "none"
     gate_activation: GateActivation = "sigmoid"
     ffn_norm: FfnNorm = "ffn_norm"
@@ -232,6 +236,7 @@ class Conventions(TypedDict, total=False):
     delta_values: DeltaValues
     window: Window
     temperature: Temperature
+    group_rank: GroupRank
     attn_gate: AttnGate
     gate_activation: GateActivation
     ffn_norm: FfnNorm

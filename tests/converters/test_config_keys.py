@@ -458,6 +458,7 @@ ZEROS = {
     "phi3": ("sliding_window",),
     "starcoder2": ("sliding_window",),
     "gptneo": ("window_size",),
+    "minicpm3": ("scale_emb", "scale_depth"),
     "gemma2": ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window"),
     "gemma3": ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window"),
 }

@@ -67,7 +67,8 @@ def _scored(model: Model, block: str, logits: Tensor, kind: str) -> Routed:
 
     DeepSeek-V3's correction bias changes the choice, but not the scores returned. Where there are groups, only experts
     of the best groups are chosen. A group is ranked by its best expert in DeepSeek-V2, which scores by softmax, and by
-    the sum of its best two in V3, which scores by sigmoid. In the first blocks of V4 the token alone chooses.
+    the sum of its best two in V3, which scores by sigmoid, and in Mistral 4. In the first blocks of V4 the token
+    alone chooses.
     """
     sizes, scores = model.sizes, SCORES[kind](logits)
     if model.has(f"{block}ffn_gate_tid2eid"):
@@ -79,7 +80,8 @@ def _scored(model: Model, block: str, logits: Tensor, kind: str) -> Routed:
     groups = sizes.get("expert_groups") or 1
     if groups > 1:
         used = sizes.get("expert_groups_used", groups)
-        preference = _within_groups(model, block, preference, groups, used, best=1 if kind == "softmax" else 2)
+        best = 1 if kind == "softmax" and model.recipe.group_rank == "gating" else 2
+        preference = _within_groups(model, block, preference, groups, used, best=best)
     chosen = _best(model, block, preference, sizes["n_expert_used"])
     return scores.gather(-1, chosen), chosen
 

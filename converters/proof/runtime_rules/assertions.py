@@ -21,6 +21,17 @@ UNBIASED = "falcon-h1 granitehybrid nemotron_h nemotron_h_moe"
 SEVERAL_AXES = "qwen2vl qwen3vl qwen3vlmoe qwen35 qwen35moe paddleocr hunyuan_vl glm4 glm4moe"
 """Architectures whose heads turn by positions on several axes, where sections are stated."""
 
+OF_BOTH_KINDS = (
+    "bailingmoe3 glm5-next granitehybrid jamba kimi-k3 kimi-linear lfm2 lfm2moe minimax-01 nemotron_h nemotron_h_moe "
+    "plamo2 qwen35 qwen35moe qwen3next"
+)
+"""Architectures whose blocks either attend or keep a state (llama-arch.cpp, `llm_arch_is_hybrid`), but for those whose
+blocks do both."""
+STATE = ("ssm_out.weight", "ssm_norm.weight", "shortconv.conv.weight", "attn_norm_2.weight")
+"""Tensors of which a block that keeps a state has one in these architectures."""
+
+ROTATED = ("rope.dimension_count", "rope.dimension_count_swa")
+"""Keys of how many columns of a head turn."""
 EPSILONS = tuple(f"attention.{name}_epsilon" for name in ("layer_norm", "layer_norm_rms", "group_norm"))
 """Keys of what is added to a mean of squares before its root divides."""
 
@@ -154,6 +165,25 @@ def _unbiased(file: File) -> str:
     return ""
 
 
+def _one_kind(file: File) -> str:
+    """The inputs of the kind that no block has are given no buffer, and are set all the same.
+
+    Seen in b11549 with every architecture of `OF_BOTH_KINDS` of which transformers makes such a model.
+    """
+    kinds = set()
+    for block in range(file.blocks):
+        state = any(f"blk.{block}.{name}" in file.tensors for name in STATE)
+        if state or (f"blk.{block}.attn_output.weight" in file.tensors and not _predicts(file, block)):
+            kinds.add(state)
+    if len(kinds) != 1:
+        return ""
+    return f"all blocks {'keep a state and none attends' if kinds.pop() else 'attend and none keeps a state'}"
+
+
+def _predicts(file: File, block: int) -> bool:
+    return f"blk.{block}.nextn.eh_proj.weight" in file.tensors
+
+
 def _sections(file: File) -> str:
     held = file.value("rope.dimension_sections")
     whole = sum(held) if isinstance(held, tuple) and all(isinstance(one, int) for one in held) else 0
@@ -173,6 +203,11 @@ def _whole_heads(file: File) -> str:
     rotated, width = int(file.number("rope.dimension_count")), _head_width(file)
     apart = rotated and width and rotated != width and not file.number("rope.dimension_count_swa")
     return f"{rotated} of {width} columns of a head turn: it asserts that all do" if apart else ""
+
+
+def _pairs(file: File) -> str:
+    odd = [key for key in ROTATED if int(file.number(key)) % 2]
+    return f"{odd[0]} {file.number(odd[0]):.0f}: it asserts that columns turn in pairs" if odd else ""
 
 
 def _equal_heads(file: File) -> str:
@@ -221,8 +256,10 @@ RULES = (
             "models/nemotron-h.cpp llama_model_nemotron_h::load_arch_tensors",
         ),
     ),
+    Rule("aborts", OF_BOTH_KINDS, _one_kind, ("llama-model.cpp llama_model::create_memory",)),
     Rule("aborts", SEVERAL_AXES, _sections, ("../ggml/src/ggml-cpu/ops.cpp ggml_mrope_cache_init",)),
     Rule("aborts", WHOLE_HEADS, _whole_heads, ()),
+    Rule("aborts", "*", _pairs, ("../ggml/src/ggml-cpu/ops.cpp ggml_compute_forward_rope_flt",)),
     Rule("aborts", EQUAL_HEADS, _equal_heads, ()),
     Rule("aborts", "gemma4 gemma4-assistant", _equal_window_heads, ()),
     Rule("aborts", WITH_EXPERTS, _no_experts, ()),

@@ -20,6 +20,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import InconsistentError, UnexpectedTensorError, UnsupportedError
+from helpers.asked_llama_cpp import alike
 from helpers.models.sizes import LONG
 from helpers.sampling import one_in
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
@@ -33,6 +34,21 @@ NO_ROPE = {"rope_parameters": GONE, "rotary_pct": 1.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a pattern of letters": ("exaone4 windows", {"sliding_window_pattern": "LLLG"}),
     "a pattern of letters, experts": ("exaone_moe", {"sliding_window_pattern": "LLG"}),
+    "kinds of attention in pairs alone": ("gptneo", {"attention_layers": GONE}),
+    "kinds of attention that pairs contradict": ("gptneo", {"attention_layers": ["local", "local", "global"]}),
+    "a fraction that the class overwrites": (
+        "bamba", {"rope_parameters": GONE, "rope_theta": 700.0, "partial_rotary_factor": 1.0}
+    ),
+    "a kind of blocks whose rotated part is not stated": (
+        "laguna", {"rope_parameters": {kind: {"rope_type": "default", "rope_theta": 333.0} for kind in
+                                       ("full_attention", "sliding_attention")}}
+    ),
+    "a kind of blocks whose rotated part is not stated, proportional": (
+        "gemma4 shared", {"rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 333.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 777.0}}}
+    ),
+    "a base that a class of two sets does not read": ("mellum", {"rope_parameters": GONE, "rope_theta": 777.0}),
     "low equals high": ("llama llama3", {"rope_parameters": {**LLAMA3, "low_freq_factor": 2, "high_freq_factor": 2}}),
     "low above high": ("llama llama3", {"rope_parameters": {**LLAMA3, "low_freq_factor": 8, "high_freq_factor": 0.5}}),
     "windows of all blocks": (
@@ -211,6 +227,7 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "dense blocks as listed, beside a number": ("deepseek v3.2", {"mlp_layer_types": ["sparse"] * 3}, {}),
     "no dense block, as listed": ("exaone_moe", {"mlp_layer_types": ["sparse"] * 4}, {}),
+    "groups ranked by two experts scored by softmax": ("mistral4", {"n_group": 2, "topk_group": 1}, {}),
     "two of no experts": ("granite hybrid", {"num_local_experts": 0}, {}),
     "no expert is shared": ("afmoe", {"num_shared_experts": 0}, {}),
     "no biases": ("opt", {"enable_bias": False}, {}),
@@ -333,6 +350,14 @@ def test_why_the_text_model_is_not_read_comes_before_what_the_encoder_lacks(tmp_
     assert caught.value.hint and "nor is an mmproj file written: nothing says what vision." in caught.value.hint
 
 
+def test_kinds_of_attention_that_no_key_says_are_the_class_s(tmp_path: Path) -> None:
+    """Of 24 blocks: for another number transformers refuses its own default."""
+    make("gptneo", tmp_path, num_layers=24, attention_types=[[["global", "local"], 12]])
+    edit(tmp_path, attention_layers=GONE, attention_types=GONE)
+    kinds = transformers.AutoConfig.from_pretrained(tmp_path).attention_layers
+    assert understand(open_checkpoint(str(tmp_path))).sizes["swa_layers"] == tuple(kind == "local" for kind in kinds)
+
+
 def test_one_expert_is_a_dense_feed_forward(tmp_path: Path) -> None:
     expected = make("jamba", tmp_path / "hf", num_experts=1, num_experts_per_tok=2)
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
@@ -411,6 +436,27 @@ def test_a_note_says_where_transformers_takes_other_factors(tmp_path: Path) -> N
     make("phimoe longrope", tmp_path)
     notes = understand(open_checkpoint(str(tmp_path))).notes
     assert any("transformers 5 takes the short ones" in note for note in notes)
+
+
+def test_a_note_says_where_llama_cpp_turns_blocks_with_a_window_by_another_base(tmp_path: Path) -> None:
+    for base, said, does in ((500000.0, False, "alike"), (700.0, True, "otherwise")):
+        folder = tmp_path / does
+        make("olmo3", folder, num_attention_heads=4, num_key_value_heads=4)
+        edit(folder, rope_parameters=GONE, rope_theta=base)
+        source = understand(open_checkpoint(str(folder)))
+        assert any("it turns all blocks by one base, " in note for note in source.notes) is said
+        assert alike(write(source, tmp_path / f"{does}.gguf"), list(TOKENS)) == does
+
+
+def test_a_note_says_that_llama_cpp_chooses_factors_by_its_context(tmp_path: Path) -> None:
+    """Of 256 tokens here, for a text of 18."""
+    for original, does in ((8, "alike"), (32, "otherwise"), (256, "alike")):
+        scaling = {**LONG, "original_max_position_embeddings": original}
+        make("phi3 longrope", tmp_path / does, original_max_position_embeddings=original,
+             max_position_embeddings=512, rope_parameters=scaling)
+        source = understand(open_checkpoint(str(tmp_path / does)))
+        assert any(f"in one of more than {original} tokens" in note for note in source.notes)
+        assert alike(write(source, tmp_path / f"{original}.gguf"), list(TOKENS)) == does
 
 
 WITHOUT_PREFIX = ("llama", "gpt2", "mamba", "gptneox", "qwen3vl", "biogpt", "apertus", "hrm", "gemma3", "deepseek v3")

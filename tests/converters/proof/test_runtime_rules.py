@@ -43,8 +43,20 @@ QUICK: tuple[Case, ...] = (
     ("granite hybrid", {"mamba_conv_bias": False}, "dies"),
     ("deepseek v3", {"n_group": 2, "topk_group": 2}, "dies"),
     ("gemma4 shared", {"num_kv_shared_layers": 2}, "dies"),
+    ("qwen35", {"layer_types": ["full_attention"] * 4}, "dies"),
 )
+ATTENDS, STATE = ({"layer_types": [kind] * 4} for kind in ("full_attention", "linear_attention"))
 SLOW: tuple[Case, ...] = (
+    *((name, kinds, "dies") for name in ("qwen35moe", "qwen3next", "kimi linear") for kinds in (ATTENDS, STATE)),
+    ("qwen35", STATE, "dies"),
+    ("lfm2", {**ATTENDS, "num_hidden_layers": 4}, "dies"),
+    ("lfm2", {"layer_types": ["conv"] * 4, "num_hidden_layers": 4}, "dies"),
+    ("minimax-01", {"layer_types": ["full_attention"] * 3}, "dies"),
+    ("minimax-01", {"layer_types": ["linear_attention"] * 3}, "dies"),
+    ("jamba", {"attn_layer_period": 20, "attn_layer_offset": 19}, "dies"),
+    ("granite hybrid dense", {"layer_types": ["mamba"] * 4, "num_hidden_layers": 4}, "dies"),
+    ("nemotron-h", {"layers_block_type": ["mamba", "mlp"] * 2, "num_hidden_layers": 4}, "dies"),
+    *((name, {}, "alike") for name in ("qwen35", "kimi linear", "lfm2", "minimax-01", "jamba", "ling 3")),
     ("deepseek v2", rope(**YARN, attention_factor=0.7), "otherwise"),
     ("deepseek v2", rope(**YARN, attention_factor=1.0), "alike"),
     ("deepseek v2", rope(**YARN, mscale=0.7), "otherwise"),
