@@ -88,6 +88,7 @@ BLOCKS = {
     "modelopt-fp8-blocks": "",
     "modelopt-int4": "Q4_0",
     "modelopt-int4-columns": "",
+    "mlx-affine-1": "Q4_1",
     "modelopt-int8": "Q8_0",
     "modelopt-fp8-stack": "",
     "modelopt-fp8-stack-outputs": "",
