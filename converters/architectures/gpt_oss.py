@@ -20,6 +20,7 @@ from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
 from ggferry.converters.schema.block_patterns import window_layers
 from ggferry.converters.schema.layouts import Stack, Then, Transpose
 from ggferry.converters.schema.partial_layouts import Every, EveryColumn
+from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.gguf.values import ValueType
 
@@ -159,9 +160,9 @@ SPEC = Architecture(
                 required_tensors=("*.self_attn.sinks", f"*.mlp.experts.{tensor}.*"),
             )
             for name, conventions, tensor in (
-                ("apart", {}, "0.gate_proj"),
-                ("joined", {"gate_up": "alternating"}, "0.gate_up_proj"),
-                ("listed", {"gate_up": "alternating"}, "gate_up_projs.0"),
+                ("apart", Conventions(), "0.gate_proj"),
+                ("joined", Conventions(gate_up="alternating"), "0.gate_up_proj"),
+                ("listed", Conventions(gate_up="alternating"), "gate_up_projs.0"),
             )
         ),
     ),
