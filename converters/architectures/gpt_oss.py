@@ -4,6 +4,10 @@ clamped.
 Source: llama.cpp `src/models/openai-moe.cpp`, `conversion/gpt_oss.py`, transformers `modeling_gpt_oss.py`. Published
 checkpoints hold the experts as MXFP4, a row an output; transformers saves a column an output. Gate and up alternate in
 both. The norm before the feed-forward is called `post_attention_norm`.
+
+Programs that quantize the experts first make a linear layer of each: llm-compressor with gate and up apart, AMD Quark
+with both in one (vLLM 0.25 `models/gpt_oss.py`, `_load_weights_quark`), unsloth in two lists, with a layer within the
+router (unsloth-zoo `temporary_patches/gpt_oss.py`, `GptOssExpertsBnb4bit`).
 """
 
 from dataclasses import replace
@@ -14,8 +18,9 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.block_patterns import window_layers
-from ggferry.converters.schema.layouts import Then, Transpose
+from ggferry.converters.schema.layouts import Stack, Then, Transpose
 from ggferry.converters.schema.partial_layouts import Every, EveryColumn
+from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.gguf.values import ValueType
 
@@ -72,6 +77,48 @@ ROLES = varied(
     """,
     gate=GATE, up=UP,
 )
+ROLES = varied(
+    ROLES, "apart", "hf",
+    """
+    blk.{n}.ffn_gate_exps.weight model.layers.{n}.mlp.experts.{e}.gate_proj.weight @stacked
+    blk.{n}.ffn_gate_exps.bias   model.layers.{n}.mlp.experts.{e}.gate_proj.bias @stacked
+    blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.{e}.down_proj.weight @stacked
+    blk.{n}.ffn_down_exps.bias   model.layers.{n}.mlp.experts.{e}.down_proj.bias @stacked
+    blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.{e}.up_proj.weight @stacked
+    blk.{n}.ffn_up_exps.bias     model.layers.{n}.mlp.experts.{e}.up_proj.bias @stacked
+    """,
+    stacked=Stack(),
+)
+JOINED = {
+    "stacked": Stack(), "gate": Then(Stack(), GATE), "up": Then(Stack(), UP),
+    "gates": Then(Stack(), EveryColumn(2, 0)), "ups": Then(Stack(), EveryColumn(2, 1)),
+}
+ROLES = varied(
+    ROLES, "joined", "hf",
+    """
+    blk.{n}.ffn_gate_exps.weight model.layers.{n}.mlp.experts.{e}.gate_up_proj.weight @gate
+    blk.{n}.ffn_gate_exps.bias   model.layers.{n}.mlp.experts.{e}.gate_up_proj.bias @gates
+    blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.{e}.down_proj.weight @stacked
+    blk.{n}.ffn_down_exps.bias   model.layers.{n}.mlp.experts.{e}.down_proj.bias @stacked
+    blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.{e}.gate_up_proj.weight @up
+    blk.{n}.ffn_up_exps.bias     model.layers.{n}.mlp.experts.{e}.gate_up_proj.bias @ups
+    """,
+    **JOINED,
+)
+ROLES = varied(
+    ROLES, "listed", "hf",
+    """
+    blk.{n}.ffn_gate_inp.weight  model.layers.{n}.mlp.router.linear.weight
+    blk.{n}.ffn_gate_inp.bias    model.layers.{n}.mlp.router.linear.bias
+    blk.{n}.ffn_gate_exps.weight model.layers.{n}.mlp.experts.gate_up_projs.{e}.weight @gate
+    blk.{n}.ffn_gate_exps.bias   model.layers.{n}.mlp.experts.gate_up_projs.{e}.bias @gates
+    blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_projs.{e}.weight @stacked
+    blk.{n}.ffn_down_exps.bias   model.layers.{n}.mlp.experts.down_projs.{e}.bias @stacked
+    blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.gate_up_projs.{e}.weight @up
+    blk.{n}.ffn_up_exps.bias     model.layers.{n}.mlp.experts.gate_up_projs.{e}.bias @ups
+    """,
+    **JOINED,
+)
 
 CAVEATS = (
     common.NO_WINDOW,
@@ -106,6 +153,17 @@ SPEC = Architecture(
             fields="hf",
             conventions={"gate_up": "alternating"},
             required_tensors=("*.mlp.experts.gate_up_proj_blocks",),
+        ),
+        *(
+            replace(
+                _HF, name=name, fields="hf", conventions=conventions,
+                required_tensors=("*.self_attn.sinks", f"*.mlp.experts.{tensor}.*"),
+            )
+            for name, conventions, tensor in (
+                ("apart", Conventions(), "0.gate_proj"),
+                ("joined", Conventions(gate_up="alternating"), "0.gate_up_proj"),
+                ("listed", Conventions(gate_up="alternating"), "gate_up_projs.0"),
+            )
         ),
     ),
     recipe={"rope": "halves", "routing": "chosen", "glu": "clamped", "ffn_norm": "post_attention_norm"},

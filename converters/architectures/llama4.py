@@ -2,7 +2,8 @@
 their position instead; one expert a token, whose input its weight multiplies, beside a shared one.
 
 Source: llama.cpp `src/models/llama4.cpp`, `conversion/llama.py`, transformers `modeling_llama4.py`. Most of it is
-constant in llama.cpp; where the model says otherwise, keys of GGUF say so that this graph does not read.
+constant in llama.cpp; where the model says otherwise, keys of GGUF say so that this graph does not read. Quantized
+checkpoints keep the experts one by one, as transformers lays them out before (`SequentialLlama4TextExperts`).
 """
 
 from dataclasses import replace
@@ -14,8 +15,8 @@ from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.block_patterns import rotated_unlike_every_fourth
-from ggferry.converters.schema.layouts import Pick, Then, Transpose
-from ggferry.converters.schema.roles import block, roles
+from ggferry.converters.schema.layouts import Pick, Stack, Then, Transpose
+from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
@@ -84,6 +85,15 @@ ROLES = roles(
         ),
     ),
 )
+ROLES = varied(
+    ROLES, "apart", "hf",
+    """
+    blk.{n}.ffn_gate_exps.weight model.layers.{n}.feed_forward.experts.{e}.gate_proj.weight @stacked
+    blk.{n}.ffn_down_exps.weight model.layers.{n}.feed_forward.experts.{e}.down_proj.weight @stacked
+    blk.{n}.ffn_up_exps.weight   model.layers.{n}.feed_forward.experts.{e}.up_proj.weight @stacked
+    """,
+    stacked=Stack(),
+)
 
 CAVEATS = (
     Caveat("rope_odd > 0", "llama.cpp runs this differently: it turns queries and keys in all blocks but every fourth, "
@@ -95,6 +105,16 @@ CAVEATS = (
            "{temperature_scale} every {temperature_length}", differs_in="llama.cpp"),
 )
 
+_HF = Dialect(
+    "hf",
+    conventions={"expert_rows": False, "gate_up": "halves"},
+    drops=(*common.DROPS, *half.drop_vision("*vision_model.*", "*multi_modal_projector.*")),
+    caveats=rope.CAVEATS,
+    config_section=half.WITHIN,
+    renames=half.RENAMES,
+    ignored_keys=(common.UNBIASED, half.VISION_KEYS),
+)
+
 SPEC = Architecture(
     name="llama4", runtimes=("llama.cpp",),
     display_name="LLaMA 4",
@@ -102,14 +122,10 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect(
-            "hf",
-            conventions={"expert_rows": False, "gate_up": "halves"},
-            drops=(*common.DROPS, *half.drop_vision("*vision_model.*", "*multi_modal_projector.*")),
-            caveats=rope.CAVEATS,
-            config_section=half.WITHIN,
-            renames=half.RENAMES,
-            ignored_keys=(common.UNBIASED, half.VISION_KEYS),
+        _HF,
+        replace(
+            _HF, name="apart", fields="hf", conventions={},
+            required_tensors=("*.feed_forward.experts.0.gate_proj.*", "*.feed_forward.router.weight"),
         ),
     ),
     recipe={

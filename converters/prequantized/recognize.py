@@ -147,6 +147,7 @@ _BY_TENSORS = {
     ".weight._data": "quanto",
     ".weight._data._data": "quanto",
     ".q_weight": "exl2",
+    ".experts.gate_up_proj_blocks": "mxfp4",
 }
 """End of a tensor's name that a scheme alone has → the scheme, of those that were saved without a configuration."""
 

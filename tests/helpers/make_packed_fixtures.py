@@ -2,7 +2,7 @@
 
 Run by hand, where the library is installed (`pip install --no-deps auto-round`, …); the tests need none of them.
 
-    python tests/helpers/make_packed_fixtures.py auto_round | micro_scales | compressed | modelopt | bitsandbytes
+    python tests/helpers/make_packed_fixtures.py auto_round | micro_scales | compressed | modelopt | mlx | bitsandbytes
 """
 
 from __future__ import annotations
@@ -151,6 +151,21 @@ def modelopt() -> None:
         store(name, "nvidia-modelopt 0.47.0, QTensor", tensors, meaning + 0.0, config)
 
 
+def mlx() -> None:
+    """Quantize to one bit by MLX (`pip install mlx-cpu mlx`), and dequantize with scales in float32."""
+    import mlx.core as mx
+    import numpy as np
+
+    values = mx.array(weight(48, 192).numpy()).astype(mx.bfloat16)
+    words, scales, biases = mx.quantize(values, group_size=64, bits=1)
+    own = [torch.from_numpy(np.array(part.astype(mx.float32))) for part in (scales, biases)]
+    meaning = mx.dequantize(words, *(mx.array(part.numpy()) for part in own), group_size=64, bits=1)
+    tensors = dict(zip((f"{LAYER}.scales", f"{LAYER}.biases"), (part.bfloat16() for part in own), strict=True))
+    tensors[f"{LAYER}.weight"] = torch.from_numpy(np.array(words))
+    config = {"bits": 1, "group_size": 64, "mode": "affine"}
+    store("mlx-affine-1", "mlx 0.32.4, quantize", tensors, torch.from_numpy(np.array(meaning)), config)
+
+
 def bitsandbytes() -> None:
     """Quantize by bitsandbytes, and dequantize by it to float32; the codes are kept as another type, as FSDP asks.
 
@@ -173,6 +188,7 @@ if __name__ == "__main__":
         "micro_scales": micro_scales,
         "compressed": compressed,
         "modelopt": modelopt,
+        "mlx": mlx,
         "bitsandbytes": bitsandbytes,
     }
     made[sys.argv[1]]()

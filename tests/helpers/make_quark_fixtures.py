@@ -2,7 +2,7 @@
 
 Run by hand, where the library is installed (`pip install --no-deps amd-quark`, …); the tests need none of them.
 
-    python tests/helpers/make_quark_fixtures.py quark | awq AUTOAWQ/awq/modules/linear | mxfp6 | modelopt
+    python tests/helpers/make_quark_fixtures.py quark | awq AUTOAWQ/awq/modules/linear | mxfp6 | modelopt | stacks
     python tests/helpers/make_quark_fixtures.py sparse    (compressed-tensors 0.11.0, the last that has it)
 """
 
@@ -201,6 +201,39 @@ def modelopt() -> None:
     store("modelopt-int8", "nvidia-modelopt 0.47.0, to_quantized_weight", tensors, meaning, config)
 
 
+def stacks() -> None:
+    """Quantize stacks of experts as `_export_quantized_weight` does, and dequantize by ModelOpt's QTensor."""
+    from modelopt.torch.export.quant_utils import maybe_transpose_expert_weight_dimensions, to_quantized_weight
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    layer = "model.layers.0.mlp.experts.down_proj"
+    values = weight(3 * 64, 48).reshape(3, 64, 48)  # (experts, in, out)
+    turned = values.transpose(1, 2)
+    whole = NVFP4QTensor.get_weights_scaling_factor_2(turned)
+    scale = NVFP4QTensor.get_weights_scaling_factor(turned, 16, whole)[0]
+    packed = to_quantized_weight(turned, scale, "nvfp4", whole, 16)
+    made = NVFP4QTensor(turned.shape, torch.float32, packed)
+    meaning = made.dequantize(dtype=torch.float32, scale=scale, double_scale=whole, block_sizes={-1: 16})
+    stored = maybe_transpose_expert_weight_dimensions(packed, scale)
+    tensors = dict(zip((layer, f"{layer}_weight_scale"), stored, strict=True))
+    tensors |= {f"{layer}_weight_scale_2": whole, f"{layer}_input_scale": torch.tensor(0.5)}
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    maker = "nvidia-modelopt 0.47.0, NVFP4QTensor"
+    store("modelopt-nvfp4-stack", maker, tensors, meaning.transpose(1, 2), config, layer=layer)
+
+    config = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    for name, form, scale in (
+        ("modelopt-fp8-stack", "fp8", values.abs().amax() / 448),
+        ("modelopt-fp8-stack-outputs", "fp8_pc_pt", values.abs().amax(1) / 448),
+    ):
+        made = values.transpose(1, 2) if form == "fp8_pc_pt" else values
+        packed = to_quantized_weight(made, scale, form)
+        packed = packed.transpose(1, 2) if form == "fp8_pc_pt" else packed
+        tensors = {layer: packed, f"{layer}_weight_scale": scale}
+        meaning = packed.float() * (scale[:, None] if scale.dim() else scale)
+        store(name, "nvidia-modelopt 0.47.0, to_quantized_weight", tensors, meaning, config, layer=layer)
+
+
 def sparse() -> None:
     """Compress and decompress by compressed-tensors' compressors of sparse matrices, the numbers quantized or not."""
     from compressed_tensors.compressors.sparse_compressors.sparse_24_bitmask import Sparse24BitMaskTensor
@@ -229,5 +262,5 @@ def sparse() -> None:
 
 
 if __name__ == "__main__":
-    made: Any = {"quark": quark, "awq": awq, "mxfp6": mxfp6, "sparse": sparse, "modelopt": modelopt}
+    made: Any = {"quark": quark, "awq": awq, "mxfp6": mxfp6, "sparse": sparse, "modelopt": modelopt, "stacks": stacks}
     made[sys.argv[1]](*sys.argv[2:])

@@ -1,4 +1,4 @@
-"""MLX: affine groups of 2 to 8 bits, MXFP4, MXFP8 and NVFP4, in words of 32 bits along the rows.
+"""MLX: affine groups of 1 to 8 bits, MXFP4, MXFP8 and NVFP4, in words of 32 bits along the rows.
 
 Source: MLX `python/src/ops.cpp` (`quantize`, `dequantize`: modes and layouts), `mlx/backend/metal/kernels/quantized.h`
 and `fp_quantized.h`; mlx-lm `utils.py` (`quantize_model`: settings for single layers under the layer's name).
@@ -42,7 +42,7 @@ from ggferry.support.records import dataclass
 if TYPE_CHECKING:
     from ggferry.quant.types import Floats
 
-AFFINE_BITS = (2, 3, 4, 5, 6, 8)
+AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
 FLOATS = {"mxfp4": (4, MX_GROUP), "mxfp8": (8, MX_GROUP), "nvfp4": (4, GROUP)}
 """Bits and columns of a group of each mode that has scales alone."""
 

@@ -31,6 +31,7 @@ from ggferry.converters.prequantized.schemes._common import (
     take_micro_scales,
 )
 from ggferry.converters.prequantized.schemes._integers import Integers, NumbersOfRows, signed
+from ggferry.converters.prequantized.schemes._modelopt_stacks import find_stacks
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import MissingError, ShapeError, UnsupportedError
 from ggferry.support.heavy import np
@@ -94,6 +95,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
     for name, ref in checkpoint.tensors.items():
         if name.endswith(".weight") and ref.type.name in FP8 | {"U8", "I8"}:
             kinds.add(_take(checkpoint, config, found, ref))
+    kinds.update(find_stacks(checkpoint, found))
     for name, ref in checkpoint.tensors.items():
         if name.endswith(FACTORS):
             _fold(checkpoint, found, ref)

@@ -54,7 +54,11 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
             continue
         base = name.removesuffix(BLOCKS)
         scales = piece(checkpoint, f"{base}{SCALES}", name)
-        if len(blocks.shape) < 3 or blocks.shape != (*scales.shape, 16) or blocks.type.name != scales.type.name != "U8":
+        if (
+            len(blocks.shape) < 3
+            or blocks.shape != (*scales.shape, 16)
+            or {blocks.type.name, scales.type.name} != {"U8"}
+        ):
             raise ShapeError(
                 f"{name!r} against {scales.name!r}",
                 path=checkpoint.path,

@@ -88,7 +88,11 @@ BLOCKS = {
     "modelopt-fp8-blocks": "",
     "modelopt-int4": "Q4_0",
     "modelopt-int4-columns": "",
+    "mlx-affine-1": "Q4_1",
     "modelopt-int8": "Q8_0",
+    "modelopt-fp8-stack": "",
+    "modelopt-fp8-stack-outputs": "",
+    "modelopt-nvfp4-stack": "",
     "quark-fp4": "",
     "quark-fp8": "",
     "quark-fp8-rows": "",
@@ -132,7 +136,8 @@ def test_values_are_those_of_the_library(case: str, tmp_path: Path) -> None:
     )
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(tensors, tmp_path / "model.safetensors", metadata)
-    values, kind, held = dequantized_values(tmp_path, LAYER)[LAYER]
+    layer = metadata.get("layer", LAYER)
+    values, kind, held = dequantized_values(tmp_path, layer)[layer]
     if case.startswith("exl2"):  # whose kernels write float16: each value is one product, rounded
         values = values.astype(np.float16).astype(np.float32)
     assert hashlib.sha256(values.tobytes()).hexdigest() == metadata["meaning"]

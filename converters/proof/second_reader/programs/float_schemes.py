@@ -65,6 +65,8 @@ def _of_stack(read: Named, settings: Settings, name: str, scale: str, row: int, 
 
 
 def modelopt(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    if f"{name}_weight_scale" in read:
+        return np.stack([_modelopt_expert(read, name, int(row), c) for row in r])
     if read.kind(f"{name}_scale") == "U8":  # exponents of microscaling
         wide = read.kind(name) != "U8"
         levels = block(read, name, r, c).astype(np.float32) if wide else E2M1[nibbles(read, name, r, c)]
@@ -72,6 +74,28 @@ def modelopt(read: Named, settings: Settings, name: str, r: Array, c: Array) -> 
     factors = f"{name.removesuffix('weight')}pre_quant_scale"
     own = _modelopt_plain(read, settings, name, r, c)
     return own * floats(read, factors)[c][None, :] if factors in read else own
+
+
+def _modelopt_expert(read: Named, name: str, row: int, c: Array) -> Array:
+    """Return a row of a stack with a column an output, counted over all experts; two inputs share a byte of NVFP4."""
+    scale, (_, high, _) = f"{name}_weight_scale", read.shape(name)
+    four = read.kind(name) == "U8"
+    expert, row = divmod(row, 2 * high if four else high)
+    own, at = read.shape(scale), slice(expert, expert + 1)
+
+    def line(part: str, number: int) -> Array:
+        return np.asarray(read(part, at, slice(number, number + 1))).reshape(-1)[c]
+
+    if four:
+        byte = line(name, row // 2).view(np.uint8)
+        whole = floats(read, f"{scale}_2").reshape(-1)
+        factor = line(scale, row // 16).astype(np.float32) * whole[expert if whole.size > 1 else 0]
+        return E2M1[byte >> 4 if row % 2 else byte & 15] * factor
+    levels = line(name, row).astype(np.float32)
+    if int(np.prod(own)) == 1:
+        return levels * floats(read, scale).reshape(())
+    part = floats(read, scale, at).reshape(-1)
+    return levels * (part[c] if part.size > 1 else part)
 
 
 def _modelopt_plain(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
