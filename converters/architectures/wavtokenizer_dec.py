@@ -10,55 +10,39 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _encoder as encoder
+from ggferry.converters.architectures import _wavtokenizer as wav
 from ggferry.converters.architectures._tensors import linear, norm
-from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, Drop, HParam
-from ggferry.converters.schema.roles import Roles, block, roles
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam
+from ggferry.converters.schema.roles import block, roles
 
 _RESIDUAL, _ATTENDING, _LAST = "n == 0 or n == 1 or n == 3 or n == 4", "n == 2", "n == 5"
-_WIDTH = "n_width"
-
-
-def _biased(name: str, source: str, shape: str = "", kind: str = "plain") -> str:
-    """Return the lines of a tensor and its bias, both columns where no shape is given."""
-    weight = f"{name}.weight {kind if shape else 'f32'} : {shape or f'{_WIDTH} 1'} | hf {source}.weight"
-    return f"{weight}\n{name}.bias f32 : {_WIDTH} 1 | hf {source}.bias\n"
-
-
-def _positions(*lines: str, when: str) -> Roles:
-    return block("".join(lines), name="posnet.{n}.", layer="backbone.posnet.{n}.", when=when)
-
-
-_TAPS = f"{_WIDTH} {_WIDTH} 3"
+_TAPS = f"{wav.WIDTH} {wav.WIDTH} 3"
 _ROLES = roles(
     linear("token_embd", "n_vocab n_embd", "backbone.embedding"),
-    _biased("conv1d", "backbone.embed", f"{_WIDTH} n_embd 7"),
-    _positions(
-        _biased("norm1", "norm1"), _biased("conv1", "conv1", _TAPS),
-        _biased("norm2", "norm2"), _biased("conv2", "conv2", _TAPS),
+    wav.biased("conv1d", "backbone.embed", f"{wav.WIDTH} n_embd 7"),
+    wav.positions(
+        wav.biased("norm1", "norm1"), wav.biased("conv1", "conv1", _TAPS),
+        wav.biased("norm2", "norm2"), wav.biased("conv2", "conv2", _TAPS),
         when=_RESIDUAL,
     ),
-    _positions(_biased("attn_norm", "norm"), when=f"{_ATTENDING} or {_LAST}"),
-    _positions(
-        *(_biased(f"attn_{name}", source, f"{_WIDTH} {_WIDTH} 1")
+    wav.positions(wav.biased("attn_norm", "norm"), when=f"{_ATTENDING} or {_LAST}"),
+    wav.positions(
+        *(wav.biased(f"attn_{name}", source, f"{wav.WIDTH} {wav.WIDTH} 1")
           for name, source in (("q", "q"), ("k", "k"), ("v", "v"), ("output", "proj_out"))),
         when=_ATTENDING,
     ),
-    norm("token_embd_norm", "backbone.norm", width=_WIDTH, bias=True),
+    norm("token_embd_norm", "backbone.norm", width=wav.WIDTH, bias=True),
     block(
-        _biased("dw", "dwconv", f"{_WIDTH} 1 7"),
-        norm("norm", "norm", width=_WIDTH, bias=True),
-        linear("pw1", f"n_ff {_WIDTH}", "pwconv1", bias=True),
-        linear("pw2", f"{_WIDTH} n_ff", "pwconv2", bias=True),
-        f"gamma.weight f32 : {_WIDTH} | hf gamma.weight",
+        wav.biased("dw", "dwconv", f"{wav.WIDTH} 1 7"),
+        norm("norm", "norm", width=wav.WIDTH, bias=True),
+        linear("pw1", f"n_ff {wav.WIDTH}", "pwconv1", bias=True),
+        linear("pw2", f"{wav.WIDTH} n_ff", "pwconv2", bias=True),
+        f"gamma.weight f32 : {wav.WIDTH} | hf gamma.weight",
         name="convnext.{n}.", layer="backbone.convnext.{n}.",
     ),
-    norm("output_norm", "backbone.final_layer_norm", width=_WIDTH, bias=True),
-    linear("output", f"n_embd_out {_WIDTH}", "head.out", bias=True),
+    norm("output_norm", "backbone.final_layer_norm", width=wav.WIDTH, bias=True),
+    linear("output", f"n_embd_out {wav.WIDTH}", "head.out", bias=True),
 )
-
-
-def _size(name: str, key: str, place: str, check: str = "") -> HParam:
-    return HParam(name, key, fields={"hf": place}, least=1, check=check)
 
 
 SPEC = Architecture(
@@ -68,18 +52,18 @@ SPEC = Architecture(
     hparams=(
         common.N_VOCAB,
         common.N_CTX,
-        _size("n_embd_out", "embedding_length", "hidden_size"),
-        _size("n_embd", "features_length", "n_embd_features"),
-        _size("n_layer", "block_count", "n_layer", "n_posnet <= n_layer and n_convnext <= n_layer"),
-        _size("n_ff", "feed_forward_length", "n_ff"),
-        _size("n_head", "attention.head_count", "n_head"),
+        wav.size("n_embd_out", "embedding_length", "hidden_size"),
+        wav.size("n_embd", "features_length", "n_embd_features"),
+        wav.size("n_layer", "block_count", "n_layer", "n_posnet <= n_layer and n_convnext <= n_layer"),
+        wav.size("n_ff", "feed_forward_length", "n_ff"),
+        wav.size("n_head", "attention.head_count", "n_head"),
         replace(common.LAYER_EPS, fields={"hf": "layer_norm_epsilon"}, defaults=()),
         HParam("group_eps", "attention.group_norm_epsilon", common.F32, {"hf": "group_norm_epsilon"}),
-        _size("n_groups", "attention.group_norm_groups", "group_norm_groups", "n_width % n_groups == 0"),
-        _size(_WIDTH, "posnet.embedding_length", "posnet.n_embd"),
-        _size("n_posnet", "posnet.block_count", "posnet.n_layer", "n_posnet == 6"),
-        _size("n_next", "convnext.embedding_length", "convnext.n_embd", "n_next == n_width"),
-        _size("n_convnext", "convnext.block_count", "convnext.n_layer"),
+        wav.size("n_groups", "attention.group_norm_groups", "group_norm_groups", "n_width % n_groups == 0"),
+        wav.size(wav.WIDTH, "posnet.embedding_length", "posnet.n_embd"),
+        wav.size("n_posnet", "posnet.block_count", "posnet.n_layer", "n_posnet == 6"),
+        wav.size("n_next", "convnext.embedding_length", "convnext.n_embd", "n_next == n_width"),
+        wav.size("n_convnext", "convnext.block_count", "convnext.n_layer"),
         encoder.BOTH_SIDES,
         common.NO_VOCABULARY,
     ),
@@ -88,15 +72,13 @@ SPEC = Architecture(
         Dialect(
             "hf",
             fixed={"causal": False, "no_vocabulary": True},
-            drops=tuple(
-                Drop(f"*codebook.{name}", "used in training only") for name in ("cluster_size", "embed_avg", "inited")
-            ),
+            drops=wav.DROPS,
             caveats=(
                 Caveat("n_embd > 0", "it gives logarithms of magnitudes, and phases, of a spectrum: llama.cpp computes "
                        "these, and what makes a wave of them is another program's"),
             ),
         ),
     ),
-    recipe={"computation": "wavtokenizer", "norm": "layer", "activation": "gelu"},
+    recipe={"computation": "ggferry.converters.forward.sound.wavtokenizer", "norm": "layer", "activation": "gelu"},
     blocks={"posnet.": "n_posnet", "convnext.": "n_convnext"},
 )
