@@ -26,10 +26,8 @@ REASONS: Mapping[str, str] = {
     "DistilBertForSequenceClassification": "its classifier has a ReLU, for which llama.cpp has no word",
     "DeepseekV4DSparkModel": "a draft whose blocks are DeepSeek V4's: llama.cpp's dflash loads them, and no table of "
     "drafts has them",
-    "WavTokenizerDec": _SPEECH.format("it (wavtokenizer-dec)"),
     "PocketTTSModel": _SPEECH.format("its backbone (pockettts) beside one of what makes waves of its latents"),
     "Qwen3TTSForConditionalGeneration": _SPEECH.format("its talker (qwen3tts) beside one of its code predictor"),
-    "Lfm25AudioTokenizer": _SPEECH.format("it (lfm2 without a vocabulary, with an output of its own)"),
     **dict.fromkeys(
         ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
         "states that several streams carry, blocks of tokens chosen by averaged keys, embeddings of hashed sequences "

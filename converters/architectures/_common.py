@@ -70,6 +70,9 @@ ERF = Caveat(
     differs_in="transformers",
 )
 
+# A model that reads codes of sound: its file has no texts of tokens, and says so (`output_metadata`).
+NO_VOCABULARY = HParam("no_vocabulary", None, BOOL, required=False)
+
 N_SWA = HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, absent=0, unrepresentable=0)
 LAYER_WINDOWS = HParam(
     "layer_windows", None, BOOL, {"hf": "layer_types"}, required=False, length="n_layer",

@@ -19,6 +19,18 @@ from ggferry.formats.gguf.values import ValueType
 BOOL = ValueType.BOOL
 
 
+def window(values: Values) -> int:
+    """sliding_window, which only the model that makes sound of codes has; transformers' Lfm2Model reads none.
+
+    Raises ValueError for blocks with a window in a model that has none: transformers makes convolutions of them.
+    """
+    if values.get("windowed"):
+        return int(values["window_stated"])
+    if any(values.get("layers_stated") or ()):
+        raise ValueError("'sliding_attention' in layer_types, which transformers' Lfm2Model does not know")
+    return 0
+
+
 def width(values: Values) -> int:
     """feed_forward_length, which a configuration may state before it is cut to two thirds and rounded up (transformers
     `Lfm2MLP`)."""
@@ -34,7 +46,7 @@ def width(values: Values) -> int:
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_HEAD,
     hybrid.HEADS_KV_DECLARED, *hybrid.ATTENDS_DECLARED,
-    replace(hybrid.ATTENDS, words={"conv": False, "full_attention": True, **hybrid.KINDS}), hybrid.HEADS_KV,
+    hybrid.ATTENDS, hybrid.HEADS_KV,
     common.HEAD_DIM, common.HEAD_DIM_V,
     replace(common.RMS_EPS, fields={"hf": "norm_eps|block_norm_eps"},
             defaults=(Default(1e-5, "transformers' default", dialect="hf"),)),
@@ -42,6 +54,18 @@ HPARAMS = (
     HParam("n_conv", "shortconv.l_cache", fields={"hf": "conv_L_cache"}),
     HParam("conv_bias", None, BOOL, {"hf": "conv_bias"}, words={False: False}, required=False),
     common.ALWAYS_TIED,
+)
+# Of the model that makes sound of codes every block that attends has a window (LiquidAI `detokenizer.py`).
+WINDOW = (
+    HParam("layers_stated", None, BOOL, {"hf": "layer_types"}, required=False, length="n_layer",
+           words={**dict.fromkeys(hybrid.KINDS, False), "sliding_attention": True}),
+    HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False, check="0 < window_stated"),
+    HParam("windowed", None, BOOL, required=False),
+    HParam("n_swa", "attention.sliding_window", derive=window, absent=0),
+)
+WINDOWED = tuple(
+    replace(param, words={**hybrid.KINDS, "sliding_attention": True}) if param is hybrid.ATTENDS else param
+    for param in HPARAMS
 )
 ADJUSTED = (
     HParam("ff_stated", None, fields={"hf": "block_ff_dim|intermediate_size"}, required=False),

@@ -10,12 +10,12 @@ from ggferry.converters.architectures import _lfm2 as lfm2
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
 # A centered window of taps has as many on either side.
 _CAUSAL = HParam("causal", "attention.causal", common.BOOL, absent=True, check="causal == 1 or n_conv % 2 == 1")
-_WIDTH_OUT = HParam("n_embd_out", "embedding_length_out", required=False)
+_WIDTH_OUT = HParam("n_embd_out", "embedding_length_out", fields={"hf": "output_size"}, required=False)
 _HF = Dialect(
     "hf",
     drops=(*common.DROPS, *half.drop_vision("*vision_tower.*", "*multi_modal_projector.*")),
@@ -65,6 +65,25 @@ _AUDIO = replace(
                  "of the audio decoder, dropped"),
     ),
 )
+_LIN = "sentence_transformers_dense.0.linear."
+_CODES = replace(
+    _STATES,
+    name="codes",
+    classes=("Lfm25AudioTokenizer",),
+    renames=(("lfm.", "model."), ("lin.", _LIN)),
+    fixed={**_STATES.fixed, "windowed": True, "no_vocabulary": True},
+    drops=(
+        *common.DROPS,
+        Drop("emb.emb.weight", "the rows of eight codes, whose mean the model reads, six times: llama.cpp's lfm2 is "
+             "given it, and has no place for them"),
+        Drop("istft.window", "the window of the transform that makes a wave of the spectrum, behind the model"),
+    ),
+    caveats=(
+        *rope.CAVEATS,
+        Caveat("n_embd > 0", "it gives magnitudes and phases of a spectrum, half and half: llama.cpp computes these, "
+               "and what makes a wave of them is another program's"),
+    ),
+)
 
 SPEC = Architecture(
     name="lfm2", runtimes=("llama.cpp",),
@@ -77,12 +96,14 @@ SPEC = Architecture(
         "Lfm2AudioForConditionalGeneration",
     ),
     hparams=(
-        *lfm2.HPARAMS,
+        *lfm2.WINDOWED,
+        *lfm2.WINDOW,
         *lfm2.ADJUSTED,
         _CAUSAL,
         *embeddings.DECODER_POOLING,
         *embeddings.DENSE,
         _WIDTH_OUT,
+        common.NO_VOCABULARY,
     ),
     roles=roles(
         lfm2.frame(),
@@ -94,6 +115,7 @@ SPEC = Architecture(
         _STATES,
         _BOTH_SIDES,
         _AUDIO,
+        _CODES,
     ),
     recipe=lfm2.RECIPE,
 )

@@ -12,10 +12,11 @@ from ggferry.converters.metadata.file_names import file_name, guess
 from ggferry.converters.metadata.general_keys import Entry, describe_origin, general_metadata, name_parts
 from ggferry.converters.metadata.model_card import read_card
 from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.tokenizers.legacy.ids_alone import NO_MODEL
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.gguf.shards import SET_DIGEST
-from ggferry.formats.gguf.values import Value
+from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import Kind, kind_of
 from ggferry.quant.recipes.file_types import file_type_of
@@ -23,6 +24,7 @@ from ggferry.support.records import dataclass
 
 SPLIT = "split."
 TOKENS = "tokenizer.ggml.tokens"
+MODEL = "tokenizer.ggml.model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def describe(graph: ModelGraph, steps: Sequence[Step], tokenizer: Tokenizer | No
         sum(r.elements for n in graph.nodes if "_exps" in n.name for r in n.inputs),
         file_type_of(type_table(steps), _declared(graph, options)) if steps else None,
         any(step.type.quantized for step in steps),
-        {**architecture_entries(graph), **tokenizer_entries(tokenizer)},
+        {**architecture_entries(graph), **_without_texts(graph), **tokenizer_entries(tokenizer)},
     )
 
 
@@ -145,6 +147,13 @@ def _declared(graph: ModelGraph, options: Options) -> int | None:
 def architecture_entries(graph: ModelGraph) -> dict[str, Entry]:
     """Return the hparams under their GGUF keys."""
     return {key: Entry(value, origin) for key, value, origin in graph.written()}
+
+
+def _without_texts(graph: ModelGraph) -> dict[str, Entry]:
+    """Return the key that says that a model has no vocabulary, of one that never has one (`llama-vocab.cpp`)."""
+    if not graph.sizes.get("no_vocabulary"):
+        return {}
+    return {MODEL: Entry(Value(ValueType.STRING, NO_MODEL), "the model reads no text")}
 
 
 def tokenizer_entries(tokenizer: Tokenizer | None) -> dict[str, Entry]:

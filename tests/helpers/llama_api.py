@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-LOADS = "--loads"
+LOADS, STATES = "--loads", "--states"
 
 
 class Params(c.Structure):
@@ -97,6 +97,15 @@ def encoded_and_decoded(
     return np.load(target)
 
 
+def states(path: str, tokens: Sequence[int], folder: Path) -> np.ndarray:
+    """States that a model without logits gives for each token, as wide as the model says."""
+    target = str(folder / "states.npy")
+    command = [sys.executable, __file__, STATES, path, json.dumps(list(tokens)), target]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return np.load(target)
+
+
 def loads(*paths: Path) -> list[bool]:
     """Whether llama.cpp loads each of the files; by one process that may not crash."""
     command = [sys.executable, __file__, LOADS, *map(str, paths)]
@@ -114,6 +123,15 @@ def _load(paths: Sequence[str]) -> None:
             print("LOADED", flush=True)
         except AssertionError:
             print("REFUSED", flush=True)
+
+
+def _states(path: str, tokens: str, target: str) -> None:
+    llama, ids = Llama(path), json.loads(tokens)
+    llama.begin()
+    llama.call("llama_set_embeddings", None, llama.context, c.c_bool(True))
+    llama.run("llama_decode", ids)
+    width = llama.call("llama_model_n_embd_out", c.c_int32, c.c_void_p(llama.model))
+    np.save(target, llama.rows("llama_get_embeddings_ith", len(ids), width))
 
 
 def main(path: str, encode: str, decode: str, target: str, picture: str = "") -> None:
@@ -136,4 +154,6 @@ def main(path: str, encode: str, decode: str, target: str, picture: str = "") ->
 
 
 if __name__ == "__main__":
-    _load(sys.argv[2:]) if sys.argv[1] == LOADS else main(*sys.argv[1:])
+    {LOADS: lambda *paths: _load(paths), STATES: _states}.get(sys.argv[1], lambda *rest: main(sys.argv[1], *rest))(
+        *sys.argv[2:]
+    )

@@ -46,6 +46,8 @@ WITNESSES = {
     f"{_A}test_drafts.py::test_muse_glimmers_assistant_is_transformers": TRANSFORMERS,
     f"{_A}test_encoders.py::test_states_are_transformers": TRANSFORMERS,
     f"{_A}test_lfm2_embeddings.py::test_states_are_transformers": TRANSFORMERS,
+    f"{_A}test_codes.py::test_lfm2_codes_as_transformers": TRANSFORMERS,
+    f"{_A}test_codes.py::test_wavtokenizer_as_torch": EQUATIONS,
     f"{_A}test_nomic_bert_moe.py::test_nomic_2_by_its_definition": EQUATIONS,
     f"{_A}test_jina_bert_v3.py::test_jina_3_by_its_definition": EQUATIONS,
     f"{_A}test_encoders.py::test_neobert_by_its_definition": EQUATIONS,

@@ -66,7 +66,7 @@ def test_names_of_roles_are_ggufs(spec: Architecture) -> None:
     assert len(set(names)) == len(names)
     for name in names:
         assert re.fullmatch(
-            r"((enc|dec|t|v)\.)?(blk\.(\{n\}|0)\.)?"
+            r"((enc|dec|t|v)\.|(posnet|convnext)\.\{n\}\.)?(blk\.(\{n\}|0)\.)?"
             r"((shortconv\.|indexer\.|cls\.|nextn\.)?[a-z0-9_]+\.(weight|bias|scale)|ssm_[ad]|ssm_(dt|b|c)_norm|ffn_norm"
             r"|post_(attention|ffw)_norm|exp_probs_b|hrm\.z_l_init|(attn|ffn)_conv_base|d2t|class_embd)",
             name,

@@ -98,6 +98,7 @@ MADE_ARCHITECTURES = {
     "nomic-bert": "converters/architectures/test_bert.py",
     "rwkv7": "converters/architectures/test_rwkv.py",
     "t5encoder": "converters/architectures/test_t5.py",
+    "wavtokenizer-dec": "converters/architectures/test_codes.py",
 }
 """By transformers, or by hand from the published code; those of tiny_models are counted from there."""
 MADE_TYPES = {

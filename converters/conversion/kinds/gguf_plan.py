@@ -11,7 +11,7 @@ from ggferry.converters.conversion.draft_target import check_target
 from ggferry.converters.conversion.kinds import kept_models
 from ggferry.converters.conversion.kinds.kept_models import Planned, Understood
 from ggferry.converters.conversion.request import Request
-from ggferry.converters.conversion_plan.output_metadata import Described, assemble, describe
+from ggferry.converters.conversion_plan.output_metadata import MODEL, Described, assemble, describe
 from ggferry.converters.conversion_plan.steps import Plan, Step, place, plan_steps
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
@@ -22,6 +22,7 @@ from ggferry.converters.proof.runtime_keys import architectures, loader, version
 from ggferry.converters.proof.runtime_notes import explains, runtime_notes
 from ggferry.converters.reranking.recognize import with_template
 from ggferry.converters.schema.fused_attention import MATRIX
+from ggferry.converters.tokenizers.legacy.ids_alone import NO_MODEL
 from ggferry.converters.tokenizers.llama_cpp_limits import differences, is_called_phi3, objections
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
@@ -75,8 +76,8 @@ def _check_fused(graph: ModelGraph) -> None:
 
 
 def tokenizer_of(graph: ModelGraph, checkpoint: Checkpoint, request: Request) -> Tokenizer | None:
-    """Return the vocabulary of a source; a vision or audio encoder has none."""
-    if graph.architecture.projector:
+    """Return the vocabulary of a source; a vision or audio encoder has none, nor a model of codes."""
+    if graph.architecture.projector or graph.sizes.get("no_vocabulary"):
         return None
     return with_template(graph, load_tokenizer(checkpoint, graph.sizes.get("n_vocab", 0), request.vocab))
 
@@ -185,7 +186,8 @@ def _notes(
         unloadable = (
             f"llama.cpp would not load this file: alignment {request.options.alignment} is not a multiple of 32",
         )
-    if tokenizer is None and "llama.cpp" in graph.runtimes and steps and not graph.architecture.projector:
+    textless = graph.architecture.projector or (MODEL in metadata and metadata[MODEL].value.data == NO_MODEL)
+    if tokenizer is None and "llama.cpp" in graph.runtimes and steps and not textless:
         unloadable += ("llama.cpp would not load this file: it has no vocabulary",)
     if tokenizer is not None:
         name = metadata["general.name"].value.data if "general.name" in metadata else ""

@@ -1,0 +1,1 @@
+"""Models that make sound of codes, up to a spectrum: each computes as those of `computations` do."""
