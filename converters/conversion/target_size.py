@@ -146,6 +146,7 @@ def _limit(request: Request, measured: Measured, within: tuple[int, int]) -> int
         raise UsageError(
             f"no choice of types has this size: {'--target-bpw' if request.target_size is None else '--target-size'}",
             path=measured.source.graph.checkpoint.path,
+            found=f"{limit:,} bytes",
             expected=f"{least:,} to {most:,} bytes among {', '.join(measured.types)}",
         )
     return limit

@@ -178,7 +178,7 @@ def test_types_for_a_size(client: httpx.Client, root: Path, tmp_path: Path) -> N
     ggferry.convert(own, tmp_path / "own.gguf", verify="fast", **options)
     assert blake3((tmp_path / "own.gguf").read_bytes()).hexdigest() == file["blake3"], "the library's choice"
     both = {"target_bpw": 5, "outtype": "q8_0"}
-    for odd, words in (({"target_size": 1000}, "asked for"), (both, "decides the types")):
+    for odd, words in (({"target_size": 1000}, "no choice of types has this size"), (both, "decides the types")):
         refused = client.post("/plans", json={"source": str(own), "options": odd}).json()
         (line,) = client.get(f"/plans/{refused['id']}/lines").json()["items"]
         assert line["verdict"] == "unsupported" and words in line["error"]["message"], line
