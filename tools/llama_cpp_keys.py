@@ -77,6 +77,7 @@ READ_FOR_RULES = {
     "llama-context.cpp llama_init_from_model": "726c5d0b3184293f",
     "../ggml/src/ggml-cpu/ops.cpp ggml_mrope_cache_init": "7b8fba303a54f1da",
     "../ggml/src/ggml-cpu/ops.cpp ggml_compute_forward_rms_norm_f32": "087dee077a987bce",
+    "../ggml/src/ggml-cpu/ops.cpp ggml_compute_forward_rope_flt": "b59a2737f63afc10",
 }
 BESIDE = "../ggml/src/ggml-cpu/ops.cpp"
 GENERAL = """\

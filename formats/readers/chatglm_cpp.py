@@ -21,7 +21,6 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.fields import Cursor, Struct
 from ggferry.formats.files.sources import Source, open_source
-from ggferry.formats.ggml.other_programs import is_minigpt4
 from ggferry.formats.limits import MAX_DIM, MAX_DIMS, MAX_GGML_TENSORS, MAX_NAME, MAX_STRING
 from ggferry.formats.reader import HEAD_BYTES, Container, HeaderLayout, Kind, Match, Reader
 from ggferry.quant.codec import block_type
@@ -110,6 +109,8 @@ def read_prelude(source: Source) -> Prelude:
         UnsupportedVersionError: Another version of the header.
         CorruptError: The file is broken.
     """
+    from ggferry.formats.ggml.other_programs import is_minigpt4  # few files need it
+
     if is_minigpt4(source.read(0, min(HEAD_BYTES, source.size))):
         raise UnsupportedError(
             "this is a file of minigpt4.cpp: a vision encoder and a Q-Former, for which llama.cpp has no projector",

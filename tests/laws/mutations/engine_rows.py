@@ -20,8 +20,7 @@ FORWARD = (
     ),
     *among(
         "converters.forward.blocks.routing",
-        ("groups ranked by their best expert", "deepseek v3", "transformers", 'best=1 if kind == "softmax" else 2',
-         "best=1"),
+        ("groups ranked by their best expert", "deepseek v3", "transformers", "used, best=best", "used, best=1"),
         ("bias of selection not heard", "deepseek v3", "transformers",
          "else model.biased(bare, scores)", "else scores"),
         ("scale of experts not applied", "deepseek v2 groups", "transformers",
