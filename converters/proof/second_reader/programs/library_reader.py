@@ -36,10 +36,41 @@ EXPERT = re.compile(r"\.experts\.\d+\.")
 Array = Any
 
 
+class Mapped:
+    """Where libraries have mapped a file, whose pages are let go once they were read.
+
+    Where Linux has a file in large pages, as one that was just written, a fault maps up to 2 MiB of it (6.18): three
+    samples of each of 200 tensors were 550 MiB of resident memory.
+    """
+
+    def __init__(self, fd: int) -> None:
+        import ctypes
+
+        self.ranges: list[tuple[Any, Any]] = []
+        self.advise: Any = None
+        with suppress(OSError, AttributeError, TypeError, ValueError):  # not Linux
+            found = os.fstat(fd)
+            own = (f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}".encode(), str(found.st_ino).encode())
+            with open("/proc/self/maps", "rb") as maps:
+                for line in maps:
+                    place, _, _, device, inode, *_ = line.split(maxsplit=5)
+                    if (device, inode) == own:  # another file's pages may be a library's data, which would be lost
+                        start, stop = (int(end, 16) for end in place.split(b"-"))
+                        self.ranges.append((ctypes.c_void_p(start), ctypes.c_size_t(stop - start)))
+            self.advise = ctypes.CDLL(None).madvise
+
+    def forget(self) -> None:
+        """Let the pages go; the next read finds them in the system's cache."""
+        if self.advise is not None:
+            for start, size in self.ranges:
+                self.advise(start, size, DONT_NEED)
+
+
 class File:
     """A file as its library reads it: names, shapes and types of its tensors, and parts of their rows."""
 
     library = ""
+    mapped: Mapped
 
     def names(self) -> list[str]:
         raise NotImplementedError
@@ -242,42 +273,13 @@ def opened(path: str) -> File:
     raise ValueError("no library for such a file")
 
 
-class Mapped:
-    """Where libraries have mapped a file, whose pages are let go once they were read.
-
-    Where Linux has a file in large pages, as one that was just written, a fault maps up to 2 MiB of it (6.18): three
-    samples of each of 200 tensors were 550 MiB of resident memory.
-    """
-
-    def __init__(self, fd: int) -> None:
-        import ctypes
-
-        self.ranges: list[tuple[Any, Any]] = []
-        self.advise: Any = None
-        found = os.fstat(fd)
-        with suppress(OSError, AttributeError, ValueError):  # not Linux
-            with open("/proc/self/maps", "rb") as maps:
-                for line in maps:
-                    place, _, _, _, inode, *_ = line.split(maxsplit=5)
-                    if int(inode) == found.st_ino:
-                        start, stop = (int(end, 16) for end in place.split(b"-"))
-                        self.ranges.append((ctypes.c_void_p(start), ctypes.c_size_t(stop - start)))
-            self.advise = ctypes.CDLL(None).madvise
-
-    def forget(self) -> None:
-        """Let the pages go; the next read finds them in the system's cache."""
-        if self.advise is not None:
-            for start, size in self.ranges:
-                self.advise(start, size, DONT_NEED)
-
-
-def sampled(file: File, pieces: list[list[Any]], mapped: Mapped) -> Iterator[list[Any]]:
+def sampled(file: File, pieces: list[list[Any]]) -> Iterator[list[Any]]:
     """Yield type, shape and digest of each tensor: the bytes of its samples, one after another.
 
     `pieces`: name, and the samples, each the index of a row and the range of its elements.
     """
     for name, samples in pieces:
-        mapped.forget()
+        file.mapped.forget()
         try:
             kind, shape = file.facts(name)
             digest = hashlib.blake2b(digest_size=16)
@@ -309,14 +311,14 @@ class Named:
         return self.files[name].values(name, *places)  # type: ignore[attr-defined]
 
 
-def dequantized(files: list[File], request: dict[str, Any], mapped: list[Mapped]) -> Iterator[list[Any]]:
+def dequantized(files: list[File], request: dict[str, Any]) -> Iterator[list[Any]]:
     """Yield the values of parts of matrices, as lists of numbers, or what was wrong."""
     from dequantize import rows  # type: ignore[import-not-found]
 
     named = Named(files)
     for name, first, last, left, right in request["matrices"]:
-        for each in mapped:
-            each.forget()
+        for file in files:
+            file.mapped.forget()
         try:
             found = rows(named, request["scheme"], request["settings"], name, first, last, left, right)
             flat = found.astype("<f4").reshape(-1)
@@ -329,7 +331,6 @@ def answered(request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
     """Return the answer to one question."""
     answer: dict[str, Any] = {"files": []}
     files: list[File] = []
-    maps: list[Mapped] = []
     for fd, pieces in zip(fds, request["files"], strict=True):
         try:
             file = opened(f"/dev/fd/{fd}")
@@ -337,22 +338,16 @@ def answered(request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
             answer["files"].append({"error": f"{type(error).__name__}: {error}"[:200]})
             continue
         files.append(file)
-        mapped = Mapped(fd)
-        maps.append(mapped)
+        file.mapped = Mapped(fd)
         own = {name for name, _ in pieces}
         more = [name for name in file.names() if name not in own]
         answer["files"].append(
-            {
-                "library": file.library,
-                "tensors": list(sampled(file, pieces, mapped)),
-                "more": more[:8],
-                "others": len(more),
-            }
+            {"library": file.library, "tensors": list(sampled(file, pieces)), "more": more[:8], "others": len(more)}
         )
     if request["names"]:
         answer["names"] = renamed(request)
     if request["matrices"]:
-        answer["matrices"] = list(dequantized(files, request, maps))
+        answer["matrices"] = list(dequantized(files, request))
     return answer
 
 
