@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import field
 from enum import Enum
 from functools import cache
@@ -258,6 +260,34 @@ def lone_suffixes() -> Mapping[str, str]:
     return {suffix: reader.containers[0].name for reader in by_rank for suffix in reader.lone}
 
 
+_listed: ContextVar[dict[str, frozenset[str]] | None] = ContextVar("listed", default=None)
+
+
+@contextmanager
+def _listed_once() -> Iterator[None]:
+    """Let `names_in` answer within the context, for each folder, what it found first: all probes see one state."""
+    token = _listed.set({})
+    try:
+        yield
+    finally:
+        _listed.reset(token)
+
+
+def names_in(folder: str) -> frozenset[str]:
+    """Return the names in a folder. Raises NotFoundError."""
+    listed = _listed.get()
+    known = None if listed is None else listed.get(folder)
+    if known is not None:
+        return known
+    try:
+        names = frozenset(os.listdir(folder or "."))
+    except OSError as error:
+        raise NotFoundError(f"cannot be listed: {error.strerror}", path=folder) from None
+    if listed is not None:
+        listed[folder] = names
+    return names
+
+
 def find_reader(path: str) -> tuple[Reader, Match]:
     """Return the reader that claims `path`, and its claim.
 
@@ -279,10 +309,11 @@ def find_reader(path: str) -> tuple[Reader, Match]:
             raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
         finally:
             source.close()
-    for reader in _candidates(head):
-        match = reader.probe(head, path, size)
-        if match is not None:
-            return reader, match
+    with _listed_once():
+        for reader in _candidates(head):
+            match = reader.probe(head, path, size)
+            if match is not None:
+                return reader, match
     if not os.path.isdir(path) and size < 4:
         raise TruncatedError("the file is too short to be a model", path=path, offset=size, found=f"{size} bytes")
     raise UnknownFormatError("no known model container", path=path, offset=0, found=describe(head, path))

@@ -17,7 +17,6 @@ from ggferry.converters.proof.runtime_notes import faults
 from ggferry.converters.rewrite.pieces import is_piece
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.checkpoint_folder.folder import names_in
 from ggferry.formats.errors import (
     AccessError,
     CorruptError,
@@ -32,7 +31,7 @@ from ggferry.formats.files.publication_record import is_interrupted
 from ggferry.formats.files.sources import Window, known_by, open_source
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.packed.kinds import COMMANDS, kind_of_packing, unpacked_name, words_for
-from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, kind_of, label_of
+from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, kind_of, label_of, names_in
 from ggferry.quant.codec import codec, types_of_forks
 from ggferry.support.records import dataclass
 

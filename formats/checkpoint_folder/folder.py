@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 from ggferry.formats.errors import (
     AmbiguousError,
@@ -27,6 +27,7 @@ from ggferry.formats.reader import (
     describe,
     known_as,
     lone_suffixes,
+    names_in,
     weights_names,
 )
 from ggferry.support.records import dataclass
@@ -115,8 +116,13 @@ def find_forms(folder: str) -> list[Weights]:
 
     Raises as `find_weights`.
     """
-    names = names_in(folder)
-    return [weights for each in weights_names() if (weights := _by_name(folder, names, each)) is not None]
+    forms = _forms if type(folder) is str else _forms.__wrapped__  # a `Named` folder is not the one it is equal to
+    return [*forms(folder, names_in(folder))]
+
+
+@lru_cache(maxsize=4)  # each reader asks
+def _forms(folder: str, names: frozenset[str]) -> tuple[Weights, ...]:
+    return tuple(weights for each in weights_names() if (weights := _by_name(folder, names, each)) is not None)
 
 
 def mistral_weights(path: str) -> str:
@@ -182,14 +188,6 @@ def locate(path: str, container: str) -> Weights:
     return Weights(whole.container, folder, files, whole.index, notes)
 
 
-def names_in(folder: str) -> frozenset[str]:
-    """Return the names in a folder. Raises NotFoundError."""
-    try:
-        return frozenset(os.listdir(folder or "."))
-    except OSError as error:
-        raise NotFoundError(f"cannot be listed: {error.strerror}", path=folder) from None
-
-
 def _by_name(folder: str, names: frozenset[str], of: WeightsName) -> Weights | None:
     if of.numbered:
         return _parts(folder, names, of) if any(_part_number(name, of) is not None for name in names) else None
@@ -207,7 +205,8 @@ def _sharded(folder: str, names: frozenset[str], stem: str, suffix: str) -> Weig
     index = f"{stem}.{suffix}{INDEX}"
     if index in names:
         return Weights(container, folder, (), os.path.join(folder, index))
-    shards = [match for match in map(_shard().fullmatch, sorted(names)) if match and match["stem"] == stem]
+    likely = sorted(name for name in names if "-of-" in name and name.startswith(stem))
+    shards = [match for match in map(_shard().fullmatch, likely) if match and match["stem"] == stem]
     shards = [match for match in shards if match["suffix"] == suffix]
     if not shards:
         return None

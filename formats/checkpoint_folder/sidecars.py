@@ -9,12 +9,12 @@ from functools import cache
 from typing import Any
 
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.checkpoint_folder.folder import Weights, names_in
+from ggferry.formats.checkpoint_folder.folder import Weights
 from ggferry.formats.checkpoint_folder.modules import described, module_files
 from ggferry.formats.errors import InconsistentError, MissingError, NotFoundError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
-from ggferry.formats.reader import Container, Kind, kind_of
+from ggferry.formats.reader import Container, Kind, kind_of, names_in
 from ggferry.support.records import dataclass
 from ggferry.support.registry import scan
 

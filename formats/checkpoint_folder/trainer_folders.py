@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 
-from ggferry.formats.checkpoint_folder.folder import names_in
 from ggferry.formats.errors import EncodingError, InconsistentError, NotFoundError
 from ggferry.formats.files.sources import open_source
+from ggferry.formats.reader import names_in
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """The file in which Megatron-LM names the latest iteration."""

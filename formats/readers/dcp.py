@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.checkpoint import Checkpoint, Checksum, Dropped, Span, TensorRef
-from ggferry.formats.checkpoint_folder.folder import Weights, claim, find_forms, locate, names_in
+from ggferry.formats.checkpoint_folder.folder import Weights, claim, find_forms, locate
 from ggferry.formats.checkpoint_folder.sidecars import beside_or_above, configuration
 from ggferry.formats.checkpoint_folder.trainer_folders import iteration_folder
 from ggferry.formats.errors import GgferryError, InconsistentError, NotFoundError, OutOfRangeError
 from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.limits import MAX_SHARDS, MAX_TENSORS
-from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName
+from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName, names_in
 
 if TYPE_CHECKING:
     from ggferry.formats.pytorch.dcp_metadata import Item

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
-from ggferry.formats.checkpoint_folder.folder import Weights, claim, find_forms, names_in
+from ggferry.formats.checkpoint_folder.folder import Weights, claim, find_forms
 from ggferry.formats.checkpoint_folder.sidecars import beside_or_above, configuration
 from ggferry.formats.errors import EncodingError, GgferryError, InconsistentError, NotFoundError, UnsupportedError
 from ggferry.formats.files.sources import open_source
 from ggferry.formats.limits import MAX_NAME, MAX_SHARDS
-from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName
+from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName, names_in
 
 if TYPE_CHECKING:
     from ggferry.formats.pytorch.zero_partitions import Part

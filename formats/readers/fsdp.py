@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.checkpoint_folder.folder import Weights, names_in
+from ggferry.formats.checkpoint_folder.folder import Weights
 from ggferry.formats.checkpoint_folder.sidecars import beside_or_above, configuration, sidecars
 from ggferry.formats.errors import GgferryError, NotFoundError, OutOfRangeError
 from ggferry.formats.files.sources import open_source
 from ggferry.formats.limits import MAX_SHARDS, MAX_TENSORS
-from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader
+from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, names_in
 
 CONTAINER = "fsdp"
 HUGGINGFACE = "huggingface"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
-from ggferry.formats.checkpoint_folder.folder import Weights, claim, locate, names_in, refuse_container
+from ggferry.formats.checkpoint_folder.folder import Weights, claim, locate, refuse_container
 from ggferry.formats.checkpoint_folder.shard_index import join_files, left_out
 from ggferry.formats.checkpoint_folder.sidecars import NO_CONFIG, sidecars
 from ggferry.formats.errors import (
@@ -26,7 +26,7 @@ from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.json_files import kinds as json_kinds
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.limits import MAX_SHARDS
-from ggferry.formats.reader import HEAD_BYTES, Container, HeaderLayout, Kind, Match, Reader, WeightsName
+from ggferry.formats.reader import HEAD_BYTES, Container, HeaderLayout, Kind, Match, Reader, WeightsName, names_in
 
 CONTAINER = "keras"
 SUFFIX = ".weights.h5"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
-from ggferry.formats.checkpoint_folder.folder import Weights, find_forms, names_in
+from ggferry.formats.checkpoint_folder.folder import Weights, find_forms
 from ggferry.formats.checkpoint_folder.sidecars import beside_or_above, configuration
 from ggferry.formats.checkpoint_folder.trainer_folders import iteration_folder
 from ggferry.formats.errors import (
@@ -24,7 +24,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.limits import MAX_SHARDS, MAX_TENSORS
-from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader
+from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, names_in
 
 if TYPE_CHECKING:
     from ggferry.formats.pytorch.torch_file import Opened

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
-from ggferry.formats.checkpoint_folder.folder import Weights, claim, names_in
+from ggferry.formats.checkpoint_folder.folder import Weights, claim
 from ggferry.formats.checkpoint_folder.shard_index import join_files
 from ggferry.formats.checkpoint_folder.sidecars import configuration, sidecars
 from ggferry.formats.errors import (
@@ -28,7 +28,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.files.sources import Source
 from ggferry.formats.limits import MAX_DIM, MAX_DIMS
-from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName, readers
+from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName, names_in, readers
 from ggferry.quant.codec import types_by_id
 from ggferry.quant.types import BlockError
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
-from ggferry.formats.checkpoint_folder.folder import Weights, find_forms, names_in
+from ggferry.formats.checkpoint_folder.folder import Weights, find_forms
 from ggferry.formats.checkpoint_folder.sidecars import configuration, sidecars
 from ggferry.formats.errors import (
     GgferryError,
@@ -23,7 +23,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.limits import MAX_TENSORS
-from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName
+from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader, WeightsName, names_in
 
 if TYPE_CHECKING:
     from ggferry.formats.orbax.ocdbt import Place
