@@ -13,7 +13,7 @@ from ggferry.converters.schema.architecture import Architecture, Caveat, Default
 from ggferry.converters.schema.roles import roles
 
 _HF = "transformers' default"
-_ASKED = "unused, and asked for; llama.cpp's converter"
+_REQUESTED = "unused, and required by its loader; llama.cpp's converter"
 _AUDIO = "of the audio encoder, of which llama.cpp computes nothing (clip.cpp skips it) and ggferry neither"
 ROWS = 256
 
@@ -25,9 +25,9 @@ HPARAMS = (
     HParam("v_width", None, fields={"hf": "preprocessor.size.width"}, required=False, check="v_width == v_image_size"),
     replace(clip.V_PATCH_SIZE, fields={}, derive=f"v_image_size//{ROWS}"),
     replace(clip.V_N_EMBD, defaults=(Default(2048, _HF, dialect="hf"),)),
-    replace(clip.V_N_FF, fields={}, defaults=(Default(8192, _ASKED, dialect="hf"),)),
-    replace(clip.V_N_LAYER, fields={}, defaults=(Default(128, _ASKED, dialect="hf"),)),
-    replace(clip.V_N_HEAD, fields={}, defaults=(Default(8, _ASKED, dialect="hf"),), check="0 < v_n_head"),
+    replace(clip.V_N_FF, fields={}, defaults=(Default(8192, _REQUESTED, dialect="hf"),)),
+    replace(clip.V_N_LAYER, fields={}, defaults=(Default(128, _REQUESTED, dialect="hf"),)),
+    replace(clip.V_N_HEAD, fields={}, defaults=(Default(8, _REQUESTED, dialect="hf"),), check="0 < v_n_head"),
     *clip.COLORS,
     replace(clip.V_EPS, fields={"hf": "vision_config.rms_norm_eps"}, defaults=(Default(1e-6, _HF, dialect="hf"),)),
     HParam("v_eps_known", None, clip.F32, {"hf": "vision_config.rms_norm_eps"}, words={1e-6: 1e-6}, required=False),

@@ -17,7 +17,7 @@ from ggferry.converters.schema.roles import block, roles
 
 _PARTS = ("audio_config", "whisper_config")
 _ROPE = "audio_config.rope_parameters."
-_TURNED = rotary_halves_to_pairs("a_n_head")
+_PAIRS = rotary_halves_to_pairs("a_n_head")
 
 
 HPARAMS = (
@@ -50,8 +50,8 @@ ROLES = roles(
     """,
     block(
         glm.norm("ln1", "input_layernorm", "self_attn_layer_norm"),
-        glm.linear("attn_q", "a_n_embd", "a_n_embd", "self_attn.q_proj", "self_attn.q_proj", "turned"),
-        glm.linear("attn_k", "a_n_embd", "a_n_embd", "self_attn.k_proj", "self_attn.k_proj", "turned", bias=False),
+        glm.linear("attn_q", "a_n_embd", "a_n_embd", "self_attn.q_proj", "self_attn.q_proj", "pairs"),
+        glm.linear("attn_k", "a_n_embd", "a_n_embd", "self_attn.k_proj", "self_attn.k_proj", "pairs", bias=False),
         glm.linear("attn_v", "a_n_embd", "a_n_embd", "self_attn.v_proj", "self_attn.v_proj"),
         glm.linear("attn_out", "a_n_embd", "a_n_embd", "self_attn.o_proj", "self_attn.out_proj"),
         glm.norm("ln2", "post_attention_layernorm", "final_layer_norm"),
@@ -59,7 +59,7 @@ ROLES = roles(
         glm.linear("ffn_down", "a_n_embd", "a_n_ff", "mlp.fc2", "fc2"),
         name="a.blk.{n}.",
         layer={"hf": "audio_tower.layers.{n}.", "glm": "audio_encoder.whisper.layers.{n}."},
-        turned=_TURNED,
+        pairs=_PAIRS,
     ),
     glm.norm("mm.a.norm_pre", "audio_tower.norm", "audio_encoder.layer_norm"),
     glm.linear("mm.a.mlp.1", "2*a_projection", "a_stack*a_n_embd", "multi_modal_projector.linear_1",
