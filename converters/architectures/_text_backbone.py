@@ -11,7 +11,7 @@ from ggferry.converters.schema.architecture import Caveat, Dialect, Drop, HParam
 WITHIN = "text_config"
 WHOLES = (
     "AudioFlamingo3ForConditionalGeneration", "Cohere2VisionForConditionalGeneration", "DotsOCRForCausalLM",
-    "Exaone4_5_ForConditionalGeneration", "Granite4VisionForConditionalGeneration",
+    "Exaone4_5_ForConditionalGeneration", "GlmAsrForConditionalGeneration", "Granite4VisionForConditionalGeneration",
     "Qwen3ASRForConditionalGeneration", "GraniteSpeechForConditionalGeneration",
     "GraniteSpeechPlusForConditionalGeneration", "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration", "JanusForConditionalGeneration",

@@ -215,6 +215,17 @@ HELIUM = replace(
     HF, name="helium", fields="hf", conventions={}, classes=("HeliumForCausalLM",), fixed={"output_bias": False}
 )
 
+# GLM-ASR under its publisher's names: the text half beside an audio encoder.
+GLM_ASR = replace(
+    HF, name="glm asr", names="hf", fields="hf", classes=("GlmasrModel",), config_section="lm_config",
+    drops=(*common.DROPS, *half.drop_audio("audio_encoder.*")),
+    ignored_keys=(
+        *HF.ignored_keys,
+        IgnoredKey("whisper_config whisper_config.* merge_factor use_rope mlp_adapter_act max_whisper_length "
+                   "adapter_type spec_aug max_length", "of the audio encoder, dropped, or of its publisher's program"),
+    ),
+)
+
 ROLES = also(ROLES, mistral.NAME, mistral.TENSORS + mistral.EXPERTS, stack=Stack())
 
 SPEC = Architecture(
@@ -225,7 +236,7 @@ SPEC = Architecture(
         "IQuestCoderForCausalLM", "InternLM3ForCausalLM", "VLlama3ForCausalLM", "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration", "VoxtralForConditionalGeneration", "Idefics3ForConditionalGeneration",
         "SmolVLMForConditionalGeneration", "JanusForConditionalGeneration", "Sarashina2VisionForCausalLM",
-        "CwmForCausalLM", "MinistralForCausalLM", "HeliumForCausalLM",
+        "CwmForCausalLM", "MinistralForCausalLM", "HeliumForCausalLM", "GlmAsrForConditionalGeneration", "GlmasrModel",
     ),
     hparams=HPARAMS,
     roles=ROLES,
@@ -242,6 +253,7 @@ SPEC = Architecture(
         ),
         HF,
         HELIUM,
+        GLM_ASR,
         LLAMA2C,
         mistral.DIALECT,
         *half.of(HF, "llama", "mistral", "mixtral"),

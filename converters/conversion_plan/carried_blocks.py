@@ -21,7 +21,8 @@ def exact_types(graph: ModelGraph, node: Node) -> tuple[str, ...]:
 
     None do where the layout takes blocks apart, or the tensor is a vector of the model.
     """
-    if not node.layout.block_safe or node.role.always_f32 or node.role.plain or math.prod(node.shape[:-1]) == 1:
+    pinned = node.role.always_f32 or node.role.plain or node.role.half
+    if not node.layout.block_safe or pinned or math.prod(node.shape[:-1]) == 1:
         return ()
     if own_scales(graph, node) and not _has_place_for_scales(graph, node):
         return ()

@@ -113,7 +113,7 @@ def choose_types(
         for n in graph.nodes
     }
     tensors = [
-        TensorInfo(n.name, n.shape, kept[n.name][0].name, n.role.always_f32 or n.role.plain, form_of(n))
+        TensorInfo(n.name, n.shape, kept[n.name][0].name, n.role.always_f32 or n.role.plain or n.role.half, form_of(n))
         for n in graph.nodes
     ]
     try:
@@ -180,8 +180,8 @@ def _kept(graph: ModelGraph, node: Node, options: TypeOptions, exact: tuple[str,
         return block_type(node.layout.integers), ""
     if node.role.always_f32 or math.prod(node.shape[:-1]) == 1:  # ggml counts a matrix of one row as a vector
         return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
-    if node.role.plain:
-        return _plain(source, options)
+    if node.role.plain or node.role.half:
+        return _plain(node, source, options)
     if node.layout.widens:
         return block_type("F32"), "products of the source's values"
     if derived is not None:
@@ -224,12 +224,13 @@ def _kept_of_derived(
     return derived.natural, f"dequantized from {derived.scheme}" + f": {why}" * bool(why)
 
 
-def _plain(source: BlockType, options: TypeOptions) -> tuple[BlockType, str]:
-    """Return the type of a tensor that runtimes take as a plain number only (`Role.plain`), and why."""
+def _plain(node: Node, source: BlockType, options: TypeOptions) -> tuple[BlockType, str]:
+    """Return the type of a tensor that runtimes take as a plain number only (`Role.plain`, `half`), and why."""
     requested = options.recipe().default
     name = source.name if requested == KEEP else requested
-    found = block_type("F16" if name == "F16" else "F32")
-    return found, "" if source == found else "F16 or F32 in every file"
+    usual, other = ("BF16", "F16") if node.role.half else ("F16", "F32")
+    found = block_type(usual if name == usual else other)
+    return found, "" if source == found else f"{usual} or {other} in every file"
 
 
 def check_encoding(graph: ModelGraph, node: Node, target: BlockType, options: TypeOptions) -> None:

@@ -2,10 +2,6 @@
 
 from collections.abc import Mapping
 
-_GLM = (
-    "llama.cpp's audio encoder of GLM-ASR adds a table of positions to its states, where the published model turns "
-    "queries and keys, and has no such table"
-)
 _TALKER = "its mmproj file is of the talker, which is not read"
 _RADIO = (
     "a tower that no text model stands behind: llama.cpp's converter knows the class, and takes none of its tensors"
@@ -16,10 +12,6 @@ UNREAD: Mapping[str, str] = {
     "D1OmniModel": "its two projectors are LFM2's with other networks: no table reads them yet",
     "RADIOModel": _RADIO,
     **dict.fromkeys(("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration"), _ROUTED),
-    "GlmAsrForConditionalGeneration": _GLM,
-    "GlmasrModel": _GLM,
-    "Gemma3nForConditionalGeneration": "its vision encoder is timm's MobileNetV5, 84 blocks of convolutions for "
-    "which nothing here computes, and llama.cpp computes no audio encoder of it",
     "MiMoV2ForCausalLM": "its audio encoder turns sound into codes by a model of its own, in a folder of its own, "
     "which is not read",
     "Qwen3TTSForConditionalGeneration": _TALKER,

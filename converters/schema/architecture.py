@@ -140,6 +140,7 @@ class Role:
         optional: Whether the tensor may be absent.
         always_f32: Whether it is float32 whatever type the model is converted to.
         plain: Whether it is float16 in a file of float16 and else float32, because runtimes compute with nothing else.
+        half: Whether it is bfloat16 in a file of bfloat16 and else float16, because runtimes compute with nothing else.
         when: The condition on hparams (and `n`, the block) under which the model has the tensor. Where it holds, the
             tensor must be present; where it does not, the tensor must be absent; where it cannot be decided, both are
             allowed.
@@ -153,6 +154,7 @@ class Role:
     always_f32: bool = False
     when: str = ""
     plain: bool = False
+    half: bool = False
     place: Place | None = field(default=None, repr=False, compare=False)
 
     @property

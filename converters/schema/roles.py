@@ -43,14 +43,14 @@ def roles(*parts: Part, when: str = "", under: Mapping[str, str] | None = None, 
 
     One line of text for each role:
 
-        NAME [f32|plain] [optional] [when=CONDITION] : SIZE … | DIALECT PATTERN… [@LAYOUT] | DIALECT =FUNCTION | …
+        NAME [f32|plain|half] [optional] [when=CONDITION] : SIZE … | DIALECT PATTERN… [@LAYOUT] | DIALECT =FUNCTION | …
 
     NAME is GGUF's. `f32`: kept in float32 whatever the model is converted to. `plain`: float16 where the model is
-    converted to that, else float32. `optional`: may be absent. CONDITION goes
-    up to the colon and may hold blanks: 'when=n < n_dense and n_shared > 0'. A SIZE, without blanks, is an expression
-    over hparams, the outermost axis first. DIALECT names a column, or several with the same origin: 'hf,blinkdl'.
-    Several patterns are the layout's inputs in order; in names, {n} is the block and {e} the expert. LAYOUT and
-    FUNCTION are arguments of this call; FUNCTION may also be one of `derivations.TENSORS`.
+    converted to that, else float32. `half`: bfloat16 where the model is converted to that, else float16. `optional`:
+    may be absent. CONDITION goes up to the colon and may hold blanks: 'when=n < n_dense and n_shared > 0'. A SIZE,
+    without blanks, is an expression over hparams, the outermost axis first. DIALECT names a column, or several with the
+    same origin: 'hf,blinkdl'. Several patterns are the layout's inputs in order; in names, {n} is the block and {e} the
+    expert. LAYOUT and FUNCTION are arguments of this call; FUNCTION may also be one of `derivations.TENSORS`.
 
     Args:
         when: A condition that every role has besides its own.
@@ -201,7 +201,7 @@ def _lines(text: str, words: _Words) -> list[Role]:
     return [_role(line, words) for line in text.splitlines() if line.strip()]
 
 
-FLAGS = ("f32", "optional", "plain")
+FLAGS = ("f32", "half", "optional", "plain")
 
 
 def _role(line: str, words: _Words) -> Role:
@@ -230,7 +230,8 @@ def _role(line: str, words: _Words) -> Role:
                 words.wrong(line, "a dialect twice", dialect)
             sources[dialect] = _origin(origin, line, words)
     place = words.place.at(line)
-    return Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags, when.strip(), "plain" in flags, place)
+    optional, always_f32, plain, half = (flag in flags for flag in ("optional", "f32", "plain", "half"))
+    return Role(name, tuple(shape), sources, optional, always_f32, when.strip(), plain, half, place)
 
 
 def _also(table: Sequence[Role], dialect: str, text: str, words: _Words) -> tuple[Role, ...]:

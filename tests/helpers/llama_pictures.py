@@ -39,7 +39,7 @@ def _serve(model: str, mmproj: str, urls: Sequence[str]) -> None:
 
     params = xllamacpp.CommonParams()
     params.model.path, params.mmproj.path, params.mmproj_use_gpu = model, mmproj, False
-    params.n_ctx, params.n_parallel, params.n_gpu_layers, params.warmup = 256, 1, 0, False
+    params.n_ctx, params.n_parallel, params.n_gpu_layers, params.warmup = 512, 1, 0, False
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.chat_template, params.use_jinja = "chatml", False

@@ -107,8 +107,13 @@ def granite_speech_plus(folder: Path) -> Made:
     return granite_speech(folder, plus=True)
 
 
-def whisper(folder: Path, config: dict[str, Any], tower: str, others: dict[str, tuple[int, ...]]) -> tuple[Any, Any]:
-    """(Its Whisper encoder, its other tensors), in float64, of a class that transformers has not."""
+def whisper(
+    folder: Path, config: dict[str, Any], tower: str, others: dict[str, tuple[int, ...]], without: tuple[str, ...] = ()
+) -> tuple[Any, Any]:
+    """(Its Whisper encoder, its other tensors), in float64, of a class that transformers has not.
+
+    `without`: how the names of tensors begin that it does not have.
+    """
     import torch
     import transformers as t
     from safetensors.torch import save_file
@@ -116,7 +121,7 @@ def whisper(folder: Path, config: dict[str, Any], tower: str, others: dict[str, 
     encoder = saved(folder, t.models.whisper.modeling_whisper.WhisperEncoder(t.WhisperConfig(**OLD_WHISPER)))
     generator = torch.Generator().manual_seed(4)
     more = {name: torch.randn(shape, generator=generator) / 7 for name, shape in others.items()}
-    tensors = {f"{tower}{name}": tensor for name, tensor in encoder.state_dict().items()}
+    tensors = {f"{tower}{name}": x for name, x in encoder.state_dict().items() if not name.startswith(without or "-")}
     save_file(tensors | more, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return encoder.double(), {name: tensor.double() for name, tensor in more.items()}
@@ -146,6 +151,71 @@ def ultravox(folder: Path) -> Made:
         rows = encoder(_wide(mel)[None]).last_hidden_state.reshape(-1, 96)
         value, gate = (normed(rows, pre) @ first.T).chunk(2, -1)
         return normed(torch.nn.functional.silu(gate) * value, mid) @ second.T
+
+    return {"spectrum": mel}, features
+
+
+def glma(folder: Path) -> Made:
+    import torch
+    import transformers as t
+
+    sizes = {name: value for name, value in WHISPER.items() if name != "max_source_positions"}
+    config = t.GlmAsrConfig(
+        audio_config={
+            **sizes, "model_type": "glmasr_encoder", "max_position_embeddings": 32, "rope_parameters": ROTATION,
+        },
+        text_config={"model_type": "llama", **TEXT},
+    )
+    model, mel = saved(folder, t.GlmAsrForConditionalGeneration(config)).double(), spectrum(16, 64)
+    mask = torch.ones(1, 64, dtype=torch.long)
+    return {"spectrum": mel}, lambda: model.get_audio_features(_wide(mel)[None], mask, return_dict=True).pooler_output
+
+
+ROTATION = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+GLM: dict[str, Any] = {
+    "architectures": ["GlmasrModel"], "model_type": "Glmasr", "merge_factor": 4, "use_rope": True,
+    "mlp_adapter_act": "gelu", "whisper_config": {"model_type": "whisper", **OLD_WHISPER},
+    "lm_config": {"model_type": "llama", **TEXT},
+}
+
+
+def glma_of_its_publisher(folder: Path) -> Made:
+    """By the formula of its published code (`modeling_glmasr.py`, `modeling_audio.py`): positions are not added, pairs
+    side by side are rotated in the first half of each head, and two rows stand around a recording's."""
+    import torch
+    from torch.nn.functional import gelu, layer_norm
+
+    shapes: dict[str, tuple[int, ...]] = {
+        "layer_norm.weight": (24,), "layer_norm.bias": (24,), "adapting.0.weight": (80, 96), "adapting.0.bias": (80,),
+        "adapting.2.weight": (40, 80), "adapting.2.bias": (40,), "audio_bos_eos_token.weight": (2, 40),
+        "proj.weight": (40, 24), "proj.bias": (40,),
+    }
+    named = {f"audio_encoder.{name}": shape for name, shape in shapes.items()}
+    encoder, more = whisper(folder, GLM, "audio_encoder.whisper.", named, without=("layer_norm.",))
+    t = {name.removeprefix("audio_encoder."): value for name, value in more.items()}
+    mel = spectrum(16, 64)
+
+    def turned(x: Any) -> Any:
+        angles = torch.arange(len(x))[:, None] * 10000.0 ** (-torch.arange(0, 4, 2) / 4).double()
+        pairs = torch.view_as_complex(x[..., :4].unflatten(-1, (2, 2)).contiguous())
+        pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+        return torch.cat((torch.view_as_real(pairs).flatten(-2), x[..., 4:]), -1)
+
+    def attended(layer: Any, x: Any) -> Any:
+        q, k, v = (getattr(layer, f"{part}_proj")(x).view(-1, 3, 8) for part in "qkv")
+        q, k, v = (part.transpose(0, 1)[None] for part in (turned(q), turned(k), v))
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return layer.out_proj(found[0].transpose(0, 1).flatten(1))
+
+    def features() -> Any:
+        x = gelu(encoder.conv2(gelu(encoder.conv1(_wide(mel)[None]))))[0].T
+        for layer in encoder.layers:
+            x = x + attended(layer.self_attn, layer.self_attn_layer_norm(x))
+            x = x + layer.fc2(gelu(layer.fc1(layer.final_layer_norm(x))))
+        x = layer_norm(x, (24,), t["layer_norm.weight"], t["layer_norm.bias"]).reshape(-1, 96)
+        x = gelu(x @ t["adapting.0.weight"].T + t["adapting.0.bias"]) @ t["adapting.2.weight"].T + t["adapting.2.bias"]
+        before, behind = t["audio_bos_eos_token.weight"][:, None]
+        return torch.cat((before, x, behind))
 
     return {"spectrum": mel}, features
 
@@ -442,11 +512,12 @@ def _merged(found: Any) -> Any:
 AUDIO_ENCODERS: dict[str, Callable[[Path], Made]] = {
     one.__name__: one
     for one in (
-        voxtral, musicflamingo, qwen2a, ultravox, meralion, qwen3a, granite_speech, granite_speech_in_whole_blocks,
+        voxtral, musicflamingo, qwen2a, ultravox, glma, glma_of_its_publisher, meralion,
+        qwen3a, granite_speech, granite_speech_in_whole_blocks,
         granite_speech_plus, lfm2a, lfm2a_as_wide_as_llama_cpp_wants,
         gemma4_of_an_embedder, gemma4a, gemma4a_unbounded, gemma4v_of_both, gemma4v, gemma4uv, gemma4ua,
         qwen2_5o_ear, qwen2_5o_eye, qwen3_omni_ear, qwen3_omni_eye,
     )
 }
-PUBLISHED = ("ultravox", "meralion", "lfm2a", "lfm2a_as_wide_as_llama_cpp_wants")
+PUBLISHED = ("ultravox", "glma_of_its_publisher", "meralion", "lfm2a", "lfm2a_as_wide_as_llama_cpp_wants")
 """Those of which transformers has the encoder alone."""

@@ -89,7 +89,7 @@ def test_an_error_names_the_line_it_is_on() -> None:
     assert file == __file__
     with open(file) as text:
         assert "optinal : n_embd | hf post_attention" in text.read().splitlines()[int(line) - 1]
-    assert "found optinal, expected f32, optional, plain, when=CONDITION" in str(caught.value)
+    assert "found optinal, expected f32, half, optional, plain, when=CONDITION" in str(caught.value)
 
 
 CALLS: dict[str, Any] = {

@@ -166,6 +166,7 @@ _QWEN = Fit(_smart, limits=(56 * 56, 28 * 28 * 1280))
 _QWEN_3 = Fit(_smart, limits=(65536, 16777216))
 FITS: Mapping[str, Fit] = {
     "gemma3": Fit(_square, BILINEAR),
+    "gemma3nv": Fit(_square, BILINEAR),
     "internvl": Fit(_square, undone=WHOLE_ONLY),
     "cohere2v": Fit(_square, undone=WHOLE_ONLY),
     "granite4_vision": Fit(_square, undone=WHOLE_ONLY),

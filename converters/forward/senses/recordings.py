@@ -20,7 +20,7 @@ LONGEST = 30
 MOST_SECONDS = 3600
 WHOLE, AS_LONG = True, False
 PROJECTORS: Mapping[str, bool] = {
-    **dict.fromkeys(("voxtral", "qwen2a", "musicflamingo", "ultravox", "meralion"), WHOLE),
+    **dict.fromkeys(("voxtral", "qwen2a", "musicflamingo", "ultravox", "meralion", "glma"), WHOLE),
     **dict.fromkeys(("qwen2.5o", "qwen3a", "qwen3vl_merger+qwen3a"), AS_LONG),
 }
 """Projector → whether a recording is filled up with silence to thirty seconds, or stays as long as it is."""

@@ -77,15 +77,23 @@ def positions(model: Model, count: int) -> Tensor:
     return model.weights.rows("a.position_embd.weight", range(count))
 
 
-def transformer(model: Model, x: Tensor, progress: Callable[[int], None], windows: list[int] | None = None) -> Tensor:
+def transformer(
+    model: Model,
+    x: Tensor,
+    progress: Callable[[int], None],
+    windows: list[int] | None = None,
+    turn: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Return x `(n, width)` behind all blocks of Whisper's encoder, which attend to both sides.
 
-    `windows` are the numbers of consecutive states that see each other; by default all do.
+    `windows` are the numbers of consecutive states that see each other; by default all do. `turn` rotates queries and
+    keys `(n, heads, width)`.
     """
     for number in range(model.sizes["n_layer"]):
         block = f"a.blk.{number}."
         read = layer_norm(model, f"{block}ln1", x)
         q, k, v = (model.linear(f"{block}attn_{name}", read).view(len(x), model.sizes["n_head"], -1) for name in "qkv")
+        q, k = (q, k) if turn is None else (turn(q), turn(k))
         cuts = windows or [len(x)]
         seen = [attend(*parts) for parts in zip(*(torch.split(y, cuts) for y in (q, k, v)), strict=True)]
         x = x + model.linear(f"{block}attn_out", torch.cat(seen))

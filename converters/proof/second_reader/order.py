@@ -20,21 +20,22 @@ _PROJECTOR = re.compile(r"(layerwise|spatial)_projectors\.(\d+)\.")
 
 def check_order(source: ModelGraph) -> None:
     """Check that parts and blocks come in the order of their numbers. Raises VerificationError."""
-    last: dict[tuple[str, str], tuple[int, int, str]] = {}
+    last: dict[tuple[str, str], tuple[list[int], list[int], str]] = {}
     readers = _readers(source.checkpoint.metadata)
     for node in source.nodes:
         names = [ref.name for ref in node.inputs]
         if len(names) > 1:
             _check_parts(source, node.name, names)
-        block = _NUMBER.search(node.name)
-        if block is None or not names:
+        blocks = [int(number) for number in _NUMBER.findall(node.name)]
+        if not blocks or not names:
             continue
         spelling = _PROJECTOR.sub(lambda found: f"projectors.{readers.get(found.groups(), found[2])}.", names[0])
         numbers = [int(number) for number in _NUMBER.findall(spelling)]
         if not numbers:
             continue
         kinds = (_NUMBER.sub("#", node.name), _NUMBER.sub("#", spelling))
-        here = (int(block[0]), numbers[0], names[0])
+        depth = len(blocks) if len(blocks) == len(numbers) else 1  # MobileNetV5's blocks have numbers within a stage's
+        here = (blocks[:depth], numbers[:depth], names[0])
         before = last.get(kinds)
         if before is not None and (here[0] > before[0]) != (here[1] > before[1]) and here[1] != before[1]:
             raise VerificationError(
