@@ -61,7 +61,8 @@ def declare(
 
 def argument(help: str, kind: Kind = Kind.FILE, *, metavar: str = "FILE", python: str = "") -> Option:
     """Return an option that stands on a command line without a flag."""
-    return Option("", kind, help=help, metavar=metavar, python=python, argument=True)
+    shown = f"{metavar}…" if kind is Kind.FILES and not metavar.endswith("…") else metavar
+    return Option("", kind, help=help, metavar=shown, python=python, argument=True)
 
 
 AsJson = Annotated[bool, option("as_json")]

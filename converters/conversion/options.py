@@ -359,13 +359,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("exclude_weights", Kind.TEXTS, _ALL, Heading.IMPORTANCE, "Use all but these of its entries; repeatable.",
            "exclude_weights", in_plan=True, receipt="exclude_weights", metavar="NAME"),
     Option("rounding", Kind.TEXT, _ALL, Heading.IMPORTANCE,
-           "stock: the bytes of llama-quantize; of the same types and sizes, search: scales searched further by the "
-           "importance matrix; feedback: later columns correct the errors of earlier ones, by --calibration "
-           "(docs/quality.md).",
+           "stock: the bytes of llama-quantize; search: better scales, by the importance matrix; feedback: later "
+           "columns correct the errors of earlier ones, by --calibration. Types and sizes stay (docs/quality.md).",
            "options.rounding", default="stock", choices=ROUNDINGS, in_plan=True, receipt="rounding", metavar="HOW"),
     Option("calibration", Kind.FILE, "convert quantize", Heading.IMPORTANCE,
-           "A text: what the matrices multiply while the model reads it is what --rounding feedback goes by, and by "
-           "what errors do to its predictions --target-size knows what they cost.",
+           "A text that the model reads: --rounding feedback measures the inputs of its matrices there, and "
+           "--target-size how much each type changes its predictions.",
            "calibration", metavar="FILE", in_plan=True),
     # --- proof ---
     Option("verify", Kind.TEXT, "convert quantize plan", Heading.PROOF,

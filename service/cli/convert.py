@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ggferry.converters.conversion.run import Result
     from ggferry.service.destinations.destination import Destination
     from ggferry.service.operations._convert_and_publish import HubDestination
+    from ggferry.service.operations._json_forms import ConvertedFile, ConvertedFiles, PublishedConversion
     from ggferry.service.operations.publish import Publication
     from ggferry.service.sources.local_source import LocalSource
 
@@ -154,8 +155,8 @@ def _convert(request: Request, source: LocalSource, given: Mapping[str, Any], pl
     results = convert(request, stage, lambda receipt: source.check_unchanged())
     stored = place.publish(results)
     if as_json:
-        several = _outputs(results)
-        print_json(several if len(several["outputs"]) > 1 else several["outputs"][0])
+        outputs = _as_dicts(results)
+        print_json(_with_table(outputs, results) if len(outputs) > 1 else outputs[0])
         return
     _report(results)
     for line in stored:
@@ -179,8 +180,14 @@ def _convert_and_publish(request: Request, source: LocalSource, given: Mapping[s
     tune_malloc()
     done = convert_and_publish(request, to, stage, lambda receipt: source.check_unchanged())
     if as_json:
-        earlier = {"kept": list(done.kept), "published_before": list(done.elsewhere), "removed": list(done.removed)}
-        print_json({**_outputs(done.results), "published": [asdict(each) for each in done.publications], **earlier})
+        published: PublishedConversion = {
+            **_with_table(_as_dicts(done.results), done.results),
+            "published": done.publications,
+            "kept": list(done.kept),
+            "published_before": list(done.elsewhere),
+            "removed": list(done.removed),
+        }
+        print_json(published)
         return
     for path in done.kept:
         say(f"kept     {path}: made before, of the same source with the same options")
@@ -196,24 +203,31 @@ def _convert_and_publish(request: Request, source: LocalSource, given: Mapping[s
         tell(f"removed  {path}")
 
 
-def _outputs(results: Sequence[Result]) -> dict[str, Any]:
-    """Return what was made for JSON."""
+def _main(results: Sequence[Result]) -> tuple[Sequence[Result], Result | None]:
+    """Return the outputs, and the mmproj file beside them."""
     from ggferry.converters.conversion.request import split_mmproj
+
+    return split_mmproj(results, lambda result: result.kind) if results else ((), None)
+
+
+def _as_dicts(results: Sequence[Result]) -> list[ConvertedFile]:
+    """Return what was made for JSON; each file with the mmproj file that was written beside all."""
+    main, mmproj = _main(results)
+    return [_as_dict(result, mmproj) for result in main]
+
+
+def _with_table(outputs: list[ConvertedFile], results: Sequence[Result]) -> ConvertedFiles:
+    """Return several outputs with their numbers, for JSON."""
     from ggferry.converters.conversion.summary import rating
 
-    main, mmproj = split_mmproj(results, lambda result: result.kind) if results else ((), None)
-    return {
-        "outputs": [_as_dict(result, mmproj) for result in main],
-        "table": [rating(result).as_dict() for result in main],
-    }
+    return {"outputs": outputs, "table": [rating(result) for result in _main(results)[0]]}
 
 
 def _report(results: Sequence[Result]) -> None:
     """Print what was read, written and proved, and a table of several outputs."""
-    from ggferry.converters.conversion.request import split_mmproj
     from ggferry.converters.conversion.summary import table
 
-    main, mmproj = split_mmproj(results, lambda result: result.kind)
+    main, mmproj = _main(results)
     for note in dict.fromkeys(note for result in results for note in result.receipt["notes"]):
         say(f"note     {note}")
     for name, param in (item for result in (main[0], mmproj) if result for item in result.assumed.items()):
@@ -225,10 +239,12 @@ def _report(results: Sequence[Result]) -> None:
         tell(line)
 
 
-def _as_dict(result: Result, mmproj: Result | None = None) -> dict[str, Any]:
+def _as_dict(result: Result, mmproj: Result | None = None) -> ConvertedFile:
     """Return a result for JSON, with the file that was written beside it."""
-    own = {"path": result.path, "receipt": result.receipt}
-    return {**own, "mmproj": _as_dict(mmproj)} if mmproj else own
+    own: ConvertedFile = {"path": result.path, "receipt": result.receipt}
+    if mmproj is not None:
+        own["mmproj"] = {"path": mmproj.path, "receipt": mmproj.receipt}
+    return own
 
 
 def _print_plans(request: Request, source: LocalSource, as_json: bool, to: HubDestination | None = None) -> None:
@@ -247,7 +263,7 @@ def _print_plans(request: Request, source: LocalSource, as_json: bool, to: HubDe
         card = planned_card(outputs, to, stage)
     if as_json:
         if card is not None:
-            print_json({"plans": plans, "published": asdict(card)})
+            print_json({"plans": plans, "published": card})
             return
         print_json({"plans": plans} if len(plans) > 1 else plans[0])
         return

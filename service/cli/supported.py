@@ -12,6 +12,7 @@ from ggferry.service.operations.supported import ArchitecturesCommand, TypesComm
 
 if TYPE_CHECKING:
     from ggferry.converters.supported import Coverage
+    from ggferry.service.operations._json_forms import ListedFamilies, ListedTypes
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -20,8 +21,6 @@ commands = typer.Typer(rich_markup_mode=None)
 @takes(ArchitecturesCommand)
 def architectures(request: ArchitecturesCommand) -> None:
     """Print a table of the families, or which of the listed classes are read."""
-    from dataclasses import asdict
-
     from ggferry.converters.supported import families
 
     if request.coverage is not None:
@@ -29,7 +28,8 @@ def architectures(request: ArchitecturesCommand) -> None:
         return
     known = families()
     if request.as_json:
-        print_json({"architectures": [asdict(each) for each in known]})
+        listed: ListedFamilies = {"architectures": known}
+        print_json(listed)
         return
     _table(
         ("architecture", "name", "runs in", "files", "classes of transformers"),
@@ -47,10 +47,8 @@ def architectures(request: ArchitecturesCommand) -> None:
 
 
 def _show_coverage(found: Coverage, as_json: bool) -> None:
-    from dataclasses import asdict
-
     if as_json:
-        print_json(asdict(found))
+        print_json(found)
         return
     for name in found.missing:
         tell(f"not read  {name}" + (f": {found.reasons[name]}" if name in found.reasons else ""))
@@ -63,13 +61,12 @@ def _show_coverage(found: Coverage, as_json: bool) -> None:
 @takes(TypesCommand)
 def types(request: TypesCommand) -> None:
     """Print a table of the values of --outtype, and one of the blocks."""
-    from dataclasses import asdict
-
     from ggferry.converters.supported import block_types, out_types
 
     outputs, blocks = out_types(), block_types()
     if request.as_json:
-        print_json({"outtypes": [asdict(each) for each in outputs], "blocks": [asdict(each) for each in blocks]})
+        listed: ListedTypes = {"outtypes": outputs, "blocks": blocks}
+        print_json(listed)
         return
     tell("--outtype: bits per weight of a whole Llama-3.1-8B")
     _table(

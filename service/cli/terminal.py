@@ -43,8 +43,17 @@ def set_manner(chosen: Manner) -> None:
 
 
 def print_json(value: Any, **form: Any) -> None:
-    """Print one JSON value on stdout in ASCII, everything else escaped as in JSON; `form` goes to `json.dumps`."""
-    print(json.dumps(value, ensure_ascii=True, allow_nan=False, **form), flush=True)
+    """Print one JSON value on stdout in ASCII, everything else escaped as in JSON; `form` goes to `json.dumps`.
+
+    A record is printed as an object of its fields.
+    """
+    print(json.dumps(value, ensure_ascii=True, allow_nan=False, **{"default": _fields_of, **form}), flush=True)
+
+
+def _fields_of(record: Any) -> dict[str, Any]:
+    from dataclasses import fields
+
+    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def print_json_object(value: Mapping[str, Any]) -> None:

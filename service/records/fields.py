@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
 
 class FoundRecord(TypedDict):
-    """A file of a plan's line (`stores.Found`)."""
+    """A file of a plan's line (`places.Found`); the ledger also keeps what is not in a plan's file."""
 
     path: str
     bytes: int
     version: str
+    inode: NotRequired[list[int] | None]
+    trouble: NotRequired[Mapping[str, Any] | None]
+    reason: NotRequired[str]
 
 
 class FurtherRecord(TypedDict):
@@ -135,17 +138,13 @@ class NewRow(TypedDict):
     error: Mapping[str, Any] | None
 
 
-class LedgerRow(TypedDict):
-    """A job's row in the ledger; times are seconds since 1970.
-
-    Where entry and receipt are left out, `further` has the outputs besides the first.
-    """
+class JobRow(TypedDict):
+    """A job's row in the ledger without its line and receipt; times are seconds since 1970."""
 
     id: str
     plan: str
     source: str
     output: str | None
-    entry: PlanLine
     state: str
     bucket: int
     key: str | None
@@ -158,7 +157,6 @@ class LedgerRow(TypedDict):
     not_before: float
     stage: str | None
     error: Mapping[str, Any] | None
-    receipt: KeptReceipt | None
     same_as: str | None
     adopted: bool | None
     peak: int | None
@@ -170,6 +168,19 @@ class LedgerRow(TypedDict):
     claims: int
     ticket: str | None
     priority: int
+
+
+class ListedJob(JobRow):
+    """A job in a list; `further`: its outputs besides the first."""
+
+    further: list[FurtherRecord] | None
+
+
+class LedgerRow(JobRow):
+    """A job's row in the ledger. Where entry and receipt are left out, it is a `ListedJob`."""
+
+    entry: PlanLine
+    receipt: KeptReceipt | None
     further: NotRequired[list[FurtherRecord] | None]
 
 
@@ -395,13 +406,16 @@ class KeyDifferenceRecord(TypedDict):
 
 
 class TensorDifferenceRecord(TypedDict):
-    """A tensor that is not the same in two models: type and shape in each, and how far its values lie apart."""
+    """A tensor that is not the same in two models: type and shape in each, and how far its values lie apart.
+
+    An error that is infinite is the text 'inf'.
+    """
 
     name: str
     first: list[Any] | None
     second: list[Any] | None
-    relative_rms: float | None
-    largest: float | None
+    relative_rms: float | str | None
+    largest: float | str | None
     not_finite: bool
 
 

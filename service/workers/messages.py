@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired
+
+from typing_extensions import TypedDict  # pydantic refuses that of typing below Python 3.12
 
 from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.formats.json_files.kinds import JSONObject
@@ -16,13 +18,15 @@ class Event(TypedDict, total=False):
     """Something that happened in a run. Its name, `event`, says which of the others it has.
 
     Attributes:
-        event: 'stage', 'progress' (of a worker), 'job', 'warning', 'room', 'deleted', 'start', 'stopped', 'end'.
+        event: 'ready', 'stage', 'progress' (of a worker), 'job', 'warning', 'room', 'deleted', 'start', 'stopped',
+            'end'.
         id: Id of the job, likewise `source`.
         title: The phase (`support.progress.Phase`).
         total: Bytes of the phase.
         done: Bytes done in it; with `more`, since the event before.
         state: State of the job.
         run: Progress of the whole run.
+        pid: Of a worker that has started ('ready').
     """
 
     event: str
@@ -41,6 +45,7 @@ class Event(TypedDict, total=False):
     bytes: int
     files: Sequence[str]
     run: Mapping[str, Any]
+    pid: int
 
 
 class Question(TypedDict):

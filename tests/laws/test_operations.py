@@ -201,7 +201,7 @@ def test_an_option_is_one_line() -> None:
     assert options_declared(PaintRequest)[-1].heading is Heading.OPTIONS
 
 
-JSON_OF = {"FurtherRecord": "Further"}
+JSON_OF = {"FurtherRecord": "Further", "FoundRecord": "Found", "PlannedDrop": "DroppedTensor"}
 """TypedDict → the dataclass that it is the JSON form of."""
 
 
@@ -215,4 +215,5 @@ def test_a_record_of_the_service_is_declared_once() -> None:
                 own = frozenset(names) - {"_"}
                 if len(own) > 2 and own != {"check", "dry_run", "as_json"}:  # of split and merge: `check` differs
                     found.setdefault(own, set()).add(f"{each.name} of {path.relative_to(ROOT)}")
-    assert [sorted(twins) for twins in found.values() if len(twins) > 1] == []
+    twins = [sorted(each) for each in found.values() if len(each) > 1]
+    assert not twins, twins

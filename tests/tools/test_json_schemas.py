@@ -14,28 +14,12 @@ from jsonschema import Draft202012Validator
 import ggferry
 from ggferry.service.cli.app import _run
 from helpers.archive_tools import applied, planned
+from helpers.schemas import faults, loaded
 
 LEGACY = "legacy-llama/ggjt1-20230428/q4_0.bin"
 
 
-def loaded(name: str) -> Any:
-    return json.loads(json_schemas.path(name).read_text())
-
-
-def closed(value: Any) -> Any:
-    """Return a schema that allows no member it does not name: what is written must be declared."""
-    if isinstance(value, dict):
-        found = {key: closed(each) for key, each in value.items()}
-        return {**found, "additionalProperties": False} if isinstance(found.get("properties"), dict) else found
-    return [closed(each) for each in value] if isinstance(value, list) else value
-
-
-def faults(name: str, value: Any) -> list[str]:
-    checker = Draft202012Validator(closed(loaded(name)))
-    return [f"{list(each.absolute_path)}: {each.message[:200]}" for each in checker.iter_errors(value)]
-
-
-@pytest.mark.parametrize("name", json_schemas.SCHEMAS)
+@pytest.mark.parametrize("name", json_schemas.NAMES)
 def test_the_files_are_those_of_the_records(name: str) -> None:
     assert json_schemas.path(name).read_text() == json_schemas.text(name), "python tools/json_schemas.py"
     Draft202012Validator.check_schema(loaded(name))

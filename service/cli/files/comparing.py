@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -45,7 +44,7 @@ def compare(request: CompareCommand) -> None:
             return
         write_text(card, table, overwrite=request.force)
     if request.as_json:
-        print_json(asdict(found))
+        print_json(found)
         return
     if not found.others:
         _by_chunk(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,6 +13,7 @@ from ggferry.service.operations.doctor import DoctorCommand, DoctorRequest, Repa
 
 if TYPE_CHECKING:
     from ggferry.converters.analysis.doctor import Diagnosis
+    from ggferry.service.operations._json_forms import RepairedFile
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -52,7 +54,8 @@ def _repair(request: DoctorCommand) -> int:
         RepairRequest(request.files[0], out, force=request.force, cache=request.cache, progress=request.progress)
     )
     if request.as_json:
-        print_json({"path": out, "swapped": list(swapped)})
+        repaired: RepairedFile = {"path": os.fspath(out), "swapped": list(swapped)}
+        print_json(repaired)
         return 0
     tell(f"wrote    {out}: {len(swapped)} tensors swapped, everything else byte for byte")
     tell("proved   read again: the swapped tensors hold the source's values, all other bytes are equal")

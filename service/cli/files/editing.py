@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from ggferry.formats.errors import UsageError
 from ggferry.service.cli.options import HeadedCommand, print_json, say, takes, tell
 from ggferry.service.operations import edit as operation
 from ggferry.service.operations.edit import EditCommand, Edited, EditPlan
+
+if TYPE_CHECKING:
+    from ggferry.service.operations._json_forms import EditedFile, PlannedEdit, RecoveredEdit
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -33,16 +38,15 @@ def edit(request: EditCommand) -> None:
 
 def _show_result(done: Edited, as_json: bool) -> None:
     if as_json:
-        print_json(
-            {
-                "keys": done.keys,
-                "tensors": done.tensors,
-                "in_place": done.in_place,
-                "paths": done.paths,
-                "receipt": done.receipt_path,
-                "notes": done.notes,
-            }
-        )
+        edited: EditedFile = {
+            "keys": done.keys,
+            "tensors": done.tensors,
+            "in_place": done.in_place,
+            "paths": done.paths,
+            "receipt": done.receipt_path,
+            "notes": done.notes,
+        }
+        print_json(edited)
         return
     for note in done.notes:
         say(f"note     {note}")
@@ -57,9 +61,13 @@ def _show_result(done: Edited, as_json: bool) -> None:
 
 def _show_plan(plan: EditPlan, as_json: bool) -> None:
     if as_json:
-        print_json(
-            {"keys": plan.keys, "tensors": plan.tensors, "fits_in_place": plan.fits_in_place, "notes": plan.notes}
-        )
+        planned: PlannedEdit = {
+            "keys": plan.keys,
+            "tensors": plan.tensors,
+            "fits_in_place": plan.fits_in_place,
+            "notes": plan.notes,
+        }
+        print_json(planned)
         return
     for note in plan.notes:
         say(f"note     {note}")
@@ -81,6 +89,7 @@ def _recover(file: str, as_json: bool) -> None:
         None: "nothing to recover",
     }
     if as_json:
-        print_json({"path": file, "recovered": done})
+        recovered: RecoveredEdit = {"path": file, "recovered": done}
+        print_json(recovered)
     else:
         tell(f"{file}: {words[done]}")

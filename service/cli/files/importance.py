@@ -15,6 +15,7 @@ from ggferry.support.progress import Phase, Progress
 
 if TYPE_CHECKING:
     from ggferry.converters.forward.imatrix_files import ExpertTokens
+    from ggferry.service.operations._json_forms import WrittenImatrix
 
 
 def compute(request: ImatrixCommand) -> None:
@@ -28,15 +29,14 @@ def compute(request: ImatrixCommand) -> None:
     for note in done.notes:
         say(f"note     {note}")
     if request.as_json:
-        print_json(
-            {
-                "path": done.path,
-                "entries": done.entries,
-                "chunks": done.chunks,
-                "chunk_size": request.chunk_size,
-                "experts": [asdict(each) for each in done.experts],
-            }
-        )
+        written: WrittenImatrix = {
+            "path": done.path,
+            "entries": done.entries,
+            "chunks": done.chunks,
+            "chunk_size": request.chunk_size,
+            "experts": done.experts,
+        }
+        print_json(written)
     else:
         if done.experts:
             tell(_coverage(done.experts))

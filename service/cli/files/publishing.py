@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import typer
 
 from ggferry.service.cli.options import HeadedCommand, print_json, say, takes, tell
@@ -18,7 +16,7 @@ def publish(request: PublishCommand) -> None:
     """Publish, and print the files and the commit; of a dry run, the card."""
     found = run(request)
     if request.as_json:
-        print_json(asdict(found))
+        print_json(found)
         return
     for note in found.notes:
         say(f"note     {note}")

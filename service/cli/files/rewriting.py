@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,11 +10,14 @@ from ggferry.formats.errors import UsageError
 from ggferry.service.cli.options import HeadedCommand, print_json, say, takes, tell
 from ggferry.service.operations import merge as merging
 from ggferry.service.operations import split as splitting
-from ggferry.service.operations._rewritten import RewritePlan, Rewritten, files_as_dicts
+from ggferry.service.operations._rewritten import RewritePlan, Rewritten
 from ggferry.service.operations.check_shards import CheckShardsRequest
 from ggferry.service.operations.check_shards import check as check_shards
 from ggferry.service.operations.merge import MergeCommand
 from ggferry.service.operations.split import SplitCommand
+
+if TYPE_CHECKING:
+    from ggferry.service.operations._json_forms import CheckedShards, PlannedRewrite
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -50,8 +53,12 @@ def merge(request: MergeCommand) -> None:
 
 def _show_plan(command: str, plan: RewritePlan, as_json: bool) -> None:
     if as_json:
-        planned: dict[str, Any] = {"pieces": plan.pieces} if plan.pieces else {"files": files_as_dicts(plan.files)}
-        print_json({"command": command, **planned, "notes": plan.notes})
+        planned: PlannedRewrite = {"command": command, "notes": plan.notes}
+        if plan.pieces:
+            planned["pieces"] = plan.pieces
+        else:
+            planned["files"] = plan.files
+        print_json(planned)
         return
     for path in plan.pieces:
         tell(path)
@@ -77,7 +84,8 @@ def _show_result(command: str, done: Rewritten, as_json: bool) -> None:
 def _check(request: CheckShardsRequest, as_json: bool) -> None:
     found = check_shards(request)
     if as_json:
-        print_json({"verified": True, "shards": found.shards, "tensors": found.tensors})
+        checked: CheckedShards = {"verified": True, "shards": found.shards, "tensors": found.tensors}
+        print_json(checked)
     else:
         tell(
             f"proved   {found.shards} shards hold what {request.whole} holds: every key, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from ggferry.service.operation import open_source
 from ggferry.service.operations.forward import ForwardCommand, model_options
 from ggferry.service.operations.imatrix import ImatrixCommand
 from ggferry.service.operations.tokenize import TokenizeCommand, encode_all
+
+if TYPE_CHECKING:
+    from ggferry.service.operations._json_forms import WrittenRows
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -67,8 +70,15 @@ def _forward(request: ForwardCommand, out: str) -> None:
         path.check_unchanged()
     write_file(out, lambda file: np.save(file, found), overwrite=request.force, sources=opened.identities)
     if request.as_json:
-        top1 = {"top1": found.argmax(-1).tolist()} if result.ranked else {}
-        print_json({"path": out, "shape": list(found.shape), "dtype": request.npy_dtype, "what": str(result), **top1})
+        written: WrittenRows = {
+            "path": out,
+            "shape": list(found.shape),
+            "dtype": request.npy_dtype,
+            "what": str(result),
+        }
+        if result.ranked:
+            written["top1"] = found.argmax(-1).tolist()
+        print_json(written)
     else:
         tell(f"{out}: {found.shape[0]} × {found.shape[1]} {request.npy_dtype}, {result}")
 
@@ -100,7 +110,13 @@ def _features(request: ForwardCommand, out: str) -> None:
     found = found.astype(dtype)
     write_file(out, lambda file: np.save(file, found), overwrite=request.force, sources=opened.identities)
     if request.as_json:
-        print_json({"path": out, "shape": list(found.shape), "dtype": dtype, "what": _ROWS})
+        written: WrittenRows = {
+            "path": out,
+            "shape": list(found.shape),
+            "dtype": request.npy_dtype,
+            "what": _ROWS,
+        }
+        print_json(written)
     else:
         tell(f"{out}: {found.shape[0]} × {found.shape[1]}, {_ROWS}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from ggferry.service.operations.check_blocks import CheckBlocksRequest
 from ggferry.service.operations.check_blocks import run as check
 from ggferry.service.operations.sign import SignCommand, run
 
+if TYPE_CHECKING:
+    from ggferry.service.operations._json_forms import SignedFile
+
 commands = typer.Typer(rich_markup_mode=None)
 
 
@@ -25,7 +28,7 @@ def sign(request: SignCommand) -> None:
     """Sign, and print the signatures."""
     found = run(request)
     if request.as_json:
-        print_json(asdict(found))
+        print_json(found)
         return
     for path, signature in found.signatures.items():
         tell(f"signed   {path}: {signature}")
@@ -39,7 +42,8 @@ def check_file(file: str, given: Mapping[str, Any]) -> None:
             raise UsageError("--signed: all of a remote file would be fetched", path=file, hint=hint)
         check_signature(file, given["signed"])
         if given["as_json"]:
-            print_json({"path": file, "signed": True})
+            signed: SignedFile = {"path": file, "signed": True}
+            print_json(signed)
         else:
             tell(f"signed   {known_by(file)}: by this key")
         return

@@ -28,6 +28,7 @@ from ggferry.service.operations.hashes import HashCommand, ManifestResult
 
 if TYPE_CHECKING:
     from ggferry.converters.analysis.differences.diff import Difference, TensorDifference
+    from ggferry.service.operations._json_forms import HashedModel
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -48,8 +49,13 @@ def hash_(request: HashCommand) -> None:
         return
     found = hashes.digest(request, layers=request.layers)
     if request.as_json:
-        digests = [{"algorithm": each.algorithm, "tensor": each.tensor, "digest": each.hex} for each in found.digests]
-        print_json({"path": found.path, "digests": digests})
+        hashed: HashedModel = {
+            "path": found.path,
+            "digests": [
+                {"algorithm": each.algorithm, "tensor": each.tensor, "digest": each.hex} for each in found.digests
+            ],
+        }
+        print_json(hashed)
         return
     for each in found.digests:
         tell(each.line(found.path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.files.named_texts import lines_of
@@ -10,6 +10,9 @@ from ggferry.formats.files.opened_files import recorded
 from ggferry.service.cli.options import print_json, say, tell
 from ggferry.service.operation import open_source
 from ggferry.service.operations.forward import ForwardCommand, model_options
+
+if TYPE_CHECKING:
+    from ggferry.service.operations._json_forms import ScoredText, WrittenRows
 
 NPY_DTYPES = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
 
@@ -76,12 +79,18 @@ def computed(request: ForwardCommand) -> None:
     write_file(request.out, lambda file: np.save(file, array), overwrite=request.force, sources=opened.identities)
     what = "vectors" if request.score is None else "scores"
     if request.as_json:
-        print_json({"path": request.out, "shape": list(array.shape), "dtype": request.npy_dtype, "what": what})
+        written: WrittenRows = {
+            "path": request.out,
+            "shape": list(array.shape),
+            "dtype": request.npy_dtype,
+            "what": what,
+        }
+        print_json(written)
     else:
         tell(f"{request.out}: {' × '.join(map(str, array.shape))} {request.npy_dtype}, {what}")
 
 
-def _listed(documents: list[str], found: Any) -> list[dict[str, Any]]:
+def _listed(documents: list[str], found: Any) -> list[ScoredText]:
     """Return the documents in their order, each with its place in the file and its score."""
     return [
         {"index": number, "score": float(score), "document": text}

@@ -136,10 +136,12 @@ def ago(seconds: float | None, now: float | None = None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
 
 
-def small(figure: float | None) -> str:
-    """Return a relative error: '0', '3.1e-05', '0.012'."""
+def small(figure: float | str | None) -> str:
+    """Return a relative error: '0', '3.1e-05', '0.012'; one that is infinite is a text already."""
     if figure is None:
         return "–"
+    if isinstance(figure, str):
+        return figure
     return "0" if figure == 0 else f"{figure:.2g}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import gguf
@@ -35,3 +36,24 @@ def test_two_models_are_compared_and_a_tensor_is_counted(server: Server, client:
     assert client.get(f"/models/{other}/histogram", params={"tensor": "no"}).status_code == 404
     source = client.get(f"/models/{one}/inspection").json()
     assert source["container"] == "ggjt"
+
+
+def test_an_infinite_error_is_shown(server: Server, client: httpx.Client, root: Path, fixtures: Path) -> None:
+    """Of a matrix of zeros every change is infinitely large, for which JSON has no number."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folders = []
+    for name in ("zeros", "ones"):
+        folder = root / name
+        shutil.copytree(fixtures / "hf" / "ckpt" / "llama", folder)
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.0.mlp.up_proj.weight"] = getattr(torch, name)(96, 64)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        folders.append(folder)
+    (one,), (other,) = (submitted(client, folder, verify="none") for folder in folders)
+    assert [ended(client, job)["state"] for job in (one, other)] == ["done", "done"]
+    found = client.get(f"/models/{one}/difference", params={"other": other}).json()
+    assert [each["relative_rms"] for each in found["tensors"]] == ["inf"]
+    page = httpx.get(f"{server.url}/models/{one}/difference", params={"other": other}, headers=client.headers)
+    assert page.status_code == 200 and ">inf<" in page.text
