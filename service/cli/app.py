@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from ggferry.formats.errors import GgferryError, OutOfMemoryError, of_os
+from ggferry.formats.errors import GgferryError, OutOfMemoryError, UsageError, of_os
 from ggferry.formats.files.opened_files import recorded
 from ggferry.formats.memory_cap import HEADERS, ration
 from ggferry.quant.kernels import forget_expected, on_compilation
@@ -135,6 +135,9 @@ def _run(arguments: list[str], alone: bool = False) -> int:
     except MemoryError:
         return _fail(OutOfMemoryError("out of memory", hint="--jobs 1 takes less; a limit may be set"), arguments)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":  # an installation without dependencies
+            hint = "pip install torch; what computes no logits needs none: --verify fast"
+            return _fail(UsageError("forward passes need torch, which is not installed", hint=hint), arguments)
         if callable(getattr(error, "format_message", None)):
             return _wrong_arguments(error)
         if os.environ.get("GGFERRY_TRACEBACK") or manner().verbose:

@@ -238,3 +238,17 @@ def test_the_overview_names_every_command_with_a_sentence_that_is_not_cut() -> N
 
 def test_a_command_behind_two_dashes_is_that_command(model: Path) -> None:
     assert run("--", "inspect", model).stdout == run("inspect", model).stdout
+
+
+def test_without_torch_a_forward_pass_is_refused_in_one_line(model: Path, tmp_path: Path) -> None:
+    """An installation without dependencies, where PyPI has no torch for a system."""
+    program = "import sys; sys.modules['torch'] = None; from ggferry.service.cli.start import main; sys.exit(main())"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program, "convert", str(model), "-o", str(tmp_path / "a.gguf"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    refused = run()
+    assert refused.returncode == 2 and "--verify fast" in refused.stderr and "internal" not in refused.stderr
+    assert [*tmp_path.glob("a.gguf*")] == []
+    assert run("--verify", "fast").returncode == 0
