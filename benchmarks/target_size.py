@@ -46,7 +46,7 @@ def texts() -> tuple[str, str, str]:
 
 
 def train(folder: Path, text: str, seconds: float, layers: int, width: int) -> str:
-    """Train a model on a text and save it; return what was done in words."""
+    """Train a model on a text for so many processor seconds and save it; return what was done in words."""
     torch.manual_seed(7)
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
@@ -57,8 +57,8 @@ def train(folder: Path, text: str, seconds: float, layers: int, width: int) -> s
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
-    begun, steps, loss = time.monotonic(), 0, torch.tensor(0.0)
-    while time.monotonic() - begun < seconds:
+    begun, steps, loss = time.process_time(), 0, torch.tensor(0.0)
+    while time.process_time() - begun < seconds:
         starts = torch.randint(len(tokens) - CONTEXT, (BATCH,)).tolist()
         batch = torch.stack([tokens[start : start + CONTEXT] for start in starts])
         loss = model(input_ids=batch, labels=batch).loss
@@ -66,7 +66,7 @@ def train(folder: Path, text: str, seconds: float, layers: int, width: int) -> s
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (steps + 1) / 50) * max(0.05, 1 - (time.monotonic() - begun) / seconds)
+            group["lr"] = 2e-3 * min(1.0, (steps + 1) / 50) * max(0.05, 1 - (time.process_time() - begun) / seconds)
         optimizer.step()
         steps += 1
     model.to(torch.float16).save_pretrained(folder)
