@@ -2,13 +2,14 @@
 
     python benchmarks/target_size.py [--seconds 120] [--layers 4] [--width 256] [--imatrix no,yes] [--folder DIR]
     python benchmarks/target_size.py --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf [--types q2_k,…] [--dither yes,no]
-    python benchmarks/target_size.py --gemma3 gemma-3-270m-q4_k_m.gguf [--calibration no,yes]
+    python benchmarks/target_size.py --gemma3 gemma-3-270m-q4_k_m.gguf [--calibration no,yes] [--prose FOLDER]
 
 A small LLaMA is trained on the project's own pages for so many seconds, from a fixed seed. The mixtures are made by
 ggferry, whose bytes are llama-quantize's; for each of them a file of at most its size is made, of types chosen by
 measuring. All are compared with the model in F16 on a text that is in neither the training nor the importance matrix.
 For how many steps the seconds suffice depends on the machine, and the figures with it. Or SmolLM2 (`smollm2.py`), or
-Gemma 3 270M (`gemma3.py`). `--calibration yes`: the text of the importance matrix says what types cost.
+Gemma 3 270M (`gemma3.py`), both by docstrings or by prose (`prose.py`). `--calibration yes`: the text of the importance
+matrix says what types cost; `--rounding feedback`: and the file chosen for a size is rounded by it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 from gemma3 import gemma3
+from prose import prose
 from smollm2 import COMPARED, MEASURED, docstrings, smollm2
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -46,7 +48,7 @@ def texts() -> tuple[str, str, str]:
 
 
 def train(folder: Path, text: str, seconds: float, layers: int, width: int) -> str:
-    """Train a model on a text and save it; return what was done in words."""
+    """Train a model on a text for so many processor seconds and save it; return what was done in words."""
     torch.manual_seed(7)
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
@@ -57,8 +59,8 @@ def train(folder: Path, text: str, seconds: float, layers: int, width: int) -> s
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
-    begun, steps, loss = time.monotonic(), 0, torch.tensor(0.0)
-    while time.monotonic() - begun < seconds:
+    begun, steps, loss = time.process_time(), 0, torch.tensor(0.0)
+    while time.process_time() - begun < seconds:
         starts = torch.randint(len(tokens) - CONTEXT, (BATCH,)).tolist()
         batch = torch.stack([tokens[start : start + CONTEXT] for start in starts])
         loss = model(input_ids=batch, labels=batch).loss
@@ -66,7 +68,7 @@ def train(folder: Path, text: str, seconds: float, layers: int, width: int) -> s
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (steps + 1) / 50) * max(0.05, 1 - (time.monotonic() - begun) / seconds)
+            group["lr"] = 2e-3 * min(1.0, (steps + 1) / 50) * max(0.05, 1 - (time.process_time() - begun) / seconds)
         optimizer.step()
         steps += 1
     model.to(torch.float16).save_pretrained(folder)
@@ -90,6 +92,7 @@ def rows(
     types: Sequence[str],
     size: tuple[int, int],
     calibration: Path | None = None,
+    rounding: str = "stock",
 ) -> None:
     """Print a row for each mixture: its size and divergence, and those of the file chosen for its size.
 
@@ -103,7 +106,8 @@ def rows(
     for mixture in types:
         theirs, ours = folder / f"{mixture}.gguf", folder / f"{mixture}-sized.gguf"
         ggferry.quantize(base, theirs, mixture, **options)
-        ggferry.quantize(base, ours, target_size=theirs.stat().st_size, calibration=calibration, **options)
+        sized = {"target_size": theirs.stat().st_size, "measurements": str(folder / "measurements")}
+        ggferry.quantize(base, ours, **sized, calibration=calibration, rounding=rounding, **options)
         files += [theirs, ours]
     found = divergences(base, files, text, *size)
     ratios = []
@@ -123,12 +127,13 @@ def tables(folder: Path, model: Path, texts_of: tuple[str, str], arguments: Any,
     ggferry.convert(model, base, outtype="f16", verify="none", force=True)
     if "yes" in arguments.imatrix:
         command = [sys.executable, "-m", "ggferry", "imatrix", base, "--text", folder / "measure.txt", "-o", matrix]
-        subprocess.run([*map(str, command), "--force"], check=True, capture_output=True)
+        subprocess.run([*map(str, command), "--chunk-size", str(size[0]), "--force"], check=True, capture_output=True)
     of = folder, base, folder / "compare.txt"
     for each in arguments.imatrix.split(","):
         for by_text in arguments.calibration.split(","):
             text = folder / "measure.txt" if by_text == "yes" else None
-            rows(*of, matrix if each == "yes" else None, arguments.types.split(","), size, text)
+            rounding = arguments.rounding if text else "stock"
+            rows(*of, matrix if each == "yes" else None, arguments.types.split(","), size, text, rounding)
 
 
 def main() -> None:
@@ -144,13 +149,19 @@ def main() -> None:
     parser.add_argument(
         "--calibration", default="no,yes", help="what errors count for measured on a text (yes), as usual (no)"
     )
+    parser.add_argument("--rounding", default="stock", help="how the chosen files are rounded where there is a text")
+    parser.add_argument("--prose", type=Path, help="the folder of Debian's fortunes, in place of docstrings")
+    parser.add_argument("--compare", type=int, help="chunks that are compared")
     parser.add_argument("--types", default=",".join(MIXTURES))
     parser.add_argument("--folder", help="where the files are made")
     parser.add_argument("--keep", action="store_true", help="leave the files")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ggferry-bench-", dir=arguments.folder))
     try:
-        texts_of, size = (docstrings(MEASURED)[:60_000], docstrings(COMPARED)), (512, 6)
+        texts_of, size = (docstrings(MEASURED)[:60_000], docstrings(COMPARED)), (512, arguments.compare or 6)
+        if arguments.prose:
+            measured, compared = prose(arguments.prose)
+            texts_of = measured[:60_000], compared
         if arguments.gemma3:
             tables(folder, gemma3(folder, arguments.gemma3), texts_of, arguments, size)
         elif arguments.smollm2:
@@ -161,7 +172,8 @@ def main() -> None:
             (folder / "model").mkdir()
             training, *others = texts()
             print(train(folder / "model", training, arguments.seconds, arguments.layers, arguments.width), flush=True)
-            tables(folder, folder / "model", (others[0], others[1]), arguments, (CONTEXT, CHUNKS))
+            size = CONTEXT, arguments.compare or CHUNKS
+            tables(folder, folder / "model", (others[0], others[1]), arguments, size)
         print(f"load {', '.join(f'{value:.1f}' for value in os.getloadavg())}")
     finally:
         if not arguments.keep:

@@ -29,6 +29,7 @@ from ggferry.formats.files.named_texts import text_of
 from ggferry.formats.files.partial_files import check_target, write_text
 from ggferry.formats.memory_cap import limited
 from ggferry.quant.codec import codec
+from ggferry.quant.levels import LEVELS
 from ggferry.quant.recipes.allocate import Candidate, allocate, bounds
 from ggferry.quant.recipes.mixtures import needing_imatrix
 from ggferry.quant.recipes.rules import target_type
@@ -41,6 +42,9 @@ PLAIN = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 """The types of --among where it is not given."""
 WEIGHED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 """Those that join them where there is an importance matrix."""
+FED_BACK = 0.6
+"""What is left of the cost of types that `--rounding feedback` rounds: 0.53 to 0.68 times of it (docs/quality.md).
+The IQ1, IQ2 and IQ3 types are rounded as ever, and would be chosen too often beside them."""
 ATTEMPTS = 4
 """A choice can change the header by a few bytes; then it is made again for as many fewer."""
 
@@ -229,7 +233,18 @@ def _measured(request: Request, choices: Choices, stage: Stage) -> Measured:
     text = text_of(request.calibration)
     chunks = spread(calibration_chunks(graph, source.tokenizer, text))
     costs = measured_costs(graph, steps, errors, chunks, imatrix, rounding, threads, stage, kept)
+    if rounding == FEEDBACK:
+        costs = {name: [_fed_back(name, each) for each in some] for name, some in costs.items()}
     return replace(_with_overhead(choices, costs), counted=tokens_of(request.calibration, text, chunks))
+
+
+def _fed_back(name: str, candidate: Candidate) -> Candidate:
+    """Return a candidate with what it costs once it is rounded with feedback.
+
+    Embeddings are not: rows of them are taken, or, as the output matrix, wait for the end of a pass.
+    """
+    rounds = candidate.type in LEVELS and name != "token_embd.weight"
+    return candidate._replace(error=candidate.error * FED_BACK) if rounds else candidate
 
 
 def _with_overhead(choices: Choices, candidates: Mapping[str, Sequence[Candidate]]) -> Measured:

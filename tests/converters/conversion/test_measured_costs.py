@@ -19,6 +19,7 @@ from ggferry.converters.forward.model import Places
 from ggferry.converters.proof.passes import compare_logits
 from ggferry.converters.understand import graph_of
 from ggferry.converters.write.feedback_pass import calibration_chunks
+from ggferry.quant.levels import LEVELS
 from ggferry.support.progress import silent
 
 
@@ -82,3 +83,16 @@ def test_measurements_are_kept_and_give_the_same_bytes(
     (other := tmp_path / "other.txt").write_text(text.read_text()[::-1])
     ggferry.quantize(source, tmp_path / "d.gguf", **{**sized, "calibration": other})
     assert passes
+
+
+@pytest.mark.slow
+def test_types_that_feedback_rounds_cost_less_with_it(source: Path, text: Path, fixtures: Path, tmp_path: Path) -> None:
+    """Others keep the errors of `stock`, so that fewer tensors have them."""
+    sized = {"target_size": 280_000, "calibration": text, "imatrix": fixtures / "quantize/k256.imatrix.gguf"}
+    found = {}
+    for rounding in ("stock", "feedback"):
+        out = tmp_path / f"{rounding}.gguf"
+        ggferry.quantize(source, out, **sized, rounding=rounding, verify="none")
+        kinds = [each.type for name, each in ggferry.inspect(out).tensors.items() if name.startswith("blk.")]
+        found[rounding] = sum(kind in LEVELS for kind in kinds)
+    assert found["feedback"] > found["stock"]
