@@ -103,7 +103,8 @@ def understand(
     training = kind_of(checkpoint.container) is Kind.TRAINING
     declared = checkpoint.header.get("metadata")  # of safetensors
     by_library = isinstance(declared, dict) and declared.get("format") in ("tf", "mlx")
-    named_otherwise = by_library or _by_mlx_lm(checkpoint) or "trainer" in checkpoint.header or checkpoint.container in _OF_OTHER_LIBRARIES
+    named_otherwise = by_library or "trainer" in checkpoint.header or checkpoint.container in _OF_OTHER_LIBRARIES
+    named_otherwise = named_otherwise or any(".switch_" in name for name in checkpoint.tensors)  # re-saved from mlx-lm
     if training and (named_otherwise or any(name in checkpoint.tensors for name in _OF_TRAINERS)):
         from ggferry.converters.trainer_names.recognize import with_known_names  # few models need it
 
@@ -175,11 +176,6 @@ def understand(
 
         return without_decoder(graph)
     return graph
-
-
-def _by_mlx_lm(checkpoint: Checkpoint) -> bool:
-    """Return whether a tensor has a name that mlx-lm alone gives; its files say whose they are, but for re-saved ones."""
-    return any(".switch_" in name for name in checkpoint.tensors)
 
 
 def _has(checkpoint: Checkpoint, part: str) -> bool:

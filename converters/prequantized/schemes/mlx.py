@@ -48,8 +48,8 @@ AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
 FLOATS = {"mxfp4": (4, MX_GROUP), "mxfp8": (8, MX_GROUP), "nvfp4": (4, GROUP)}
 """Bits and columns of a group of each mode that has scales alone."""
 WHOLE = 448.0 * 6.0
-"""What the global scale of NVFP4, the largest value of a matrix, is divided by: the largest scale times the largest level
-(MLX 0.32.4 `mlx/ops.cpp`, `quantize` and `dequantize` with `global_scale`)."""
+"""What the global scale of NVFP4, the largest value of a matrix, is divided by: the largest scale times the largest
+level (MLX 0.32.4 `mlx/ops.cpp`, `quantize` and `dequantize` with `global_scale`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,8 @@ def _matrix(
         found.used.add(whole.name)
         one = seen_as(pieces[0], "F8_E4M3", pieces[0].columns)
         blocks = scaled_blocks(checkpoint, words, pieces[0], whole, None, unit=WHOLE)
-        return Matrix(words.name, shape, Nvfp4Values(checkpoint, words, one, by=whole, unit=WHOLE), groups=blocks, form=form)
+        scaled = Nvfp4Values(checkpoint, words, one, by=whole, unit=WHOLE)
+        return Matrix(words.name, shape, scaled, groups=blocks, form=form)
     kind, values = _rows(checkpoint, words, pieces, str(mode), bits, columns)
     groups = values.groups() if isinstance(values, Affine) else None
     return Matrix(words.name, shape, values, kind, groups=groups, form=form)

@@ -1,8 +1,8 @@
 """Names of mlx-lm carried to those of transformers: experts in stacks become one matrix for each expert again.
 
 mlx-lm (0.32.2, `sanitize` of each module of `mlx_lm/models/`) joins the experts of a block in `switch_mlp.gate_proj`,
-`up_proj` and `down_proj`, three axes each, quantized or not, and renames a few other tensors. Values stay what they are,
-but for those that `roles` knows. Nothing is read here: what is returned says from where in the files it is.
+`up_proj` and `down_proj`, three axes each, quantized or not, and renames a few other tensors. Values stay what they
+are, but for those that `roles` knows. Nothing is read here: what is returned says from where in the files it is.
 """
 
 from __future__ import annotations
@@ -57,12 +57,11 @@ _RENAMES: Mapping[str, tuple[tuple[str, str], ...]] = {
 """Model type → parts of names, as mlx-lm has them and as the publishers do."""
 _LETTERED = ("lfm2_moe",)
 """Model types whose publishers call all gated networks by letters, within `feed_forward`."""
+APART = ("granitemoe", "granitemoehybrid")
+"""Model types whose publishers have gate and up in one stack, and GGUF, as mlx-lm, has them apart (`roles`)."""
 _FUSED: Mapping[str, tuple[str, str]] = {
     "gemma4": ("gate_up_proj", "down_proj"),
     "gemma4_text": ("gate_up_proj", "down_proj"),
-    "granitemoe": ("input_linear.weight", "output_linear.weight"),
-    "granitemoehybrid": ("input_linear.weight", "output_linear.weight"),
-    "granitemoeshared": ("input_linear.weight", "output_linear.weight"),
 }
 """Model type → names of the stacks, gate and up in one, of publishers that keep stacks themselves."""
 _FOLDED = ("falcon_h1",)
@@ -96,7 +95,11 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
     for name, ref in checkpoint.tensors.items():
         publishers = _renamed(name, family)
         match = _STACK.fullmatch(publishers)
-        if match is None or (match["stack"] == "experts" and match["before"].rpartition(".")[2].isdecimal()):
+        if (
+            match is None
+            or family in APART
+            or (match["stack"] == "experts" and match["before"].rpartition(".")[2].isdecimal())
+        ):
             tensors[publishers] = _convolution(ref, publishers, checkpoint.path)
             if publishers != name and name.endswith(".weight"):
                 moved[_without_end(name)] = [_without_end(publishers)]
@@ -163,7 +166,7 @@ def _renamed(name: str, family: str) -> str:
 
 
 def _convolution(ref: TensorRef, name: str, path: str) -> TensorRef:
-    """Return the tensor under its name; of a convolution over time, its two last axes exchanged back, one of which is 1."""
+    """Return the tensor under its name; of a convolution over time, two axes exchanged back, one of which is 1."""
     ref = replace(ref, name=name)
     return transposed(ref, name, path, (0, 2, 1)) if _is_exchanged(ref) else ref
 

@@ -6,8 +6,6 @@ Sources: AutoGPTQ `nn_modules/qlinear/`; AutoAWQ `utils/packing_utils.py`; compr
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from float_schemes import fp6
 from stored_parts import E2M1, Array, Named, Settings, bits_at, block, cover, floats, nibbles, powers, spread
@@ -88,77 +86,6 @@ def _awq_fast(read: Named, base: str, groups: Array, r: Array, c: Array) -> Arra
     levels = np.where(nibble % 2, found >> 4, found & 15).astype(np.float32)
     scale, zero = (block(read, f"{base}.{end}", groups, r).astype(np.float32).T for end in ("scales", "qzeros"))
     return levels * scale + zero
-
-
-def mlx(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
-    return np.concatenate([_mlx_row(read, settings, *_mlx_place(read, name, int(row)), c) for row in r])
-
-
-def _mlx_row(read: Named, settings: Settings, base: str, place: tuple[int, ...], c: Array) -> Array:
-    """Return columns of one row, `(1, columns)`; `place`: its index in the tensors of that name."""
-    own = settings.get(base)
-    settings = {**settings, "mode": "affine", **own} if isinstance(own, dict) else settings
-    mode = settings.get("mode", "affine")
-    row = tuple(slice(index, index + 1) for index in place)
-    stored = f"{base}.weight" if f"{base}.weight" in read else base
-    words = np.ascontiguousarray(read(stored, *row)).reshape(1, -1)
-    if mode == "affine":
-        bits, size = settings["bits"], settings["group_size"]
-        levels = bits_at(words.view(np.uint32), c * bits, bits).astype(np.float32)
-        scale, bias = (floats(read, f"{base}.{end}", *row).reshape(1, -1)[:, c // size] for end in ("scales", "biases"))
-        return levels * scale + bias
-    words, size = words.view(np.uint8), 16 if mode == "nvfp4" else 32
-    exponents = np.ascontiguousarray(read(f"{base}.scales", *row)).reshape(1, -1)[:, c // size].view(np.uint8)
-    if mode == "mxfp8":
-        return _e4m3(words[:, c]) * powers(exponents)
-    levels = E2M1[np.where(c % 2, words[:, c // 2] >> 4, words[:, c // 2] & 15)]
-    if mode == "mxfp4":
-        return levels * powers(exponents)
-    scale, whole = _e4m3(exponents), f"{base}.global_scale"
-    if whole in read:
-        scale = scale * (floats(read, whole, *row[:-1]).reshape(()) / np.float32(448 * 6))
-    return levels * scale
-
-
-_OF_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.weight")
-_STACKED = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-_SQUARED = {"up_proj": "fc1", "down_proj": "fc2"}
-
-
-def _mlx_place(read: Named, name: str, row: int) -> tuple[str, tuple[int, ...]]:
-    """Return the layer that has a row of a matrix, by its name in the file, and the index of the row there.
-
-    Source: mlx-lm 0.32.2 `mlx_lm/models/*.py`, `sanitize`: experts are stacked, gate and up of a stack are cut apart.
-    """
-    base = name.removesuffix(".weight")
-    if name in read:
-        height = read.shape(name)[-2]
-        return base, ((row // height, row % height) if len(read.shape(name)) == 3 else (row,))
-    match = _OF_EXPERT.fullmatch(name)
-    if match is not None:
-        before, expert, part = match[1], int(match[2]), _STACKED.get(match[3], match[3])
-        owners = [before, before.replace(".block_sparse_moe", ".mlp")]
-        parts = [f"{stack}.{each}" for stack in ("switch_mlp", "experts") for each in (part, _SQUARED.get(part, part))]
-        found = [f"{owner}.{each}" for owner in owners for each in parts if f"{owner}.{each}.weight" in read]
-        return found[0], (expert, row)
-    for ours, theirs in (("experts.", "experts.switch_glu."), ("", "switch_mlp.")):
-        for joint, down in (("gate_up_proj", "down_proj"), ("input_linear", "output_linear")):
-            if base.endswith(f"{ours}{joint}"):
-                stack = base.removesuffix(f"{ours}{joint}") + theirs
-                if f"{stack}gate_proj.weight" in read:
-                    height = read.shape(f"{stack}gate_proj.weight")[1]
-                    expert, within = divmod(row, 2 * height)
-                    return f"{stack}{('gate_proj', 'up_proj')[within // height]}", (expert, within % height)
-            if base.endswith(f"{ours}{down}") and (stack := base.removesuffix(f"{ours}{down}") + theirs):
-                if f"{stack}down_proj.weight" in read:
-                    return f"{stack}down_proj", divmod(row, read.shape(f"{stack}down_proj.weight")[1])
-    raise KeyError(name)
-
-
-def _e4m3(codes: Array) -> Array:
-    import ml_dtypes
-
-    return np.ascontiguousarray(codes).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 
 def compressed_tensors(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
