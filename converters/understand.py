@@ -41,6 +41,7 @@ _MEGATRON = "decoder.final_layernorm.weight"
 _OF_TRAINERS = (
     "transformer.wte.weight",
     "tok_embeddings.weight",
+    "block.0.attn.qkv.weight",
     _MEGATRON,
     f"module.{_MEGATRON}",
     f"model.{_MEGATRON}",
