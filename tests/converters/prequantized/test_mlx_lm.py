@@ -191,6 +191,7 @@ def test_multipliers_that_mlx_lm_has_folded_are_not_applied_twice(tmp_path: Path
         convert(request(folder, tmp_path / "no.gguf", "f32", "fast"))
 
 
+@pytest.mark.slow
 def test_settings_of_single_layers_go_with_their_experts(tmp_path: Path) -> None:
     """Layers named in the configuration have its settings whole: without a mode they are affine, as in mlx-lm."""
     config = json.loads((OUT / "qwen3next" / "config.json").read_text())
