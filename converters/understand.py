@@ -41,6 +41,7 @@ _MEGATRON = "decoder.final_layernorm.weight"
 _OF_TRAINERS = (
     "transformer.wte.weight",
     "tok_embeddings.weight",
+    "block.0.attn.qkv.weight",
     _MEGATRON,
     f"module.{_MEGATRON}",
     f"model.{_MEGATRON}",
@@ -102,8 +103,9 @@ def understand(
         )
     training = kind_of(checkpoint.container) is Kind.TRAINING
     declared = checkpoint.header.get("metadata")  # of safetensors
-    by_tensorflow = isinstance(declared, dict) and declared.get("format") == "tf"
-    named_otherwise = by_tensorflow or "trainer" in checkpoint.header or checkpoint.container in _OF_OTHER_LIBRARIES
+    by_library = isinstance(declared, dict) and declared.get("format") in ("tf", "mlx")
+    named_otherwise = by_library or "trainer" in checkpoint.header or checkpoint.container in _OF_OTHER_LIBRARIES
+    named_otherwise = named_otherwise or any(".switch_" in name for name in checkpoint.tensors)  # re-saved from mlx-lm
     if training and (named_otherwise or any(name in checkpoint.tensors for name in _OF_TRAINERS)):
         from ggferry.converters.trainer_names.recognize import with_known_names  # few models need it
 
@@ -120,6 +122,10 @@ def understand(
     architecture, dialect = _architecture_of(whole)
     if architecture.name == CLIP and training:
         checkpoint = replace(checkpoint, metadata=with_preprocessor(checkpoint.metadata, checkpoint.sidecars))
+    if training and named_otherwise:
+        from ggferry.converters.trainer_names.mlx_lm.roles import as_mlx_lm
+
+        architecture = as_mlx_lm(architecture, dialect, checkpoint)
     if fuse_qkv or _has(checkpoint, ".attn_qkv.weight"):
         architecture = _fused(checkpoint, architecture, dialect)
     if mtp_only or _has(checkpoint, ".nextn."):

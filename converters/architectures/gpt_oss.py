@@ -6,8 +6,9 @@ checkpoints hold the experts as MXFP4, a row an output; transformers saves a col
 both. The norm before the feed-forward is called `post_attention_norm`.
 
 Programs that quantize the experts first make a linear layer of each: llm-compressor with gate and up apart, AMD Quark
-with both in one (vLLM 0.25 `models/gpt_oss.py`, `_load_weights_quark`), unsloth in two lists, with a layer within the
-router (unsloth-zoo `temporary_patches/gpt_oss.py`, `GptOssExpertsBnb4bit`).
+with both in one (vLLM a6b6cfaa `model_executor/models/gpt_oss.py`, `_load_weights_quark`), unsloth in two lists, with
+or without a layer within the router (unsloth-zoo cc050d19 `temporary_patches/gpt_oss.py`, `GptOssExpertsBnb4bit`,
+`GptOssTopKRouterBnb4bit`, which reads either).
 """
 
 from dataclasses import replace
@@ -108,8 +109,6 @@ ROLES = varied(
 ROLES = varied(
     ROLES, "listed", "hf",
     """
-    blk.{n}.ffn_gate_inp.weight  model.layers.{n}.mlp.router.linear.weight
-    blk.{n}.ffn_gate_inp.bias    model.layers.{n}.mlp.router.linear.bias
     blk.{n}.ffn_gate_exps.weight model.layers.{n}.mlp.experts.gate_up_projs.{e}.weight @gate
     blk.{n}.ffn_gate_exps.bias   model.layers.{n}.mlp.experts.gate_up_projs.{e}.bias @gates
     blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_projs.{e}.weight @stacked
@@ -118,6 +117,13 @@ ROLES = varied(
     blk.{n}.ffn_up_exps.bias     model.layers.{n}.mlp.experts.gate_up_projs.{e}.bias @ups
     """,
     **JOINED,
+)
+ROLES = varied(
+    ROLES, "linear-router", "listed",
+    """
+    blk.{n}.ffn_gate_inp.weight model.layers.{n}.mlp.router.linear.weight
+    blk.{n}.ffn_gate_inp.bias   model.layers.{n}.mlp.router.linear.bias
+    """,
 )
 
 CAVEATS = (
@@ -157,12 +163,13 @@ SPEC = Architecture(
         *(
             replace(
                 _HF, name=name, fields="hf", conventions=conventions,
-                required_tensors=("*.self_attn.sinks", f"*.mlp.experts.{tensor}.*"),
+                required_tensors=("*.self_attn.sinks", f"*.mlp.{tensor}.*"),
             )
             for name, conventions, tensor in (
-                ("apart", Conventions(), "0.gate_proj"),
-                ("joined", Conventions(gate_up="alternating"), "0.gate_up_proj"),
-                ("listed", Conventions(gate_up="alternating"), "gate_up_projs.0"),
+                ("apart", Conventions(), "experts.0.gate_proj"),
+                ("joined", Conventions(gate_up="alternating"), "experts.0.gate_up_proj"),
+                ("linear-router", Conventions(gate_up="alternating"), "router.linear"),
+                ("listed", Conventions(gate_up="alternating"), "experts.gate_up_projs.0"),
             )
         ),
     ),

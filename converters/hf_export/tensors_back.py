@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.architectures._embeddings import RERANKERS
@@ -20,6 +21,7 @@ from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.compare import same
 from ggferry.converters.schema.architecture import Dialect
 from ggferry.converters.schema.fused_attention import is_joined
+from ggferry.converters.trainer_names.mlx_lm.roles import as_published
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.errors import GgferryError, UnsupportedError
@@ -64,6 +66,7 @@ def plan_back(graph: ModelGraph) -> BackPlan:
             path=graph.checkpoint.path,
             found=graph.architecture.name,
         )
+    graph = replace(graph, architecture=as_published(graph.architecture))
     best: tuple[tuple[int, bool, int], BackPlan] | None = None
     first: GgferryError | None = None
     for known, dialect in _candidates(graph):

@@ -40,6 +40,7 @@ class Nvfp4Values:
         scales: `(rows, groups)`: of 16 columns, or of as many as the two shapes say.
         by: The tensor's scale where it multiplies, as ModelOpt keeps it; or None.
         over: The tensor's scale where it divides, as compressed-tensors keeps it; or None.
+        unit: What `by` is divided by before it multiplies.
     """
 
     checkpoint: Checkpoint
@@ -47,11 +48,12 @@ class Nvfp4Values:
     scales: TensorRef
     by: TensorRef | None = None
     over: TensorRef | None = None
+    unit: float = 1.0
 
     def __call__(self, start: int, stop: int) -> Floats:
         scales = values_of(self.checkpoint, self.scales, start, stop)
         if self.by is not None:
-            scales *= values_of(self.checkpoint, self.by, 0, 1).reshape(())
+            scales *= values_of(self.checkpoint, self.by, 0, 1).reshape(()) / np.float32(self.unit)
         if self.over is not None:
             scales /= values_of(self.checkpoint, self.over, 0, 1).reshape(())
         table = np.array(LEVELS, np.float32) / 2
@@ -94,6 +96,7 @@ def scaled_blocks(
     given: TensorRef | None,
     *,
     divides: bool = False,
+    unit: float = 1.0,
 ) -> ScaledBlocks:
     """Return NVFP4 as blocks and a scale of the whole matrix, which multiplies.
 
@@ -104,6 +107,7 @@ def scaled_blocks(
         whole: The scale of the whole.
         given: That of activations, if any.
         divides: Whether both divide, as compressed-tensors keeps them, so that their reciprocals are what multiplies.
+        unit: What the scale of the whole is divided by before it multiplies.
     """
 
     def number(ref: TensorRef) -> Floats:
@@ -114,7 +118,9 @@ def scaled_blocks(
 
     usable = given is not None and given.type.name in ("F32", "F16", "BF16") and given.elements == 1
     inputs = number(given) if given is not None and usable else None
-    return ScaledBlocks("NVFP4", Nvfp4Blocks(checkpoint, codes, scales), number(whole), inputs, not divides)
+    return ScaledBlocks(
+        "NVFP4", Nvfp4Blocks(checkpoint, codes, scales), number(whole) / np.float32(unit), inputs, not divides
+    )
 
 
 @dataclass(frozen=True, slots=True)

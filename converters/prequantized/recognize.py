@@ -108,7 +108,8 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
     that AutoGPTQ, AutoAWQ and ModelOpt write; where there is neither, the name of the scheme whose tensors are there.
     """
     places = [checkpoint.metadata]
-    places += [inner for key in ("text_config", "llm_config") if isinstance(inner := places[0].get(key), dict)]
+    parts = ("text_config", "llm_config", "language_config", "thinker_config")
+    places += [inner for key in parts if isinstance(inner := places[0].get(key), dict)]
     for place in places:
         for key in ("quantization_config", "compression_config", "quantization"):
             found = place.get(key)
@@ -148,6 +149,7 @@ _BY_TENSORS = {
     ".weight._data._data": "quanto",
     ".q_weight": "exl2",
     ".experts.gate_up_proj_blocks": "mxfp4",
+    ".mlp.mlp1_weight.blocks": "mxfp4",
 }
 """End of a tensor's name that a scheme alone has → the scheme, of those that were saved without a configuration."""
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from ggferry.converters.trainer_names import flax, litgpt, megatron, mlx_examples, tensorflow, torchtune
+from ggferry.converters.trainer_names import flax, litgpt, megatron, mlx_examples, openai, tensorflow, torchtune
 from ggferry.converters.trainer_names.gemma import names as gemma
 from ggferry.converters.trainer_names.keras_hub import names as keras_hub
+from ggferry.converters.trainer_names.mlx_lm import names as mlx_lm
 from ggferry.formats.checkpoint import Checkpoint
 
 _TRAINERS = (
     (mlx_examples.is_named_so, mlx_examples.as_transformers),
+    (mlx_lm.is_named_so, mlx_lm.as_transformers),
     (litgpt.is_named_so, litgpt.as_transformers),
+    (openai.is_named_so, openai.as_transformers),
     (torchtune.is_named_so, torchtune.as_transformers),
     (megatron.is_named_so, megatron.as_transformers),
     (flax.is_named_so, flax.as_transformers),

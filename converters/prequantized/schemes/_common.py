@@ -228,10 +228,9 @@ def of_type(checkpoint: Checkpoint, ref: TensorRef, *types: str) -> TensorRef:
 
 
 def seen_as(ref: TensorRef, kind: str, columns: int) -> TensorRef:
-    """Return the bytes of a matrix as one of another type."""
-    shape = (ref.shape[0], columns)
-    (span,) = ref.spans
-    return replace(ref, type=block_type(kind), shape=shape, spans=(replace(span, shape=shape),))
+    """Return the bytes of a matrix, or of a stack of them, as one of another type; pieces must be whole rows."""
+    spans = tuple(replace(span, shape=(*span.shape[:-1], columns)) for span in ref.spans)
+    return replace(ref, type=block_type(kind), shape=(*ref.shape[:-1], columns), spans=spans)
 
 
 def as_bytes(ref: TensorRef) -> TensorRef:

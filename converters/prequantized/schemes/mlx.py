@@ -6,6 +6,7 @@ and `fp_quantized.h`; mlx-lm `utils.py` (`quantize_model`: settings for single l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from ggferry.converters.prequantized.micro_scales import (
     Mxfp8Values,
     Nvfp4Blocks,
     Nvfp4Values,
+    scaled_blocks,
 )
 from ggferry.converters.prequantized.schemes._common import (
     DEQUANTIZE,
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
 FLOATS = {"mxfp4": (4, MX_GROUP), "mxfp8": (8, MX_GROUP), "nvfp4": (4, GROUP)}
 """Bits and columns of a group of each mode that has scales alone."""
+WHOLE = 448.0 * 6.0
+"""What the global scale of NVFP4, the largest value of a matrix, is divided by: the largest scale times the largest
+level (MLX 0.32.4 `mlx/ops.cpp`, `quantize` and `dequantize` with `global_scale`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +111,11 @@ class Affine:
 def find(checkpoint: Checkpoint, config: Config) -> Found:
     found, kinds = Found("MLX"), set()
     for name, words in checkpoint.tensors.items():
-        if not name.endswith(".weight") or words.type.name != "U32":
-            continue
         base = name.removesuffix(".weight")
+        if words.type.name != "U32" or (base == name and f"{base}.scales" not in checkpoint.tensors):
+            continue
         own = config.get(base)
-        settings = {**config, **own} if isinstance(own, dict) else config
+        settings = {**config, "mode": "affine", **own} if isinstance(own, dict) else config
         mode = settings.get("mode", "affine")
         bits = settings.get("bits", FLOATS.get(str(mode), (None, 0))[0])
         made = _matrix(checkpoint, found, base, words, mode, settings.get("group_size"), bits)
@@ -132,8 +137,9 @@ def _matrix(
             expected=f"affine of {AFFINE_BITS}, {', '.join(FLOATS)}",
             hint=DEQUANTIZE,
         )
-    rows, across = matrix(checkpoint, of_type(checkpoint, words, "U32"))
-    columns, rest = divmod(across * WORD_BITS, bits)
+    if len(words.shape) < 2 or not words.elements:
+        matrix(checkpoint, words)  # says what is wrong
+    columns, rest = divmod(words.columns * WORD_BITS, bits)
     group = declared if mode == "affine" else declared or FLOATS[str(mode)][1]
     fixed = mode == "affine" or group == FLOATS[str(mode)][1]
     if type(group) is not int or group <= 0 or rest or columns % group or not fixed:
@@ -143,13 +149,28 @@ def _matrix(
     ends = ("scales", "biases") if mode == "affine" else ("scales",)
     pieces = [piece(checkpoint, f"{base}.{end}", words.name) for end in ends]
     for ref in pieces:
-        of_type(checkpoint, ref, *(("F16", "BF16", "F32") if mode == "affine" else ("U8",)))
-        of_shape(checkpoint, ref, words.name, (rows, columns // group))
+        of_type(checkpoint, _in_one(ref), *(("F16", "BF16", "F32") if mode == "affine" else ("U8",)))
+        of_shape(checkpoint, ref, words.name, (*words.shape[:-1], columns // group))
         found.used.add(ref.name)
+    shape, form = (*words.shape[:-1], columns), f"int{bits}" if mode == "affine" else str(mode)
+    whole = checkpoint.tensors.get(f"{base}.global_scale")
+    if whole is not None:
+        of_shape(checkpoint, of_type(checkpoint, whole, "F32"), words.name, (), (1,))
+        if mode != "nvfp4":
+            raise InconsistentError(f"{whole.name!r}", path=checkpoint.path, found=mode, expected="nvfp4")
+        found.used.add(whole.name)
+        one = seen_as(pieces[0], "F8_E4M3", pieces[0].columns)
+        blocks = scaled_blocks(checkpoint, words, pieces[0], whole, None, unit=WHOLE)
+        scaled = Nvfp4Values(checkpoint, words, one, by=whole, unit=WHOLE)
+        return Matrix(words.name, shape, scaled, groups=blocks, form=form)
     kind, values = _rows(checkpoint, words, pieces, str(mode), bits, columns)
-    form = f"int{bits}" if mode == "affine" else str(mode)
     groups = values.groups() if isinstance(values, Affine) else None
-    return Matrix(words.name, (rows, columns), values, kind, groups=groups, form=form)
+    return Matrix(words.name, shape, values, kind, groups=groups, form=form)
+
+
+def _in_one(ref: TensorRef) -> TensorRef:
+    """Return the first piece alone of a stack that two were joined to, whole rows of either."""
+    return replace(ref, spans=ref.spans[:1]) if all(span.shape[-1] == ref.columns for span in ref.spans) else ref
 
 
 def _rows(

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from ggferry.converters.conversion.run import convert
-from ggferry.formats.errors import ShapeError
+from ggferry.formats.errors import MissingError, ShapeError, UnexpectedTensorError
 from helpers.quantized_llama import Tensors, request
 from helpers.tiny_models import make
 from helpers.values import decoded
@@ -76,6 +77,7 @@ LAYOUTS: dict[str, tuple[str, Callable[[str, int], str], str | None]] = {
     "gpt-oss of llm-compressor": ("gpt-oss", lambda matrix, n: f"{n}.{matrix}", "alternating"),
     "gpt-oss of Quark": ("gpt-oss", lambda matrix, n: f"{n}.{matrix}", None),
     "gpt-oss of unsloth": ("gpt-oss", lambda matrix, n: f"{matrix}s.{n}", None),
+    "gpt-oss of unsloth, its router plain": ("gpt-oss", lambda matrix, n: f"{matrix}s.{n}", None),
     "Llama 4 of transformers": ("llama4", lambda matrix, n: f"{n}.{matrix}", "halves"),
 }
 
@@ -93,7 +95,7 @@ def test_experts_one_by_one_are_those_of_the_stack(case: str, tmp_path: Path) ->
         meaning[key] = mxfp4(stack.transpose(1, 2))[2].transpose(1, 2) if expert else stack
     expected, _ = floats(tmp_path / "stacks.gguf", written(tmp_path / "stacks", config, meaning))
     apart_tensors = one_by_one(meaning, name, apart)
-    if "unsloth" in case:
+    if case.endswith("unsloth"):
         apart_tensors = {key.replace(".router.", ".router.linear."): one for key, one in apart_tensors.items()}
     plain = written(tmp_path / "plain", config, apart_tensors)
     receipt = convert(request(plain, tmp_path / "plain.gguf", "f32", "full"))[0].receipt
@@ -176,3 +178,82 @@ def test_experts_in_blocks_say_themselves_what_they_are(stated: bool, tmp_path: 
     )
     with pytest.raises(ShapeError):
         floats(tmp_path / "no.gguf", written(tmp_path / "broken", {**config, **settings}, packed))
+
+
+OF_OPENAI = {
+    "input_layernorm.weight": "attn.norm.scale",
+    "post_attention_layernorm.weight": "mlp.norm.scale",
+    "self_attn.o_proj.": "attn.out.",
+    "self_attn.sinks": "attn.sinks",
+    "mlp.router.": "mlp.gate.",
+    "mlp.experts.gate_up_proj_bias": "mlp.mlp1_bias",
+    "mlp.experts.down_proj_bias": "mlp.mlp2_bias",
+    "mlp.experts.gate_up_proj": "mlp.mlp1_weight",
+    "mlp.experts.down_proj": "mlp.mlp2_weight",
+    "model.layers.": "block.",
+    "model.embed_tokens.weight": "embedding.weight",
+    "model.norm.weight": "norm.scale",
+    "lm_head.weight": "unembedding.weight",
+}
+"""Parts of transformers' names, and OpenAI's (openai/gpt-oss 0568dfc9, `gpt_oss/torch/model.py`)."""
+
+
+def as_openai(tensors: Tensors, config: Any) -> tuple[Tensors, Any]:
+    """A gpt-oss of transformers as OpenAI keeps it, its experts a row an output, and the configuration."""
+    found: Tensors = {}
+    for key, tensor in tensors.items():
+        name = key
+        for theirs, own in OF_OPENAI.items():
+            name = name.replace(theirs, own)
+        if key.endswith(MATRICES):
+            tensor = tensor.transpose(1, 2)
+        found[name] = tensor
+    for layer in range(config["num_hidden_layers"]):
+        for end in ("weight", "bias"):
+            parts = [found.pop(f"block.{layer}.self_attn.{part}_proj.{end}") for part in "qkv"]
+            found[f"block.{layer}.attn.qkv.{end}"] = torch.cat(parts)
+    same_keys = ("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "head_dim", "sliding_window")
+    own = {key: config[key] for key in (*same_keys, "num_attention_heads", "num_key_value_heads")}
+    rotary = config["rope_parameters"]
+    own |= {"num_experts": config["num_local_experts"], "experts_per_token": config["num_experts_per_tok"]}
+    own |= {"swiglu_limit": 7.0, "rope_theta": rotary["rope_theta"], "rope_scaling_factor": rotary["factor"]}
+    own |= {"rope_ntk_alpha": rotary["beta_slow"], "rope_ntk_beta": rotary["beta_fast"]}
+    return found, own | {"initial_context_length": rotary["original_max_position_embeddings"]}
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_openai_s_own_layout_of_gpt_oss_is_read(quantized: bool, tmp_path: Path) -> None:
+    """`original/`: the tensors and the keys are those of the file made of transformers' checkpoint."""
+    make("gpt-oss", tmp_path / "made", **SIZES)
+    config = json.loads((tmp_path / "made" / "config.json").read_text())
+    stacks = load_file(tmp_path / "made" / "model.safetensors")
+    context = config["rope_parameters"]["original_max_position_embeddings"] * config["rope_parameters"]["factor"]
+    config |= {"max_position_embeddings": int(context), "rms_norm_eps": 1e-5}
+    tensors, own = as_openai(stacks, config)
+    for key in [key for key in tensors if quantized and key.endswith(("mlp1_weight", "mlp2_weight"))]:
+        codes, exponents, rows = mxfp4(tensors.pop(key))
+        tensors[f"{key}.blocks"], tensors[f"{key}.scales"] = codes.reshape(*exponents.shape, 16), exponents
+        theirs = key.replace("block.", "model.layers.").replace("mlp1_weight", "experts.gate_up_proj")
+        stacks[theirs.replace("mlp2_weight", "experts.down_proj")] = rows.transpose(1, 2)
+    source = written(tmp_path / "original", own, tensors)
+    found, receipt = floats(tmp_path / "out.gguf", source, "keep" if quantized else "f32")
+    same(found, floats(tmp_path / "plain.gguf", written(tmp_path / "plain", config, stacks))[0])
+    assert {kind for key, (kind, _) in found.items() if "exps.weight" in key} == {"MXFP4" if quantized else "F32"}
+    assert receipt["second_reader"]["unread"] == ()
+    keys = [
+        {
+            key: field.contents()
+            for key, field in gguf.GGUFReader(tmp_path / f"{name}.gguf").fields.items()
+            if key.startswith("gpt-oss.")
+        }
+        for name in ("out", "plain")
+    ]
+    assert keys[0] == keys[1]
+    del own["num_experts"]
+    with pytest.raises(MissingError, match="sizes"):
+        floats(tmp_path / "no.gguf", written(tmp_path / "less", own, tensors))
+    with pytest.raises(UnexpectedTensorError):
+        floats(
+            tmp_path / "no.gguf",
+            written(tmp_path / "more", own | {"num_experts": 5}, tensors | {"block.0.x": stacks["lm_head.weight"]}),
+        )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 from float_schemes import bitnet, bitsandbytes, fp8, modelopt, mxfp4, quark
-from integer_schemes import aqlm, awq, compressed_tensors, exl2, gptq, hqq, mlx, quanto, torchao
+from integer_schemes import aqlm, awq, compressed_tensors, exl2, gptq, hqq, quanto, torchao
+from mlx_layers import mlx
 from stored_parts import Array, Named, Settings
 
 SCHEMES = {

@@ -189,13 +189,18 @@ def fp6(read: Named, settings: Settings, name: str, packed: str, scale: str, r: 
 
 
 def mxfp4(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
-    """gpt-oss: `NAME_blocks` (…, groups, 16) and `NAME_scales` (…, groups)."""
-    shape = read.shape(f"{name}_scales")
+    """gpt-oss: `NAME_blocks` (…, groups, 16) and `NAME_scales` (…, groups); OpenAI's own names have a dot there."""
+    if f"{name}_scales" not in read:
+        block, _, matrix = name.removeprefix("model.layers.").partition(".mlp.experts.")
+        name, dot = f"block.{block}.mlp.{'mlp1' if matrix == 'gate_up_proj' else 'mlp2'}_weight", "."
+    else:
+        dot = "_"
+    shape = read.shape(f"{name}{dot}scales")
     found = np.empty((len(r), len(c)), np.float32)
     for i, row in enumerate(r):
         at = tuple(slice(int(n), int(n) + 1) for n in np.unravel_index(row, shape[:-1]))
-        data = np.asarray(read(f"{name}_blocks", *at)).reshape(-1)
-        scale = np.asarray(read(f"{name}_scales", *at)).reshape(-1)
+        data = np.asarray(read(f"{name}{dot}blocks", *at)).reshape(-1)
+        scale = np.asarray(read(f"{name}{dot}scales", *at)).reshape(-1)
         code = np.where(c % 2, data[c // 2] >> 4, data[c // 2] & 15)
         found[i] = E2M1[code] * powers(scale[c // 32])
     return found

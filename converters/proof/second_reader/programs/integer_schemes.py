@@ -88,32 +88,6 @@ def _awq_fast(read: Named, base: str, groups: Array, r: Array, c: Array) -> Arra
     return levels * scale + zero
 
 
-def mlx(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
-    base = name.removesuffix(".weight")
-    own = settings.get(base)
-    settings = {**settings, **own} if isinstance(own, dict) else settings
-    mode = settings.get("mode", "affine")
-    if mode == "affine":
-        bits, size = settings["bits"], settings["group_size"]
-        words = np.asarray(read(name, cover(r)))[r - r.min()].view(np.uint32)
-        levels = bits_at(words, c * bits, bits).astype(np.float32)
-        scale, bias = (block(read, f"{base}.{end}", r, c // size).astype(np.float32) for end in ("scales", "biases"))
-        return levels * scale + bias
-    words = np.ascontiguousarray(read(name, cover(r)))[r - r.min()].view(np.uint8)
-    size = 16 if mode == "nvfp4" else 32
-    stored = block(read, f"{base}.scales", r, c // size).view(np.uint8)
-    if mode == "mxfp8":
-        return _e4m3(words[:, c]) * powers(stored)
-    levels = E2M1[np.where(c % 2, words[:, c // 2] >> 4, words[:, c // 2] & 15)]
-    return levels * (_e4m3(stored) if mode == "nvfp4" else powers(stored))
-
-
-def _e4m3(codes: Array) -> Array:
-    import ml_dtypes
-
-    return np.ascontiguousarray(codes).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-
-
 def compressed_tensors(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
     packed, scale, whole = f"{name}_packed", f"{name}_scale", f"{name}_global_scale"
     base = next((base for base in (name.removesuffix(".weight"), name) if f"{base}.compressed" in read), None)
