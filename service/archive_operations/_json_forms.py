@@ -1,6 +1,4 @@
-"""What `--json` prints of archives, where no record of its own says it; `tools/json_schemas.py` makes docs/schemas of
-these.
-"""
+"""What `--json` prints of archives, where no record of its own says it; `tools/json_schemas.py` has its schemas."""
 
 from __future__ import annotations
 
