@@ -48,7 +48,11 @@ ALWAYS_TIED = HParam(
 # transformers' class ties nothing, whatever the configuration says (`_tied_weights_keys` is empty).
 NEVER_TIED = replace(TIED, words={True: False, False: False})
 ATTENTION_BIAS = HParam("attention_bias", None, BOOL, {"hf": "attention_bias"}, required=False)
+# Of the output's, for which most loaders of llama.cpp have no place: where all are zeros, the model has none.
+OUTPUT_BIAS = HParam("output_bias", None, BOOL, {"hf": "attention_bias"}, required=False, nonzero=True)
+BIASES = (ATTENTION_BIAS, OUTPUT_BIAS)
 MLP_BIAS = HParam("mlp_bias", None, BOOL, {"hf": "mlp_bias"}, required=False)
+UNLOADED_MLP_BIAS = replace(MLP_BIAS, nonzero=True)
 SILU = HParam("activation", None, STRING, {"hf": "hidden_act"}, words={"silu": "silu", "swish": "silu"}, required=False)
 RELU_SQUARED = HParam("activation", None, STRING, {"hf": "hidden_act"}, words={"relu2": "relu_squared"}, required=False)
 _TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -164,8 +168,19 @@ def biased_output(architecture: str) -> Caveat:
     """Return the remark on a model with biases of attention, of which the loader of its architecture reads those of
     queries, keys and values only."""
     return Caveat(
-        "attention_bias == 1",
+        "output_bias == 1",
         f"llama.cpp does not load this model: {architecture} has no bias for the output of attention",
+        unsupported_by="llama.cpp",
+    )
+
+
+def few_biases(architecture: str) -> Caveat:
+    """Return the remark on a model with biases, of which the loader of its architecture reads those of queries, keys
+    and values only, and none of the feed-forward."""
+    return Caveat(
+        "output_bias == 1 or mlp_bias == 1",
+        f"llama.cpp does not load this model: {architecture} has no bias for the output of attention, nor for the "
+        "feed-forward",
         unsupported_by="llama.cpp",
     )
 

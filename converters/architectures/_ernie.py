@@ -16,7 +16,7 @@ from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import varied
 from ggferry.formats.gguf.values import ValueType
 
-BIASED = HParam("biased", None, ValueType.BOOL, {"hf": "use_bias"}, required=False,
+BIASED = HParam("biased", None, ValueType.BOOL, {"hf": "use_bias"}, required=False, nonzero=True,
                 defaults=(Default(False, "transformers' default", dialect="hf"),))
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.ALWAYS_TIED, BIASED, common.SILU)
 _BIAS = "biased == 1"

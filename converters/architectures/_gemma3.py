@@ -19,7 +19,7 @@ HPARAMS = (
     replace(common.N_HEAD, defaults=(Default(8, _HF, dialect="hf"),)),
     replace(common.N_HEAD_KV, defaults=(Default(4, _HF, dialect="hf"),)),
     common.HEAD_DIM, common.HEAD_DIM_V, common.RMS_EPS, common.ALWAYS_TIED, common.GEMMA_GELU,
-    common.GEMMA_ERF, common.ATTENTION_BIAS,
+    common.GEMMA_ERF, *common.BIASES,
     gemma.CAUSAL,
     replace(rope.BASE, defaults=(Default(1e6, _HF, dialect="hf"), *rope.BASE.defaults)),
     HParam(

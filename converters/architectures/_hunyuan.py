@@ -76,7 +76,7 @@ HPARAMS = (
     HParam("ctx_stated", None, fields=common.N_CTX.fields, required=False),
     HParam("n_ctx", "context_length", derive=context),
     *common.SIZES[2:], common.RMS_EPS, *ROPE, common.TIED, common.SILU,
-    common.ATTENTION_BIAS,
+    *common.BIASES,
 )
 
 

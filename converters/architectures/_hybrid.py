@@ -134,9 +134,9 @@ MAMBA2 = (
     *time_steps({"hf": "time_step_limit"}),
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias|use_conv_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
-    HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias|use_bias"}, words={False: False}, required=False),
 )
 MAMBA_IGNORED_KEYS = (
+    IgnoredKey("mamba_proj_bias use_bias", "there is none", (False,)),
     IgnoredKey("mamba_expand expand mamba_d_head mamba_d_ssm mamba_head_dim", "the tensors say it"),
     IgnoredKey("mamba_expand expand", "how much wider the state space is", follows="@space_expansion"),
     IgnoredKey("mamba_d_head mamba_head_dim", "the width of a head", follows="@space_head"),

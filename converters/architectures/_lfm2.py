@@ -43,6 +43,16 @@ def width(values: Values) -> int:
     return int(multiple * ((cut + multiple - 1) // multiple))
 
 
+def no_bias(values: Values) -> list[float]:
+    """exp_probs_b.bias of a mixture that chooses its experts without a bias, `(n_expert,)`: llama.cpp wants one.
+
+    Raises ValueError where the configuration does not say that there is none.
+    """
+    if values.get("expert_bias", True):
+        raise ValueError("no tensor 'feed_forward.expert_bias', and use_expert_bias is not false")
+    return [0.0] * values["n_expert"]
+
+
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_HEAD,
     hybrid.HEADS_KV_DECLARED, *hybrid.ATTENDS_DECLARED,
@@ -52,7 +62,6 @@ HPARAMS = (
             defaults=(Default(1e-5, "transformers' default", dialect="hf"),)),
     *rope.ROPE,
     HParam("n_conv", "shortconv.l_cache", fields={"hf": "conv_L_cache"}),
-    HParam("conv_bias", None, BOOL, {"hf": "conv_bias"}, words={False: False}, required=False),
     common.ALWAYS_TIED,
 )
 # Of the model that makes sound of codes every block that attends has a window (LiquidAI `detokenizer.py`).
@@ -103,6 +112,7 @@ def mixers() -> tuple[Role, ...]:
 RECIPE: Conventions = {"rope": "halves", "output_norm": "embedding", "expert_norm": True}
 IGNORED_KEYS = (
     common.UNBIASED,
+    IgnoredKey("conv_bias", "there is none", (False,)),
     IgnoredKey("block_mlp_init_scale block_out_init_scale *_use_xavier_init", "used before training only"),
     IgnoredKey("block_dim conv_dim conv_dim_out", "repeats the model's width", follows="n_embd"),
     IgnoredKey("num_heads", "repeats num_attention_heads", follows="n_head"),

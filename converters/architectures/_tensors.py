@@ -101,17 +101,17 @@ def pre_norm(attending: Sequence[Role], feeding: Sequence[Role], *, bias: Condit
     )
 
 
-BIASED = "attention_bias == 1"
+BIASED, BIASED_OUTPUT = "attention_bias == 1", "output_bias == 1"
 
 
 def biased_attention() -> tuple[Role, ...]:
-    """Return `attention` whose four matrices have biases where the configuration says so."""
-    return attention(bias=BIASED, output_bias=BIASED)
+    """Return `attention` whose four matrices have biases where the configuration says so (`_common.BIASES`)."""
+    return attention(bias=BIASED, output_bias=BIASED_OUTPUT)
 
 
-def normed_attention(*, shapes: Sequence[str] = PER_HEAD, biased: Condition = False) -> tuple[Role, ...]:
-    """Return `attention` and `qk_norm`, as Qwen 3 has them. `biased`: where the four matrices have biases."""
-    return (*attention(bias=biased, output_bias=biased), *qk_norm(shapes=shapes))
+def normed_attention(*, shapes: Sequence[str] = PER_HEAD, biased: bool = False) -> tuple[Role, ...]:
+    """Return `attention` and `qk_norm`, as Qwen 3 has them. `biased`: whether it is `biased_attention`."""
+    return (*(biased_attention() if biased else attention()), *qk_norm(shapes=shapes))
 
 
 def fused_attention(
@@ -202,12 +202,12 @@ def selection_bias(source: str, *, optional: bool = False, when: str = "") -> tu
 
 def shared_experts(
     source: str, names: Sequence[str] = ("gate_proj", "down_proj", "up_proj"), *, width: str, gate: str = "",
-    when: str = "",
+    bias: Condition = False, when: str = "",
 ) -> tuple[Role, ...]:
     """Return the experts that every token passes, `width` wide together; `gate`: the source of the one row that weighs
     them (Qwen2-MoE), which comes first."""
     weighed = tensor("ffn_gate_inp_shexp.weight", "n_embd", f"{gate}.weight", Squeeze(0), f32=True, when=when)
-    return (*((weighed,) if gate else ()), *gated(source, names, width=width, when=when, suffix="_shexp"))
+    return (*((weighed,) if gate else ()), *gated(source, names, width=width, bias=bias, when=when, suffix="_shexp"))
 
 
 def _bias(name: str, shape: str, source: str, layout: Layout, bias: Condition, when: str) -> tuple[Role, ...]:

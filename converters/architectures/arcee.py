@@ -6,11 +6,11 @@ Source: llama.cpp `src/models/arcee.cpp`, transformers `modeling_arcee.py`.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
+from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.LLAMA3_ROPE, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS,
+    *common.SIZES, common.RMS_EPS, *rope.LLAMA3_ROPE, common.TIED, *common.BIASES, common.UNLOADED_MLP_BIAS,
     common.RELU_SQUARED,
 )
 
@@ -19,15 +19,10 @@ ROLES = roles(
     rope.LLAMA3_FREQUENCIES,
     block(
         tensors.pre_norm(
-            tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+            tensors.paired_attention(bias=tensors.BIASED, output_bias=tensors.BIASED_OUTPUT),
             tensors.plain(bias="mlp_bias == 1"),
         ),
     ),
-)
-
-BIASED = Caveat(
-    "attention_bias == 1 or mlp_bias == 1", "llama.cpp does not load this model: it has no biases in arcee",
-    unsupported_by="llama.cpp",
 )
 
 SPEC = Architecture(
@@ -37,7 +32,10 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, caveats=(*rope.CAVEATS, BIASED)),
+        Dialect(
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS,
+            caveats=(*rope.CAVEATS, common.few_biases("arcee")),
+        ),
     ),
     recipe={"rope": "pairs", "ffn": "plain", "activation": "relu_squared"},
 )

@@ -18,7 +18,7 @@ PICTURES = 8196
 """llama.cpp gives the logits of tokens 4 to 8195, Chameleon's pictures, the least value there is."""
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.ROPE, common.ATTENTION_BIAS, common.MLP_BIAS,
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.BIASES, common.UNLOADED_MLP_BIAS,
     HParam("norms_behind", "swin_norm", common.BOOL, {"hf": "swin_norm"}, null=False,
            defaults=(Default(False, "transformers' default"),)),
     common.TIED, common.SILU,
@@ -28,7 +28,7 @@ ROLES = roles(
     tensors.embedding(),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+        tensors.paired_attention(bias=tensors.BIASED, output_bias=tensors.BIASED_OUTPUT),
         """
         attn_q_norm.weight f32 : n_head head_dim    | hf self_attn.q_norm.weight @pairs
         attn_k_norm.weight f32 : n_head_kv head_dim | hf self_attn.k_norm.weight @pairs
@@ -53,11 +53,7 @@ CAVEATS = (
         f"tokens 4 to {PICTURES - 1} are pictures, which llama.cpp never continues with; the file says nothing of it",
         differs_in="llama.cpp",
     ),
-    Caveat(
-        "attention_bias == 1 or mlp_bias == 1",
-        "llama.cpp does not load this model: it has no biases in chameleon",
-        unsupported_by="llama.cpp",
-    ),
+    common.few_biases("chameleon"),
     common.heads_as_wide_as_the_model("chameleon"),
 )
 

@@ -23,21 +23,16 @@ HPARAMS = (
     HParam("swa_layers", "attention.sliding_window_pattern", common.BOOL, derive=window_layers,
            implied="each (n + 1) % 4 != 0", length="n_layer"),
     HParam("rope_layers", None, common.BOOL, derive=rotated_where_windowed, length="n_layer", required=False),
-    common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
+    common.ALWAYS_TIED, *common.BIASES, common.SILU,
 )
 
 ROLES = roles(
     tensors.embedding(),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+        tensors.biased_attention(),
         tensors.gated(),
     ),
-)
-
-BIASED = Caveat(
-    "attention_bias == 1", "llama.cpp does not load this model: cohere2 has no bias for the output of attention",
-    unsupported_by="llama.cpp",
 )
 
 UNSCALED = Caveat(
@@ -49,7 +44,7 @@ UNSCALED = Caveat(
 HF = Dialect(
     "hf",
     drops=common.DROPS,
-    caveats=(*rope.CAVEATS, BIASED, common.NO_WINDOW, common.UNTIED),
+    caveats=(*rope.CAVEATS, common.biased_output("cohere2"), common.NO_WINDOW, common.UNTIED),
     ignored_keys=cohere.IGNORED_KEYS,
 )
 

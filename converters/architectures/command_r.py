@@ -23,14 +23,14 @@ HPARAMS = (
            defaults=(Default(0.0625, "transformers' default", dialect="hf"),)),
     HParam("qk_norms", None, ValueType.BOOL, {"hf": "use_qk_norm"}, required=False,
            defaults=(Default(False, "transformers' default", dialect="hf"),)),
-    common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
+    common.ALWAYS_TIED, *common.BIASES, common.SILU,
 )
 
 ROLES = roles(
     tensors.embedding(),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+        tensors.biased_attention(),
         tensors.qk_norm(shapes=tensors.EACH_HEAD, when="qk_norms == 1"),
         tensors.gated(),
     ),
@@ -48,7 +48,7 @@ UNNORMED = Caveat(
     unsupported_by="llama.cpp",
 )
 BIASED = Caveat(
-    "attention_bias == 1", "a bias of the attention's output: llama.cpp's command-r has none",
+    "output_bias == 1", "a bias of the attention's output: llama.cpp's command-r has none",
     unsupported_by="llama.cpp"
 )
 

@@ -38,12 +38,14 @@ HPARAMS = (
 SPARSE = "n_dense <= n and (n + 1) % sparse_step == 0"
 ROLES = roles(
     tensors.embedding(),
+    "output.bias when=biased == 1 : n_vocab | hf lm_head.bias",
     block(
         ernie.attention(),
         ernie.gated(when="n < n_dense or (n + 1) % sparse_step != 0"),
         tensors.experts(when=SPARSE),
         f"exp_probs_b.bias f32 when={SPARSE} : 1 n_expert | hf mlp.moe_statics.e_score_correction_bias",
-        tensors.shared_experts("mlp.shared_experts.", width="n_ff_shexp", when=f"{SPARSE} and n_shared > 0"),
+        tensors.shared_experts("mlp.shared_experts.", width="n_ff_shexp", bias="biased == 1",
+                               when=f"{SPARSE} and n_shared > 0"),
     ),
 )
 

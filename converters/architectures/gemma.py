@@ -22,7 +22,7 @@ SPEC = Architecture(
     name="gemma", runtimes=("llama.cpp",),
     display_name="Gemma",
     hf_classes=("GemmaForCausalLM",),
-    hparams=(*gemma.SIZES, *rope.ROPE, common.ATTENTION_BIAS),
+    hparams=(*gemma.SIZES, *rope.ROPE, *common.BIASES),
     roles=ROLES,
     dialects=(
         Dialect(

@@ -14,7 +14,7 @@ from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
-    *gemma.SIZES, common.GEMMA_ERF, *rope.ROPE, common.ATTENTION_BIAS,
+    *gemma.SIZES, common.GEMMA_ERF, *rope.ROPE, *common.BIASES,
     HParam("attn_softcap", "attn_logit_softcapping", gemma.F32, {"hf": "attn_logit_softcapping"}, null=0.0,
            unrepresentable=0.0, defaults=(Default(50.0, "transformers' and llama.cpp's default"),)),
     HParam("final_softcap", "final_logit_softcapping", gemma.F32, {"hf": "final_logit_softcapping"}, null=0.0,

@@ -51,7 +51,7 @@ ROLES = roles(
             bias="attention_bias == 1", output_bias="attention_bias == 1",
         ),
         tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.gated("feed_forward.", when="n_expert == 0"),
+        tensors.gated("feed_forward.", when="n_expert == 0", bias="mlp_bias == 1"),
     ),
 )
 MIXTURE = block(granite.experts(), granite.fused_gated("n_ff_shexp", "_shexp"), when="n_expert > 0")

@@ -29,7 +29,7 @@ HPARAMS = (
     *routed.NO_GROUPS,
     replace(routed.SCALE, fields={"hf": "router_scaling_factor"}, defaults=(Default(2.826, _HF, dialect="hf"),)),
     replace(routed.NORM, fields={"hf": "route_norm"}, words={True: True}),
-    replace(routed.SIGMOID, fields={}), common.TIED, common.SILU,
+    replace(routed.SIGMOID, fields={}), common.TIED, *common.BIASES, common.SILU,
 )
 
 SPARSE = "sparse == 1"
@@ -37,7 +37,7 @@ ROLES = roles(
     tensors.embedding(),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(),
+        tensors.biased_attention(),
         tensors.qk_norm(),
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         tensors.gated(when="sparse == 0"),
@@ -58,7 +58,7 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(nextn.DROP, *common.DROPS),
-            caveats=rope.CAVEATS,
+            caveats=(*rope.CAVEATS, common.biased_output("hy_v3")),
             renames=(("model.layers.{n}.final_layernorm.", "model.layers.{n}.shared_head.norm."),),
             ignored_keys=(
                 common.UNBIASED,

@@ -36,7 +36,6 @@ HPARAMS = (
     HParam("sparse", None, BOOL, length="n_layer", required=False, derive=hybrid.sparse_layers),
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
-    HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias"}, words={False: False}, required=False),
     common.TIED, common.SILU,
 )
 

@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _kimi as kimi
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._latent import low_rank
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -30,7 +30,7 @@ HPARAMS = (
            defaults=(Default(0, "none is shared"),)),
     HParam("expert_groups", None, fields={"hf": "num_expert_group|n_group"}, words={1: 1}, required=False),
     HParam("expert_groups_used", None, fields={"hf": "topk_group"}, words={1: 1}, required=False),
-    HParam("expert_normed", None, BOOL, {"hf": "moe_renormalize|norm_topk_prob"}, words={True: True}, required=False),
+    HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "moe_renormalize|norm_topk_prob"}, absent=True),
     HParam("expert_gating", "expert_gating_func", fields={"hf": "moe_router_activation_func"}, words={"sigmoid": 2},
            defaults=(Default(2, "Kimi scores experts by sigmoid"),)),
     HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, unrepresentable=0.0,
@@ -60,6 +60,11 @@ ROLES = roles(
     ),
 )
 
+NOT_NORMED = Caveat(
+    "expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one in "
+    "kimi-linear", unsupported_by="llama.cpp",
+)
+
 SPEC = Architecture(
     name="kimi-linear", runtimes=("llama.cpp",),
     display_name="Kimi Linear",
@@ -87,4 +92,5 @@ SPEC = Architecture(
         ),
     ),
     recipe={"attention": "latent", "rope": "none", "expert_norm": True, "decay": "rate"},
+    caveats=(NOT_NORMED,),
 )

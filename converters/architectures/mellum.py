@@ -25,12 +25,12 @@ HPARAMS = (
            required=False),
     HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=True,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
-    common.TIED, common.SILU,
+    common.TIED, *common.BIASES, common.SILU,
 )
 
 ROLES = roles(
     tensors.embedding(),
-    block(tensors.pre_norm(tensors.normed_attention(), tensors.experts())),
+    block(tensors.pre_norm(tensors.normed_attention(biased=True), tensors.experts())),
 )
 
 CAVEATS = (
@@ -57,7 +57,7 @@ SPEC = Architecture(
                 Drop("*mtp*", "predicts further tokens for speculative decoding: no part of the decoder"),
                 *common.DROPS,
             ),
-            caveats=(*rope.CAVEATS, common.own_output("mellum")),
+            caveats=(*rope.CAVEATS, common.own_output("mellum"), common.biased_output("mellum")),
             ignored_keys=(
                 common.UNBIASED,
                 IgnoredKey("mtp_* num_mtp_layers num_nextn_predict_layers", "of what predicts further tokens"),

@@ -16,13 +16,13 @@ HPARAMS = (
     HParam("eps", "attention.layer_norm_epsilon", ValueType.FLOAT32),
     *rope.ROPE,
     HParam("clamp_kqv", "attention.clamp_kqv", ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unrepresentable=0.0),
-    common.TIED, common.SILU,
+    common.TIED, *common.BIASES, common.SILU,
 )
 
 ROLES = roles(
     tensors.embedding(last_norm=""),
     block(
-        tensors.paired_attention(),
+        tensors.paired_attention(bias=tensors.BIASED, output_bias=tensors.BIASED_OUTPUT),
         tensors.gated(),
     ),
 )
@@ -39,7 +39,7 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
-            caveats=rope.CAVEATS,
+            caveats=(*rope.CAVEATS, common.biased_output("olmo")),
             fixed={"eps": 1e-5},
             ignored_keys=(common.UNBIASED,),
         ),

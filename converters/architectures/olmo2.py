@@ -26,12 +26,12 @@ WINDOWS = (
     HParam("rope_kind_swa", None, ValueType.STRING, {"hf": f"{_SWA}.rope_type"}, words={"default": "default"},
            required=False),
 )
-HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, *WINDOWS, common.TIED, common.SILU)
+HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, *WINDOWS, common.TIED, *common.BIASES, common.SILU)
 
 ROLES = roles(
     tensors.embedding(),
     block(
-        tensors.attention(),
+        tensors.biased_attention(),
         tensors.qk_norm(shapes=tensors.FULL_WIDTH),
         tensors.norm("post_attention_norm", "post_attention_layernorm"),
         tensors.norm("post_ffw_norm", "post_feedforward_layernorm"),
@@ -55,8 +55,9 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         Dialect(
-            "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.own_output("olmo2")),
-            ignored_keys=(common.UNBIASED,)
+            "hf", drops=common.DROPS,
+            caveats=(*rope.CAVEATS, common.own_output("olmo2"), common.biased_output("olmo2")),
+            ignored_keys=(common.UNBIASED,),
         ),
     ),
     recipe={"rope": "halves", "pre_norm": False, "qk_norm": "full"},

@@ -15,12 +15,14 @@ HPARAMS = (
     HParam("expert_norm", "expert_weights_norm", ValueType.BOOL, {"hf": "norm_topk_prob"}, absent=False),
     # transformers clamps what is normed, GGUF's readers what is not.
     HParam("clamp", None, ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unrepresentable=0.0, check="clamp == 0"),
-    common.TIED, common.SILU,
+    common.TIED, *common.BIASES, common.SILU,
 )
 
 ROLES = roles(
     tensors.embedding(),
-    block(tensors.pre_norm(tensors.normed_attention(shapes=tensors.FULL_WIDTH), tensors.experts(width="n_ff"))),
+    block(tensors.pre_norm(
+        tensors.normed_attention(shapes=tensors.FULL_WIDTH, biased=True), tensors.experts(width="n_ff"),
+    )),
 )
 
 CAVEATS = (
@@ -39,8 +41,9 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         Dialect(
-            "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, common.own_output("olmoe")),
-            ignored_keys=(common.UNBIASED,)
+            "hf", drops=common.DROPS,
+            caveats=(*rope.CAVEATS, common.own_output("olmoe"), common.biased_output("olmoe")),
+            ignored_keys=(common.UNBIASED,),
         ),
     ),
     recipe={"rope": "halves", "qk_norm": "full"},

@@ -18,12 +18,12 @@ HPARAMS = (
         "expert_norm", "expert_weights_norm", ValueType.BOOL, {"hf": "norm_topk_prob"}, absent=True,
         defaults=(Default(False, "transformers' default", dialect="hf"),),
     ),
-    *common.ALL_SPARSE, common.TIED, common.SILU, common.ATTENTION_BIAS,
+    *common.ALL_SPARSE, common.TIED, common.SILU, *common.BIASES,
 )
 
 ROLES = roles(
     tensors.embedding(),
-    block(tensors.pre_norm(tensors.normed_attention(biased=tensors.BIASED), tensors.experts())),
+    block(tensors.pre_norm(tensors.normed_attention(biased=True), tensors.experts())),
 )
 
 NOT_NORMED = Caveat(

@@ -17,7 +17,7 @@ from ggferry.converters.schema.roles import block, roles, varied
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_QWEN3_AXES, *half.DEEPSTACK, common.N_EXPERT, common.N_EXPERT_USED,
     common.N_FF_EXP,
-    *common.ALL_SPARSE, common.TIED, common.SILU, common.ATTENTION_BIAS,
+    *common.ALL_SPARSE, common.TIED, common.SILU, *common.BIASES,
 )
 
 GATE = Pick("n_expert", 0, "n_ff_exp", stacked=True)

@@ -27,14 +27,14 @@ ROTATED = (
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, *ROTATED, *common.QWEN_WINDOWS[:-1],
     replace(common.QWEN_WINDOWS[-1], derive=windows), common.TIED,
-    common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
+    *common.BIASES, common.UNLOADED_MLP_BIAS, common.SILU,
 )
 
 ROLES = roles(
     tensors.embedding(),
     block(
         tensors.pre_norm(
-            tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+            tensors.paired_attention(bias=tensors.BIASED, output_bias=tensors.BIASED_OUTPUT),
             tensors.gated(bias="mlp_bias == 1"),
         ),
     ),
@@ -46,9 +46,6 @@ ODD = Caveat(
     "blocks of this model contradict",
     unsupported_by="llama.cpp",
 )
-BIASED = Caveat(
-    "attention_bias == 1 or mlp_bias == 1", "llama.cpp has no biases in smollm3", unsupported_by="llama.cpp",
-)
 
 SPEC = Architecture(
     name="smollm3", runtimes=("llama.cpp",),
@@ -58,7 +55,8 @@ SPEC = Architecture(
     roles=ROLES,
     dialects=(
         Dialect(
-            "hf", conventions={"rope": "halves"}, drops=common.DROPS, caveats=(*rope.CAVEATS, common.WINDOW, BIASED)
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS,
+            caveats=(*rope.CAVEATS, common.WINDOW, common.few_biases("smollm3")),
         ),
     ),
     recipe={"rope": "pairs"},

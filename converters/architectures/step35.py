@@ -72,7 +72,7 @@ HPARAMS = (
     replace(limits.of_experts(step.limits("limits_stated")), length="n_blocks"),
     *step.listed("shared_limits_stated", "swiglu_limits_shared", F32, null=0.0),
     replace(limits.of_shared(step.limits("shared_limits_stated")), length="n_blocks"),
-    common.TIED, common.SILU,
+    common.TIED, *common.BIASES, common.SILU,
 )
 
 SPARSE = "n_dense <= n and n < n_layer"
@@ -81,7 +81,7 @@ ROLES = roles(
     "rope_freqs.weight f32 optional : head_dim/2 | hf =factors",
     block(
         tensors.norm("attn_norm", "input_layernorm", layout=ADD_ONE),
-        tensors.attention(),
+        tensors.biased_attention(),
         tensors.qk_norm(layout=ADD_ONE),
         tensors.linear("attn_gate", "n_head n_embd", "self_attn.g_proj"),
         tensors.norm("ffn_norm", "post_attention_layernorm", layout=ADD_ONE),
@@ -110,7 +110,7 @@ HF = Dialect(
         nextn.DROP, *common.DROPS,
         *half.drop_vision("vision_model.*", "vit_large_projector.*", "model.vision_model.*"),
     ),
-    caveats=rope.CAVEATS,
+    caveats=(*rope.CAVEATS, common.biased_output("step35")),
     ignored_keys=(
         common.UNBIASED,
         routed.NEXT_COUNT,

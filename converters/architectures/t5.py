@@ -15,7 +15,8 @@ HPARAMS = (
            defaults=(Default(0, "T5 starts with its padding token, 0"),), check="decoder_start < n_vocab"),
     HParam("tied", None, common.BOOL, {"hf": "tie_word_embeddings"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
-    HParam("scale_stated", None, common.BOOL, {"hf": "scale_decoder_outputs"}, required=False, absent="nowhere"),
+    HParam("scale_stated", None, common.BOOL, {"hf": "scale_decoder_outputs"}, required=False, null=False,
+           absent="nowhere"),
     HParam("logit_scale", "logit_scale", common.F32, derive=t5.t5_scale, required=False),
 )
 

@@ -15,10 +15,18 @@ from typing import Any
 
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.hparams import Known, Param, Solver, absents, bound_shape, implied, is_size
-from ggferry.converters.model_graph.tensor_roles import Slot, assign, check_conditions, disown, slots
+from ggferry.converters.model_graph.tensor_roles import (
+    Slot,
+    assign,
+    check_conditions,
+    denied_zeros,
+    disown,
+    slots,
+    unneeded_zeros,
+)
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Role
 from ggferry.converters.schema.derivations import TensorFunction, rule_name
-from ggferry.converters.schema.expressions import evaluate, holds
+from ggferry.converters.schema.expressions import evaluate, holds, verdict
 from ggferry.converters.schema.layouts import Layout, Shape
 from ggferry.converters.schema.validate import validate
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
@@ -211,7 +219,15 @@ def bind(
     assigned, dropped = assign(checkpoint, architecture, speech, solver.early)
     found = slots(checkpoint, architecture, speech, assigned) if tensors else []
     found, disowned = disown(found, solver.denied)
+    if speech.source != "gguf":
+        flags = [param.name for param in architecture.hparams if param.nonzero]
+        found, zeros, denied = unneeded_zeros(checkpoint, found, flags)
+        disowned += zeros
+        solver.deny(denied)
     hparams = solver.run(found)
+    if speech.source != "gguf":
+        found, zeros = denied_zeros(checkpoint, found, solver.complete)
+        disowned += zeros
     check_conditions(checkpoint, found, solver.complete, solver.unsaid)
     checkpoint, nodes = _nodes(checkpoint, found, solver.complete)
     if tensors:
@@ -235,7 +251,7 @@ def _nodes(
     sizes = {name: value for name, value in values.items() if is_size(value)}
     source, nodes = Computed(), []
     for slot in found:
-        if slot.origin.computed:
+        if slot.origin.computed and verdict(slot.role.when, {**values, "n": slot.n}) is not False:
             slot = replace(slot, refs=_compute(checkpoint, slot, slot.origin.computed, values, source))
         if slot.refs:
             layout, shape = bound_shape(checkpoint, slot, sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -145,6 +145,11 @@ class Solver:
                     found = derive(param.derive, early)
                     early |= {} if found is None else {param.name: found}
         return early
+
+    def deny(self, flags: Collection[str]) -> None:
+        """Record that flags of biases are false, as the biases are zeros and dropped."""
+        for name in flags:
+            self._learn(name, Param(False, "its biases are zeros"))
 
     def _learn(self, name: str, param: Param) -> None:
         """Record a value. Sizes are kept apart because shapes ask for them a thousand times in a model."""

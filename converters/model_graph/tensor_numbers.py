@@ -1,4 +1,5 @@
-"""Numbers that a checkpoint keeps in tensors, one in each block or one of all, and GGUF keeps in a key."""
+"""What is read of tensors before the run: numbers, one in each block or one of all, which GGUF keeps in a key, and
+biases that may be all zeros."""
 
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ from ggferry.formats.errors import ShapeError
 from ggferry.formats.tensor_read import read_rows
 from ggferry.quant.codec import codec
 from ggferry.quant.endian import swap
+
+LONGEST_BIAS = 1 << 20
+"""Numbers of a bias; no model is that wide."""
 
 
 def numbers(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[float, ...] | float, str] | None:
@@ -35,3 +39,11 @@ def _number(checkpoint: Checkpoint, ref: TensorRef) -> float:
         raise ShapeError(f"tensor {ref.name!r}", path=checkpoint.path, found=ref.shape, expected="one number")
     row = read_rows(checkpoint, ref, 0, 1)
     return float(codec(ref.type.name).decode(swap(ref.type, row) if ref.big_endian else row, 1).flat[0])
+
+
+def is_zero(checkpoint: Checkpoint, ref: TensorRef) -> bool:
+    """Return whether a bias is read as zeros alone, of either sign; False for one that is no vector of floats."""
+    if len(ref.shape) != 1 or not 0 < ref.elements <= LONGEST_BIAS or ref.type.name not in ("F32", "F16", "BF16"):
+        return False
+    row = read_rows(checkpoint, ref, 0, 1)
+    return not codec(ref.type.name).decode(swap(ref.type, row) if ref.big_endian else row, ref.columns).any()

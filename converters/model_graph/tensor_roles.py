@@ -10,12 +10,19 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from ggferry.converters.model_graph.tensor_numbers import is_zero
 from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, From, Role
 from ggferry.converters.schema.expressions import holds, verdict
 from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.checkpoint_folder.modules import DENSE
-from ggferry.formats.errors import DuplicateError, MissingError, OutOfRangeError, UnexpectedTensorError
+from ggferry.formats.errors import (
+    DuplicateError,
+    MissingError,
+    OutOfRangeError,
+    UnexpectedTensorError,
+    UnsupportedError,
+)
 from ggferry.formats.limits import MAX_LAYERS
 from ggferry.support.records import dataclass
 
@@ -106,12 +113,7 @@ def assign(
         if drop:
             dropped.append((ref, drop))
         elif not places:
-            raise UnexpectedTensorError(
-                f"tensor has no role in a {architecture.name} model",
-                path=checkpoint.path,
-                offset=ref.spans[0].offset if ref.spans else None,
-                found=ref.name,
-            )
+            dropped.append((ref, _of_zeros(checkpoint, ref, name, architecture, index)))
         for key, place in places:
             if place in found[key]:
                 raise DuplicateError(
@@ -122,6 +124,31 @@ def assign(
     patterns = {name: origin.patterns for name, origin in origins.items() if origin is not None}
     assigned = {(name, n): _in_order(checkpoint, patterns[name], n, places) for (name, n), places in found.items()}
     return assigned, [_explained(ref, drop, assigned) for ref, drop in dropped]
+
+
+def _of_zeros(
+    checkpoint: Checkpoint, ref: TensorRef, name: str, architecture: Architecture, index: Mapping[str, list[_Matcher]]
+) -> Drop:
+    """Return why a tensor without a role is dropped: it is a bias of zeros.
+
+    Raises UnsupportedError for another bias of a matrix that has a role, UnexpectedTensorError for any other tensor.
+    """
+    matrix = f"{name.removesuffix('bias')}weight" if name.endswith(".bias") else ""
+    role = next((role for role, _, _ in _named(matrix, index)), None) if matrix else None
+    if role is not None and is_zero(checkpoint, ref):
+        return replace(ZEROS, pattern=name)
+    offset = ref.spans[0].offset if ref.spans else None
+    if role is None or checkpoint.container == "gguf":
+        raise UnexpectedTensorError(
+            f"tensor has no role in a {architecture.name} model", path=checkpoint.path, offset=offset, found=ref.name
+        )
+    raise UnsupportedError(
+        f"a bias that is not all zeros, of {role.name}: GGUF's {architecture.name} has no place for it",
+        path=checkpoint.path,
+        offset=offset,
+        found=ref.name,
+        hint="no runtime would add it",
+    )
 
 
 def any_of_role(role: str, checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect) -> bool:
@@ -247,6 +274,10 @@ def _drops(architecture: Architecture, dialect: Dialect) -> tuple[Drop, ...]:
     return dialect.drops if able else (*dialect.drops, BEHIND_POOLING)
 
 
+ZEROS = Drop("*.bias", "a bias of zeros, which were read: adding it changes nothing", follows=True)
+"""Of biases that GGUF has no place for, or that llama.cpp would not load."""
+
+
 def _dropped(name: str, drops: Sequence[Drop], values: Mapping[str, Any], early: bool) -> Drop | None:
     for drop in drops:
         if bool(drop.when) == early and (match := _drop_regex(drop.pattern).fullmatch(name)):
@@ -337,6 +368,49 @@ def disown(found: Sequence[Slot], denied: Mapping[str, str]) -> tuple[list[Slot]
             reason = f"{where} is false: a bias that transformers' class does not have, and leaves out"
             dropped += [Dropped(ref, reason) for ref in slot.refs]
     return kept, dropped
+
+
+def unneeded_zeros(
+    checkpoint: Checkpoint, found: Sequence[Slot], flags: Collection[str]
+) -> tuple[list[Slot], list[Dropped], set[str]]:
+    """Return the slots without the biases of flags all of whose biases are zeros, these as dropped, and such flags.
+
+    Args:
+        checkpoint: The model, of which these biases are read.
+        found: All slots.
+        flags: Names of flags of biases that llama.cpp has no place for (`HParam.nonzero`).
+    """
+    own = {flag: [slot for slot in found if slot.refs and _is_bias_of(slot.role, flag)] for flag in flags}
+    zeros = {flag for flag, biases in own.items() if biases and all(_zeros(checkpoint, slot) for slot in biases)}
+    return *_without(found, {slot.name for flag in zeros for slot in own[flag]}), zeros
+
+
+def denied_zeros(
+    checkpoint: Checkpoint, found: Sequence[Slot], values: Mapping[str, Any]
+) -> tuple[list[Slot], list[Dropped]]:
+    """Return the slots without biases of zeros that a model with these hparams does not have, and these as dropped."""
+    denied = (
+        slot
+        for slot in found
+        if slot.refs
+        and slot.role.when
+        and slot.role.name.endswith(".bias")
+        and verdict(slot.role.when, values if slot.n is None else {**values, "n": slot.n}) is False
+    )
+    return _without(found, {slot.name for slot in denied if _zeros(checkpoint, slot)})
+
+
+def _is_bias_of(role: Role, flag: str) -> bool:
+    return role.name.endswith(".bias") and flag in _FLAG.findall(role.when)
+
+
+def _without(found: Sequence[Slot], names: Collection[str]) -> tuple[list[Slot], list[Dropped]]:
+    kept = [replace(slot, refs=()) if slot.name in names else slot for slot in found]
+    return kept, [Dropped(ref, ZEROS.reason, follows=True) for slot in found if slot.name in names for ref in slot.refs]
+
+
+def _zeros(checkpoint: Checkpoint, slot: Slot) -> bool:
+    return all(is_zero(checkpoint, ref) for ref in slot.refs)
 
 
 def check_conditions(

@@ -96,18 +96,21 @@ EXPLAINED = (
     Explained("unread", "olmoe", "*.expert_weights_norm", "never in llama.cpp", "sum to one in olmoe"),
     Explained("unread", "afmoe", "*.embedding_scale", "fixed in llama.cpp", "embeddings by the root of their width"),
     Explained("unread", "cohere2moe", "*.attention.rope_pattern", "fixed in llama.cpp", "it turns queries and keys in"),
-    Explained("unread", "mellum", "*.expert_weights_norm", "always in llama.cpp", "sum to one in mellum"),
+    *(
+        Explained("unread", name, "*.expert_weights_norm", "always in llama.cpp", f"sum to one in {name}")
+        for name in ("kimi-linear", "lfm2moe", "mellum")
+    ),
     Explained("unread", "mimo2", "*.expert_gating_func", "always sigmoid in llama.cpp"),
     Explained("unread", "mimo2", "*.expert_weights_norm", "always in llama.cpp", "sum to one in mimo2"),
     Explained("unread", "mimo2", "*.expert_weights_scale", "fixed at 1", "does not multiply the weights of experts"),
     Explained("unread", "step35", "*.leading_dense_block_count", "llama.cpp sees it by the tensors"),
     Explained("missing tensor", "minimax-m3 step35", "output.weight", "a tied model", "the output matrix is the token"),
     Explained("unread", "deepseek2-ocr", "*.attention.sliding_window", "no window", "llama.cpp lets it see all"),
-    Explained("unread tensor", "chameleon", "*.bias", "llama.cpp has none", "it has no biases in chameleon"),
+    Explained("unread tensor", "chameleon", "*.bias", "llama.cpp has not all", "chameleon has no bias for"),
     Explained(
         "unread tensor",
-        "cohere2 gemma gemma2 gemma3 gemma-embedding hunyuan-dense hunyuan-moe hunyuan_vl qwen3 qwen3moe qwen3vl"
-        " qwen3vlmoe",
+        "cohere2 gemma gemma2 gemma3 gemma-embedding hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 mellum olmo olmo2 olmoe"
+        " qwen3 qwen3moe qwen3vl qwen3vlmoe step35",
         "blk.{n}.attn_output.bias", "llama.cpp has none", "the output of attention",
     ),
     Explained(
@@ -160,7 +163,7 @@ EXPLAINED = (
     ),
     Explained(
         "unread tensor", "smollm3", "blk.{n}.attn_output.bias blk.{n}.ffn_*.bias", "llama.cpp's has none",
-        "no biases in smollm3",
+        "smollm3 has no bias for",
     ),
     Explained("unread", "lfm2moe", "*.expert_weights_scale", "fixed at 1", "written, but llama.cpp does not do so"),
     Explained("unread", "glm-dsa", "*.rope.scaling.yarn_log_multiplier", "unknown there", "yarn's multiplier"),

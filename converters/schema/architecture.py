@@ -81,6 +81,8 @@ class HParam(Written):
         flat: Whether the source states a list of lists, whose items then stand one behind another.
         repeated: Whether the source may state a list of pairs: items, and how many times they stand one behind another.
         least: The least whole number it may be.
+        nonzero: Whether it is a flag of biases that llama.cpp has no place for: false where all of them are zeros,
+            which are dropped.
     """
 
     name: str
@@ -106,6 +108,7 @@ class HParam(Written):
     flat: bool = False
     repeated: bool = False
     least: int = 0
+    nonzero: bool = False
 
     def key_of(self, architecture: str) -> str:
         """Return the whole key in a GGUF file of that architecture."""

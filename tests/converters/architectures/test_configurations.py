@@ -215,8 +215,8 @@ def test_the_default_proof_takes_keys_that_the_class_does_not_read(
 
 
 BIASED = (
-    "gemma", "gemma2", "gemma3", "hunyuan dense", "hunyuan moe", "hunyuan vl", "qwen3", "qwen3moe", "qwen3vl",
-    "qwen3vlmoe",
+    "arcee", "gemma", "gemma2", "gemma3", "hunyuan dense", "hunyuan moe", "hunyuan vl", "hy_v3", "mellum", "olmo",
+    "olmo2", "olmo3", "olmoe", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "smollm3", "step35",
 )
 """Models whose matrices of attention have biases where the configuration says so, and in no published one."""
 MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -233,6 +233,11 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no biases": ("opt", {"enable_bias": False}, {}),
     **{f"a convolution without biases: {name}": (name, {key: False}, {})
        for name, key in (("mamba", "use_conv_bias"), ("mamba2", "use_conv_bias"), ("jamba", "mamba_conv_bias"))},
+    "biases of a mixture's output, and of what all tokens pass": ("ernie4_5_moe", {"use_bias": True}, {}),
+    "biases of the feed-forward": ("bamba", {"mlp_bias": True}, {}),
+    "weights of experts as they come": ("kimi linear", {"moe_renormalize": False}, {}),
+    "weights of experts as they come, LFM2": ("lfm2moe", {"norm_topk_prob": False}, {}),
+    "experts chosen without a bias": ("lfm2moe", {"use_expert_bias": False}, {}),
     "a bias of a tied output": ("phimoe", {"tie_word_embeddings": True}, {}),
     **{f"biases of attention: {name}": (name, {"attention_bias": True}, {}) for name in BIASED},
     "gelu": ("phi2", {"hidden_act": "gelu"}, {}),
@@ -253,6 +258,66 @@ def test_a_model_of_another_shape_is_what_transformers_loads(case: str, tmp_path
     name, built, changes = MADE[case]
     expected = changed(name, tmp_path / "hf", built, **changes)
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+def zeroed(folder: Path, part: str) -> list[str]:
+    """Make zeros of the biases whose names hold `part`; return these names."""
+    tensors = load_file(folder / "model.safetensors")
+    names = [name for name in tensors if name.endswith(".bias") and part in name]
+    save_file({name: 0 * x if name in names else x for name, x in tensors.items()}, folder / "model.safetensors",
+              {"format": "pt"})
+    return names
+
+
+ZEROS = (
+    *((name, "attention_bias", "") for name in ("deepseek v3", "kimi linear", "minicpm3", "mistral4", "youtu")),
+    *((name, "attention_bias", "o_proj") for name in ("arcee", "cohere2", "command-r", "olmo", "olmo2", "qwen3")),
+    *((name, "mlp_bias", "") for name in ("arcee", "minicpm3", "smollm3")),
+    ("step35", "mlp_bias", "model.layers."),
+    ("bamba", "mamba_proj_bias", "mamba."), ("nemotron-h", "use_bias", "mixer."), ("lfm2", "conv_bias", "conv."),
+    ("ernie4_5_moe", "use_bias", ""),
+)
+"""Models of biases that llama.cpp has no place for: (name, key, part of their names)."""
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("name", "key", "part"), ZEROS)
+def test_biases_of_zeros_that_have_no_place_are_left_out(name: str, key: str, part: str, tmp_path: Path) -> None:
+    make(name, tmp_path / "hf", **{key: True})
+    zeros = [each for each in zeroed(tmp_path / "hf", part) if "conv1d" not in each]
+    expected = loaded(name, tmp_path / "hf")
+    graph = understand(open_checkpoint(str(tmp_path / "hf")))
+    gone = {drop.ref.name: drop for drop in graph.dropped}
+    assert zeros and all("zeros" in gone[each].reason and not gone[each].loses for each in zeros)
+    assert not any("no bias for" in note or "no biases" in note for note in graph.notes)
+    check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+def test_what_all_of_a_bias_is_zero_but_one_number_is_not_left_out(tmp_path: Path) -> None:
+    make("mistral4", tmp_path, attention_bias=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    zeros = {name: 0 * x if name.endswith(".bias") else x for name, x in tensors.items()}
+    zeros["model.layers.1.self_attn.o_proj.bias"][-1] = 1e-30
+    save_file(zeros, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedError, match=r"attn_output\.weight: GGUF's mistral4 has no place"):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["arcee", "hy_v3", "olmo", "olmo2", "olmoe", "smollm3"])
+def test_llama_cpp_adds_the_biases_that_are_left(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path / "hf", attention_bias=True)
+    zeroed(tmp_path / "hf", "o_proj")
+    graph = understand(open_checkpoint(str(tmp_path / "hf")))
+    assert graph.runtimes == ("llama.cpp",) and "blk.0.attn_q.bias" in graph.by_name
+    assert alike(write(graph, tmp_path / "x.gguf"), TOKENS) == "alike"
+
+
+def test_no_bias_of_experts_is_taken_for_none_where_the_configuration_does_not_say_so(tmp_path: Path) -> None:
+    make("lfm2moe", tmp_path, use_expert_bias=False)
+    edit(tmp_path, use_expert_bias=GONE)
+    with pytest.raises(InconsistentError, match=r"no tensor 'feed_forward\.expert_bias'"):
+        understand(open_checkpoint(str(tmp_path)))
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
