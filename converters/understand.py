@@ -286,11 +286,13 @@ def _has_shape(checkpoint: Checkpoint, shape: tuple[int, ...], axes: tuple[str, 
 def _by_marks(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     """Return the architecture and dialect whose marks are all names of tensors, where no configuration names a class.
 
-    Raises MissingError where there is none.
+    Marks of what Hugging Face's configurations describe tell the forms of one class apart, and not one class from
+    another: only a container of the dialect's own name says by itself which it is. Raises MissingError where there is
+    none.
     """
     for spec in architectures().values():
         dialect = _marked(checkpoint, spec)
-        if dialect is not None:
+        if dialect is not None and (spec.dialect(dialect).source != "hf" or dialect == checkpoint.container):
             return spec, dialect
     return _by_class(checkpoint)
 

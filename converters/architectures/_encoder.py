@@ -22,8 +22,9 @@ ALL_HEADS = (
 WHOLE_HEADS_TURN = HParam("n_rot", "rope.dimension_count", implied="n_embd / n_head", check="n_rot % 2 == 0")
 BOTH_SIDES = HParam("causal", "attention.causal", common.BOOL, absent=True)
 NO_SCALING = HParam("rope_scaling", "rope.scaling.type", common.STRING, absent="")
-NO_BIASES = tuple(
-    HParam(name, None, common.BOOL, {"hf": name}, words={False: False}, required=False)
+# A tensor of one would be refused, unless it is zeros.
+ZERO_BIASES = tuple(
+    HParam(name, None, common.BOOL, {"hf": name}, required=False, nonzero=True)
     for name in ("attention_bias", "mlp_bias", "norm_bias")
 )
 CLASSIFIER_POOLING = HParam(
@@ -32,14 +33,26 @@ CLASSIFIER_POOLING = HParam(
 )
 
 
+_ACTIVATIONS = {"gelu": "gelu", "silu": "silu", "swish": "silu", "tanh": "tanh"}
+"""Words of configurations → those that llama.cpp reads (llm_act_from_string)."""
+
+
+def classifier_activation(values: Values) -> str:
+    """classifier.activation. Raises ValueError for a classifier of another one; an encoder alone may state any."""
+    declared = values["activation_stated"]
+    if declared not in _ACTIVATIONS and values.get("classifies"):
+        raise ValueError(f"classifier_activation is {declared}: llama.cpp knows {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[declared]  # a KeyError says that there is none
+
+
 def period(values: Values) -> int:
     """attention.sliding_window_pattern: what `layer_types` show, which transformers alone reads where they are listed;
     else as declared.
     """
     declared, listed = int(values["period_declared"]), values.get("layer_windows")
-    if listed is None or declared < 1:
+    if listed is None:
         return declared
-    periods = (declared, *range(1, len(listed) + 1))
+    periods = (max(declared, 1), *range(1, len(listed) + 1))
     return next((each for each in periods if tuple(listed) == _one_in(each, len(listed))), declared)
 
 

@@ -121,6 +121,8 @@ def time_steps(fields: Mapping[str, str]) -> tuple[HParam, ...]:
     )
 
 
+# No loader has a place for it: such biases are zeros, or refused.
+PROJECTED = HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias|use_bias"}, required=False, nonzero=True)
 _COLUMN = Reshape(("n_heads", 1), back=("n_heads",))
 CONV = Squeeze(1)
 MAMBA2 = (
@@ -134,9 +136,9 @@ MAMBA2 = (
     *time_steps({"hf": "time_step_limit"}),
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias|use_conv_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
+    PROJECTED,
 )
 MAMBA_IGNORED_KEYS = (
-    IgnoredKey("mamba_proj_bias use_bias", "there is none", (False,)),
     IgnoredKey("mamba_expand expand mamba_d_head mamba_d_ssm mamba_head_dim", "the tensors say it"),
     IgnoredKey("mamba_expand expand", "how much wider the state space is", follows="@space_expansion"),
     IgnoredKey("mamba_d_head mamba_head_dim", "the width of a head", follows="@space_head"),

@@ -62,6 +62,7 @@ HPARAMS = (
             defaults=(Default(1e-5, "transformers' default", dialect="hf"),)),
     *rope.ROPE,
     HParam("n_conv", "shortconv.l_cache", fields={"hf": "conv_L_cache"}),
+    HParam("conv_bias", None, BOOL, {"hf": "conv_bias"}, required=False, nonzero=True),
     common.ALWAYS_TIED,
 )
 # Of the model that makes sound of codes every block that attends has a window (LiquidAI `detokenizer.py`).
@@ -112,7 +113,6 @@ def mixers() -> tuple[Role, ...]:
 RECIPE: Conventions = {"rope": "halves", "output_norm": "embedding", "expert_norm": True}
 IGNORED_KEYS = (
     common.UNBIASED,
-    IgnoredKey("conv_bias", "there is none", (False,)),
     IgnoredKey("block_mlp_init_scale block_out_init_scale *_use_xavier_init", "used before training only"),
     IgnoredKey("block_dim conv_dim conv_dim_out", "repeats the model's width", follows="n_embd"),
     IgnoredKey("num_heads", "repeats num_attention_heads", follows="n_head"),

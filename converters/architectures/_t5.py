@@ -9,6 +9,7 @@ from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import Roles, block, roles
 
+_UMT5 = " or ".join(f"hf_class == 'UMT5{end}'" for end in ("ForConditionalGeneration", "EncoderModel", "Model"))
 HPARAMS = (
     common.N_VOCAB,
     HParam("n_ctx", "context_length", fields={"hf": "n_positions"},
@@ -36,7 +37,8 @@ HPARAMS = (
            words={"relu": "relu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"},
            check="gated == 1 and act_stated == 'gelu_new' or gated == 0 and act_stated == 'relu'"),
     HParam("every_block", None, common.BOOL, {"hf": "model_type"}, words={"t5": False, "mt5": False, "umt5": True},
-           defaults=(Default(False, "T5 has one bias of distance for all blocks", dialect="hf"),), required=False),
+           defaults=(Default(True, "UMT5 has a bias of distance in every block", _UMT5, dialect="hf"),
+                     Default(False, "T5 has one bias of distance for all blocks", dialect="hf")), required=False),
 )
 
 _SELF = roles("""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
+from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts import Split
@@ -46,7 +47,7 @@ HPARAMS = (
         for param in embeddings.POOLING
     ),
     *embeddings.LABELS,
-    HParam("activation", None, common.STRING, {"hf": "hidden_act|activation"}, words={"gelu": "gelu"}, required=False),
+    replace(gpt.GELU, fields={"hf": "hidden_act|activation"}),
     HParam("positions", None, common.STRING, {"hf": "position_embedding_type"}, words={"absolute": "absolute"},
            required=False),
     HParam("decoder", None, common.BOOL, {"hf": "is_decoder"}, words={False: False}, required=False),

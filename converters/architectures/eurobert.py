@@ -14,14 +14,14 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, encoder.BOTH_SIDES, rope.BASE, rope.N_ROT,
     rope.UNSCALED_KIND,
-    encoder.NO_SCALING, *embeddings.POOLING, encoder.CLASSIFIER_POOLING, common.SILU, *encoder.NO_BIASES[:2],
+    encoder.NO_SCALING, *embeddings.POOLING, encoder.CLASSIFIER_POOLING, *common.BIASES, common.SILU,
 )
 
 ROLES = roles(
     tensors.embedding("embed_tokens", "norm", ""),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(),
+        tensors.biased_attention(),
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         tensors.gated(),
         layer="layers.{n}.",
@@ -40,9 +40,9 @@ SPEC = Architecture(
             drops=(*embeddings.language_heads("lm_head.*"), common.DROP_BUFFERS),
             fixed={"causal": False, "rope_scaling": "none"},
             renames=(("model.", ""),),
-            caveats=(common.heads_as_wide_as_the_model("eurobert"),),
+            caveats=(common.heads_as_wide_as_the_model("eurobert"), common.biased_output("eurobert")),
             ignored_keys=(
-                embeddings.IGNORED_KEYS,
+                common.UNBIASED, embeddings.IGNORED_KEYS,
                 IgnoredKey("tie_word_embeddings mask_token pad_token",
                     "of the output layer, or read with the tokenizer"),
                 IgnoredKey("pretraining_tp", "how it was trained"),

@@ -36,7 +36,7 @@ HPARAMS = (
     HParam("sparse", None, BOOL, length="n_layer", required=False, derive=hybrid.sparse_layers),
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
-    common.TIED, common.SILU,
+    hybrid.PROJECTED, common.TIED, common.SILU,
 )
 
 MAMBA = """

@@ -41,11 +41,11 @@ HPARAMS = (
            defaults=(Default(3, "transformers' and llama.cpp's default"),)),
     HParam("swa_layers", None, common.BOOL, derive=encoder.windowed, length="n_layer", required=False),
     HParam("activation", "hidden_activation", common.STRING, {"hf": "hidden_activation"}, required=False,
-           words={"gelu": "gelu", "silu": "silu"}, defaults=(Default("gelu", _HF, dialect="hf"),)),
-    *encoder.NO_BIASES, *embeddings.POOLING, *embeddings.LABELS, encoder.CLASSIFIER_POOLING,
-    HParam("classifier_activation", "classifier.activation", common.STRING, {"hf": "classifier_activation"},
-           words={name: name for name in ("gelu", "silu", "tanh")}, required=False),
-    HParam("classifier_bias", None, common.BOOL, {"hf": "classifier_bias"}, words={False: False}, required=False),
+           words={"gelu": "gelu", "silu": "silu", "swish": "silu"}, defaults=(Default("gelu", _HF, dialect="hf"),)),
+    *encoder.ZERO_BIASES, *embeddings.POOLING, *embeddings.LABELS, encoder.CLASSIFIER_POOLING,
+    HParam("activation_stated", None, common.STRING, {"hf": "classifier_activation"}, required=False),
+    HParam("classifier_activation", "classifier.activation", common.STRING, derive=encoder.classifier_activation,
+           required=False),
 )
 
 ROLES = roles(
@@ -67,6 +67,7 @@ ROLES = roles(
 
 _LANGUAGE = embeddings.language_heads("head.*", "decoder.*")
 _IGNORED_KEYS = (
+    IgnoredKey("classifier_bias", "there is none", (False,)),
     embeddings.IGNORED_KEYS,
     IgnoredKey("tie_word_embeddings decoder_bias sparse_pred*", "of the head that predicts masked tokens"),
     IgnoredKey("problem_type label2id", "how it was trained; id2label says the same"),

@@ -46,7 +46,6 @@ HPARAMS = (
     HParam("decoder_start", "decoder_start_token_id", fields={"hf": "decoder_start_token_id"}, required=False),
     HParam("activation", None, STRING, {"hf": "activation_function"}, words={"gelu": "gelu"}, required=False),
     # Embeddings multiplied by the root of the width: no published Whisper, and GGUF has no key for it.
-    HParam("scaled", None, ValueType.BOOL, {"hf": "scale_embedding"}, words={False: False}, required=False),
 )
 
 _ENDS = roles(
@@ -147,6 +146,7 @@ SPEC = Architecture(
                 IgnoredKey("num_hidden_layers", "repeats encoder_layers", follows="n_layer_enc"),
                 IgnoredKey("apply_spec_augment mask_*", "used in training only"),
                 IgnoredKey("use_weighted_layer_sum", "of heads for classes"),
+                IgnoredKey("scale_embedding", "transformers multiplies nothing by it"),
                 IgnoredKey("median_filter_width", "how times of words are smoothed"),
             ),
         ),

@@ -16,11 +16,13 @@ from typing import Any
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.hparams import Known, Param, Solver, absents, bound_shape, implied, is_size
 from ggferry.converters.model_graph.tensor_roles import (
+    ZEROS,
     Slot,
     assign,
     check_conditions,
     denied_zeros,
     disown,
+    is_bias_of,
     slots,
     unneeded_zeros,
 )
@@ -224,6 +226,7 @@ def bind(
         found, zeros, denied = unneeded_zeros(checkpoint, found, flags)
         disowned += zeros
         solver.deny(denied)
+        _check_biases(checkpoint, architecture, solver.known, dropped)
     hparams = solver.run(found)
     if speech.source != "gguf":
         found, zeros = denied_zeros(checkpoint, found, solver.complete)
@@ -243,6 +246,17 @@ def bind(
         (*solver.notes, *(loss.note for loss in losses(gone))),
         {node.name: node for node in nodes},
     )
+
+
+def _check_biases(
+    checkpoint: Checkpoint, architecture: Architecture, values: Mapping[str, Any], dropped: Iterable[Dropped]
+) -> None:
+    """Check that biases which the configuration states and no role has were there, and zeros. Raises MissingError."""
+    flags = [param for param in architecture.hparams if param.nonzero and values.get(param.name) is True]
+    absent = (param for param in flags if not any(is_bias_of(role, param.name) for role in architecture.roles))
+    if (missing := next(absent, None)) is not None and not any(drop.reason == ZEROS.reason for drop in dropped):
+        place = missing.fields["hf"].replace("|", " or ")
+        raise MissingError(f"no tensor is a bias, and config.json says {place}", path=checkpoint.path)
 
 
 def _nodes(

@@ -105,11 +105,11 @@ def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
         return _open_packed(reader, path, arch, config)
     if arch is None and config is None:
         asks = kind_of(match.container) in (Kind.LEGACY, Kind.META)  # of Meta's, how parts are joined
-        return with_dense(reader.open(path, header_layouts() if asks else ()))
+        return _described(reader.open(path, header_layouts() if asks else ()))
     if arch is None and config is not None and kind_of(match.container) is Kind.TRAINING:
         from ggferry.formats.checkpoint_folder.sidecars import configured
 
-        return with_dense(configured(reader.open(path, ()), config))
+        return _described(configured(reader.open(path, ()), config))
     if kind_of(match.container) is not Kind.LEGACY:
         raise _not_for(arch, path, match.container)
     named, layouts = (None, header_layouts()) if arch is None else _layouts_of(arch)
@@ -129,9 +129,19 @@ def _open_packed(reader: Reader, path: str, arch: str | None, config: str | None
             from ggferry.formats.checkpoint_folder.sidecars import configured
 
             checkpoint = configured(checkpoint, config)
-        return with_dense(checkpoint)
+        return _described(checkpoint)
     checkpoint.close()
     raise _not_for(arch, path, checkpoint.container)
+
+
+def _described(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with what files beside it say, and with the class that its model type decides."""
+    checkpoint = with_dense(checkpoint)
+    if kind_of(checkpoint.container) is not Kind.TRAINING or "architectures" in checkpoint.metadata:
+        return checkpoint
+    from ggferry.converters.model_graph.class_defaults.class_of_type import with_class
+
+    return with_class(checkpoint)
 
 
 def _not_for(arch: str | None, path: str, container: str) -> UsageError:

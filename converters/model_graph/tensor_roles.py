@@ -380,7 +380,7 @@ def unneeded_zeros(
         found: All slots.
         flags: Names of flags of biases that llama.cpp has no place for (`HParam.nonzero`).
     """
-    own = {flag: [slot for slot in found if slot.refs and _is_bias_of(slot.role, flag)] for flag in flags}
+    own = {flag: [slot for slot in found if slot.refs and is_bias_of(slot.role, flag)] for flag in flags}
     zeros = {flag for flag, biases in own.items() if biases and all(_zeros(checkpoint, slot) for slot in biases)}
     return *_without(found, {slot.name for flag in zeros for slot in own[flag]}), zeros
 
@@ -400,7 +400,8 @@ def denied_zeros(
     return _without(found, {slot.name for slot in denied if _zeros(checkpoint, slot)})
 
 
-def _is_bias_of(role: Role, flag: str) -> bool:
+def is_bias_of(role: Role, flag: str) -> bool:
+    """Return whether the role is a bias that a model has where this flag is true."""
     return role.name.endswith(".bias") and flag in _FLAG.findall(role.when)
 
 

@@ -82,7 +82,7 @@ class HParam(Written):
         repeated: Whether the source may state a list of pairs: items, and how many times they stand one behind another.
         least: The least whole number it may be.
         nonzero: Whether it is a flag of biases that llama.cpp has no place for: false where all of them are zeros,
-            which are dropped.
+            which are dropped. Where no role has the flag, they must be.
     """
 
     name: str

@@ -254,7 +254,9 @@ def architectures(config: Mapping[str, Any], path: str) -> tuple[str, ...]:
     named = config.get("architectures")
     if not named:
         hint = "config.json of the base model has one: --hf-config DIR takes it from there"
-        raise MissingError("config.json does not say which architecture it is", path=path, hint=hint)
+        kind = config.get("model_type")
+        found = f'no "architectures", and model_type {kind}' if isinstance(kind, str) else None
+        raise MissingError("config.json does not say which architecture it is", path=path, found=found, hint=hint)
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise InconsistentError("architectures", path=path, found=named, expected="a list of class names")
     return tuple(named)

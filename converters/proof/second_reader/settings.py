@@ -89,6 +89,7 @@ GROUPS = ("expert_group_count", "expert_group_used_count")
 _BY_KIND = "rope_parameters.full_attention.rope_theta"
 """A default of classes that have rotary parameters for each kind of block."""
 
+_SEES_ALL, _WINDOWED = "full_attention", "sliding_attention"
 PARTS = ("text_config", "llm_config", "language_config")
 NEAR = 1e-6  # float32
 LARGEST = 1e300  # an integer of JSON may be no float at all
@@ -139,9 +140,14 @@ def _is_read(field: str, architecture: str) -> bool:
 
 
 def _outside(value: Any, architecture: str) -> Any:
-    """Return a value of the configuration without the members that the class of that architecture overwrites."""
+    """Return a value of the configuration without the members that the class of that architecture overwrites.
+
+    Of rotary parameters for each kind of block, those of blocks that see all are the model's.
+    """
     if not isinstance(value, Mapping):
         return value
+    if _SEES_ALL in value or _WINDOWED in value:
+        return {_SEES_ALL: _outside(value.get(_SEES_ALL, {}), architecture)}
     return {field: inner for field, inner in value.items() if architecture not in OUTSIDE.get(field, frozenset())}
 
 

@@ -19,7 +19,13 @@ from ggferry.converters.forward.evaluate import embedding, forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
-from ggferry.formats.errors import GgferryError, InconsistentError, UnexpectedTensorError, UnsupportedError
+from ggferry.formats.errors import (
+    GgferryError,
+    InconsistentError,
+    MissingError,
+    UnexpectedTensorError,
+    UnsupportedError,
+)
 from helpers.tiny_models import relative, shake
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -132,6 +138,54 @@ def test_scores_are_transformers(name: str, tmp_path: Path) -> None:
     labels = graph.checkpoint.metadata[f"{graph.architecture.name}.classifier.output_labels"].data
     assert list(labels) == stated
     assert graph.checkpoint.metadata[f"{graph.architecture.name}.pooling_type"].data == 4
+
+
+GONE = "taken out"
+STATED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "bert of GELU by tanh": ("BertModel", SIZES, {"hidden_act": "gelu_new"}),
+    "distilbert of GELU by tanh": ("DistilBertModel", DISTIL, {"activation": "gelu_pytorch_tanh"}),
+    "distilbert of no padding": ("DistilBertModel", DISTIL, {"pad_token_id": -1}),
+    "modernbert of another word for SiLU": ("ModernBertModel", MODERN, {"hidden_activation": "swish"}),
+    "modernbert of a classifier's activation that it does not have": (
+        "ModernBertModel", MODERN, {"classifier_activation": "relu"}),
+    "modernbert of a classifier's bias that it does not have": ("ModernBertModel", MODERN, {"classifier_bias": True}),
+    "modernbert of a period that nobody reads": ("ModernBertModel", MODERN, {"global_attn_every_n_layers": 0}),
+    "modernbert of no base": (
+        "ModernBertModel", MODERN, {"rope_parameters": {
+            "full_attention": {"rope_type": "default"},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 777.0}}}),
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", STATED)
+def test_what_a_configuration_states_is_what_transformers_reads(case: str, tmp_path: Path) -> None:
+    kind, config, changes = STATED[case]
+    saved(tmp_path / "hf", kind, config)
+    edited(tmp_path / "hf", **changes)
+    expected = states(getattr(transformers, kind).from_pretrained(tmp_path / "hf", attn_implementation="eager").eval())
+    for side in both(tmp_path / "hf"):
+        assert relative(expected, forward(graph_of(side), IDS)) <= LIMIT
+
+
+def test_a_classifier_of_an_activation_that_llama_cpp_does_not_know_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, "ModernBertForSequenceClassification", MODERN)
+    edited(tmp_path, classifier_activation="relu")
+    with pytest.raises(InconsistentError, match=r"classifier_activation is relu: llama\.cpp knows gelu"):
+        graph_of(str(tmp_path))
+
+
+def test_biases_of_a_eurobert(tmp_path: Path) -> None:
+    """llama.cpp has none for the output of attention: of zeros it is left out."""
+    made = saved(tmp_path / "hf", "EuroBertModel", {**GROUPED, "attention_bias": True})
+    assert "eurobert has no bias for the output" in " ".join(graph_of(str(tmp_path / "hf")).notes)
+    for block in made.layers:
+        block.self_attn.o_proj.bias.data.zero_()
+    made.save_pretrained(tmp_path / "hf")
+    for side in both(tmp_path / "hf"):
+        graph = graph_of(side)
+        assert "blk.0.attn_q.bias" in graph.by_name and "blk.0.attn_output.bias" not in graph.by_name
+        assert relative(states(made), forward(graph, IDS)) <= LIMIT
 
 
 def test_a_llama_that_sees_what_follows(tmp_path: Path) -> None:
@@ -299,7 +353,7 @@ def edited(folder: Path, **changes: Any) -> None:
     ("name", "changes", "error"),
     [
         ("modernbert", {"layer_types": ["sliding_attention"] * 4}, InconsistentError),
-        ("modernbert", {"norm_bias": True}, UnsupportedError),
+        ("modernbert", {"norm_bias": True}, MissingError),
         ("modernbert", {"hidden_activation": "relu"}, UnsupportedError),
         ("modernbert", {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 3.0}},
          UnsupportedError),

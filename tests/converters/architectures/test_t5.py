@@ -259,6 +259,24 @@ def test_a_bias_that_cross_attention_never_uses_is_carried(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("name", "changes"),
+    [("relu, tied", {"scale_decoder_outputs": None}), ("gated", {"dense_act_fn": "gelu_pytorch_tanh"}),
+     ("umt5", {"model_type": None})],
+)
+def test_other_words_and_none(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """A null is false to transformers, and a class alone says what its model type would."""
+    saved(tmp_path, name)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if key != "model_type" or value}))
+    loaded = getattr(transformers, VARIANTS[name][0]).from_pretrained(tmp_path)
+    with torch.no_grad():
+        given = torch.tensor([[0, *IDS[:-1]]])
+        expected = loaded(input_ids=torch.tensor([IDS]), decoder_input_ids=given).logits[0].numpy()
+    assert relative(expected, forward(graph_of(str(tmp_path)), IDS)) <= LIMIT
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("feed_forward_proj", "gated-silu"), ("feed_forward_proj", "gelu"), ("feed_forward_proj", "gated-gelu"),
