@@ -1,5 +1,4 @@
-"""What is read of tensors before the run: numbers, one in each block or one of all, which GGUF keeps in a key, and
-biases that may be all zeros."""
+"""What is read of tensors before the run: numbers that GGUF keeps in a key, and biases that may be all zeros."""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ READ: dict[str, str] = {
     "num_local_experts": ELSEWHERE,
     "mamba_* time_step_limit": "a Granite without state spaces has none of it; one with them is another architecture",
     "num_centroids centroid_intermediate_top_k": "the tables of centroids are not carried: all tokens are scored",
+    "scale_embedding": "Whisper's encoder and decoder keep the number, and multiply nothing by it",
     "max_window_layers": "Qwen3-MoE gives every block its window",
 }
 """Shell patterns of keys that transformers' code reads → why any value of them is harmless where a table says so."""
