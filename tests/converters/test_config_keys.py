@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 from ggferry.converters.forward.evaluate import forward
@@ -440,10 +441,30 @@ def test_what_gguf_cannot_say_is_refused_by_name(what: str) -> None:
         bound({**config, **change})
 
 
-def test_embeddings_that_whisper_scales_are_refused() -> None:
-    config = {**transformers.WhisperConfig().to_dict(), "architectures": ["WhisperForConditionalGeneration"]}
-    with pytest.raises(UnsupportedError, match="scale_embedding"):
-        bound({**config, "scale_embedding": True})
+def test_whispers_scale_of_embeddings_is_no_scale() -> None:
+    """transformers keeps the number and multiplies nothing by it: the states are the same."""
+    small = {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "vocab_size": 40,
+        "decoder_attention_heads": 2,
+        "max_source_positions": 8,
+        "num_mel_bins": 4,
+        "pad_token_id": 0,
+    }
+    found = []
+    for scaled in (False, True):
+        torch.manual_seed(3)
+        config = transformers.WhisperConfig(**small, scale_embedding=scaled)
+        model = transformers.WhisperModel(config).eval()
+        with torch.no_grad():
+            sound, ids = torch.ones(1, 4, 16), torch.tensor([[3, 1, 2]])
+            found.append(model(input_features=sound, decoder_input_ids=ids).last_hidden_state)
+        stated = {**config.to_dict(), "architectures": ["WhisperForConditionalGeneration"]}
+        assert "scale_embedding" not in " ".join(bound(stated).notes)
+    assert torch.equal(*found)
 
 
 # --- a stated 0 is a stated 0 ---------------------------------------------------------------------------------
