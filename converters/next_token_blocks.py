@@ -17,8 +17,8 @@ from ggferry.converters.schema.roles import Roles, both
 from ggferry.formats.checkpoint import Checkpoint, Dropped
 
 LOADED_ALONE = (
-    "bailingmoe3", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3", "qwen35", "qwen35moe", "qwen3next",
-    "step35",
+    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3", "qwen35", "qwen35moe",
+    "qwen3next", "step35",
 )  # fmt: skip
 """Of the architectures that carry such blocks, those whose loader asks `nextn_flags` (`src/models`, b11549)."""
 _SERIES = "blk."

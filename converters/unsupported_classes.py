@@ -28,11 +28,6 @@ REASONS: Mapping[str, str] = {
     "drafts has them",
     "PocketTTSModel": _SPEECH.format("its backbone (pockettts) beside one of what makes waves of its latents"),
     "Qwen3TTSForConditionalGeneration": _SPEECH.format("its talker (qwen3tts) beside one of its code predictor"),
-    **dict.fromkeys(
-        ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
-        "states that several streams carry, blocks of tokens chosen by averaged keys, embeddings of hashed sequences "
-        "of tokens: nothing here computes them, so that no file could be proved",
-    ),
     "Rwkv5ForCausalLM": "no GGUF architecture has RWKV-5's time mix: llama.cpp knows RWKV-6 and RWKV-7",
     "NanoChatForCausalLM": "no GGUF architecture norms without weights, turns before it norms queries and keys, "
     "squares a relu and caps logits",

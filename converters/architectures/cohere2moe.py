@@ -1,12 +1,15 @@
 """Cohere 2's mixture (North): its parallel blocks, with experts chosen by score, averaged with shared ones.
 
 Sources: `_cohere2`. The norms are layer norms, or root mean squares where the configuration has an epsilon for those.
+A block that predicts further tokens rotates queries and keys and looks at everything (llama.cpp
+`src/models/cohere2moe.cpp`, `graph_mtp`; the list of blocks with a window does not reach it).
 """
 
 from dataclasses import replace
 
 from ggferry.converters.architectures import _cohere2 as cohere
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
@@ -18,7 +21,7 @@ _HF = "transformers' default"
 SPARSE = "n_dense <= n"
 
 HPARAMS = (
-    *common.SIZES[:4],
+    *nextn.counted(common.SIZES[:4]),
     HParam("n_ff", "feed_forward_length", fields={"hf": "prefix_dense_intermediate_size"}, required=False),
     *common.SIZES[5:],
     HParam("eps_layer", "attention.layer_norm_epsilon", F32, {"hf": "layer_norm_eps"}, required=False,
@@ -62,6 +65,7 @@ ROLES = roles(
         tensors.gated(when="n < n_dense"),
         tensors.experts(when=SPARSE),
         tensors.shared_experts("mlp.shared_experts.", width="n_ff_shexp", when=f"{SPARSE} and n_shared > 0"),
+        nextn.tensors(),
     ),
 )
 
@@ -81,16 +85,16 @@ SPEC = Architecture(
     dialects=(
         Dialect(
             "hf",
-            drops=(routed.NEXT_TOKENS, *common.DROPS),
+            drops=(nextn.DROP, *common.DROPS),
             caveats=rope.CAVEATS,
             ignored_keys=(
                 *cohere.IGNORED_KEYS,
                 common.UNBIASED,
-                routed.NEXT_COUNT,
                 IgnoredKey("rope_theta", "rope_parameters has the base"),
             ),
         ),
     ),
+    blocks=nextn.BLOCKS,
     recipe={"norm": "layer", "residual": "parallel", "shared_experts": "averaged"},
     caveats=(ODD, common.NO_WINDOW),
 )

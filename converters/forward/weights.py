@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.device import CPU, chosen, moved
@@ -175,9 +177,18 @@ class Weights:
         return torch.cat([self._decode(ref, 0, ref.rows).reshape(-1) for ref in self.refs(name)])
 
     def rows(self, name: str, indices: Sequence[int]) -> torch.Tensor:
-        """Return chosen rows of a matrix, `(len(indices), columns)`: the embedding of tokens."""
-        ref = self.refs(name)[0]
-        return torch.cat([self._decode(ref, index, index + 1) for index in indices])
+        """Return chosen rows of a matrix, `(len(indices), columns)`: the embedding of tokens.
+
+        Where several source matrices make up a role, their rows follow each other.
+        """
+        refs = self.refs(name)
+        ends = [*accumulate(ref.rows for ref in refs)]
+        found = list[torch.Tensor]()
+        for index in indices:
+            part = min(bisect_right(ends, index), len(refs) - 1)
+            row = index - (ends[part] - refs[part].rows)
+            found.append(self._decode(refs[part], row, row + 1))
+        return torch.cat(found)
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W.T` `(tokens, rows)` for x `(tokens, columns)`, in the dtype of x.

@@ -147,7 +147,7 @@ def _texts(
     files: dict[str, bytes] = {}
     part = back.known.config_section or (TEXT if TEXT[:-1] in config else "")
     holder = config[part[:-1]] if part else config
-    holder |= _ids(back.known, tokenizer)
+    holder |= {name: value for name, value in _ids(back.known, tokenizer).items() if holder.get(name) is None}
     if tokenizer is not None:
         _check_space_prefix(back.known, tokenizer, path)
         files = tokenizer_files(tokenizer, path)

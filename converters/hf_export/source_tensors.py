@@ -126,7 +126,8 @@ def _uses(node: Node, origin: From, dialect: Dialect, values: Mapping[str, Any])
     except KeyError as error:  # RoBERTa's first position, which a BERT in GGUF does not state
         words = f"tensor {node.name!r}: nothing says {error.args[0]}, by which a checkpoint orders it"
         raise UnsupportedError(words) from None
-    experts = node.shape[0] if any("{e}" in pattern for pattern in origin.patterns) else 1
+    in_one = isinstance(origin.layout, Concat)  # of any number of parts, one is enough
+    experts = node.shape[0] if any("{e}" in pattern for pattern in origin.patterns) and not in_one else 1
     names = [pattern.format(n=block, e=e) for e in range(experts) for pattern in origin.patterns]
     known = values if block is None else {**values, "n": int(block)}
     names = [_respelled(name, dialect, known) for name in names]
@@ -150,7 +151,7 @@ def _respelled(name: str, dialect: Dialect, values: Mapping[str, Any]) -> str:
     for old, new in (*pairs, *renames):
         match = pattern_regex(old).match(name)
         if match:
-            return new.format(**match.groupdict()) + name[match.end() :]
+            return new.format(**{**values, **match.groupdict()}) + name[match.end() :]
     return name
 
 

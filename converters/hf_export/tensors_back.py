@@ -162,7 +162,7 @@ def _config(
 def _numbers(graph: ModelGraph, values: Mapping[str, Any]) -> Iterator[SourceTensor]:
     """Yield the tensors of one number, of a block or of all, that hold an hparam."""
     for param in graph.architecture.hparams:
-        listed = values.get(param.name) if param.tensors else None
+        listed = values.get(param.name) if param.tensors and "*" not in param.tensors else None
         alone = () if listed is None else (listed,)
         for n, value in enumerate(listed if isinstance(listed, tuple) else alone):
             shape = () if param.scalar else (1,)

@@ -58,7 +58,8 @@ class Statements:
         """
         found = self._in(param, self._dialect.source)
         if param.tensors and self._dialect.source == "hf":
-            found = numbers(self._checkpoint, param.tensors)
+            stored = numbers(self._checkpoint, param.tensors)
+            found = stored and (_typed(self._checkpoint, param, *stored), stored[1])
         if self._dialect.source != "ggml" or not self._checkpoint.metadata:
             return found
         beside = self._in(param, "hf")  # --hf-config
@@ -240,8 +241,9 @@ def _item(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any
         return found
     if found != int(found):
         raise wrong("a whole number")
-    if not param.least <= found < 2**32:
-        expected = f"{param.least} to 2³² - 1"
+    limit, power = (2**63, "2⁶³") if param.kind == ValueType.UINT64 else (2**32, "2³²")
+    if not param.least <= found < limit:
+        expected = f"{param.least} to {power} - 1"
         raise OutOfRangeError(f"{param.name} ({origin})", path=checkpoint.path, found=found, expected=expected)
     return int(found)
 

@@ -73,7 +73,8 @@ class HParam(Written):
         stated';
             refused.
         tensors: Name, with {n}, of the tensors that hold the list in a checkpoint: one number in one tensor per block.
-            Without {n}, the name of the tensor that holds the number.
+            Without {n}, the name of the tensor that holds the number; with *, the shell pattern of the name of the one
+            tensor that holds the list, as whole numbers.
         global_key: Whether the key is written without the architecture's name.
         null_default: Whether a written configuration says null where the value is that of `null`.
         scalar: Whether the tensors that hold the list have no axes, where a checkpoint is written.

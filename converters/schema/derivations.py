@@ -278,6 +278,26 @@ def ordered_readers(values: Values) -> list[tuple[int, int, int]]:
     return found
 
 
+# --- hashed sequences of tokens (Qwen4-Exp) ------------------------------------------------------------------------
+
+_MASK, _LONGEST = (1 << 64) - 1, (1 << 63) - 1
+_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Constants of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+
+
+def _splitmix(value: int) -> int:
+    value = (value + _GAMMA) & _MASK
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+    return value ^ (value >> 31)
+
+
+def multipliers_of(seed: int, vocabulary: int, count: int) -> tuple[int, ...]:
+    """Return the odd numbers by which the `count` tokens of a sequence are multiplied: no product passes 2⁶³."""
+    half = max(1, _LONGEST // max(vocabulary, 1) // 2)
+    return tuple(2 * (_splitmix((seed + _GAMMA * (index + 1)) & _MASK) % half) + 1 for index in range(count))
+
+
 HPARAMS: dict[str, Derivation] = {
     "rope_scaling": rope_scaling,
     "rope_factor": rope_factor,

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ggferry.converters.schema.derivations import POOLING, llama3_factors
+from ggferry.converters.schema.derivations import POOLING, llama3_factors, multipliers_of
 
 Values = Mapping[str, Any]
 Inverse = Callable[[Values], Mapping[str, Any]]
@@ -53,7 +53,10 @@ def llama3(values: Values) -> Values:
     factors = values["rope_freqs.weight"]
     for original, low, high in ((8192, 1.0, 4.0), *_solved(values, factors)):
         found = {
-            "rope_kind": "llama3", "rope_stretch": plain(max(factors)), "rope_low": low, "rope_high": high,
+            "rope_kind": "llama3",
+            "rope_stretch": plain(max(factors)),
+            "rope_low": low,
+            "rope_high": high,
             "rope_original_stated": original,
         }
         if llama3_factors({**values, **found}) == list(factors):
@@ -67,16 +70,21 @@ def _solved(values: Values, factors: tuple[float, ...]) -> list[tuple[int, float
     if isinstance(n_rot, tuple):  # each block turns a share of its own
         return []
     waves = [2 * math.pi * base ** (2 * i / n_rot) for i in range(len(factors))]
-    between = [(1 / wave, (1 / f - 1 / stretch) / (1 - 1 / stretch)) for wave, f in zip(waves, factors, strict=True)
-               if 1 < f < stretch]
+    between = [
+        (1 / wave, (1 / f - 1 / stretch) / (1 - 1 / stretch))
+        for wave, f in zip(waves, factors, strict=True)
+        if 1 < f < stretch
+    ]
     contexts = [2**power for power in range(4, 21)]
     if len(between) >= 2:
         (x0, y0), (x1, y1) = between[0], between[-1]
         slope = (y1 - y0) / (x1 - x0)
         offset = y0 - slope * x0
         ends = [(-offset / slope, (1 - offset) / slope)] * len(contexts)
-        return [(context, plain(round(low * context, 4)), plain(round(high * context, 4)))
-                for context, (low, high) in zip(contexts, ends, strict=True)]
+        return [
+            (context, plain(round(low * context, 4)), plain(round(high * context, 4)))
+            for context, (low, high) in zip(contexts, ends, strict=True)
+        ]
     return [(original, 1.0, 4.0) for original in contexts]
 
 
@@ -145,8 +153,12 @@ def windows(values: Values) -> Values:
     wide, listed = values.get("n_swa") or 0, values.get("swa_layers")
     if not wide or listed is None:
         listed = (wide > 0,) * (values.get("n_layer") or 0)
-    return {"window_stated": wide or None, "window_used": wide > 0, "layer_windows": listed,
-            "first_window": _first(listed)}
+    return {
+        "window_stated": wide or None,
+        "window_used": wide > 0,
+        "layer_windows": listed,
+        "first_window": _first(listed),
+    }
 
 
 def _first(listed: tuple[bool, ...] | None) -> int:
@@ -158,8 +170,12 @@ def leading_dense(values: Values) -> Values:
     count, blocks = values.get("n_dense"), range(values["n_layer"])
     if count is None:
         return {}
-    return {"sparse_layers": tuple(n >= count for n in blocks), "dense_blocks": tuple(n < count for n in blocks),
-            "dense_stated": count, "n_dense_stated": count}
+    return {
+        "sparse_layers": tuple(n >= count for n in blocks),
+        "dense_blocks": tuple(n < count for n in blocks),
+        "dense_stated": count,
+        "n_dense_stated": count,
+    }
 
 
 def attending(values: Values) -> Values:
@@ -170,9 +186,16 @@ def attending(values: Values) -> Values:
     attends = tuple(count > 0 for count in listed[: values["n_layer"]])  # blocks that predict further tokens do, too
     at = tuple(n for n, truth in enumerate(attends) if truth)
     period, offset = _period(at, len(attends))
-    return {"attends": attends, "heads_kv": max(listed), "attn_indices": at, "n_attending": len(at),
-            "attn_period": period, "attn_offset": offset,
-            "full_blocks": tuple(n + 1 for n in at), "n_full": len(at)}
+    return {
+        "attends": attends,
+        "heads_kv": max(listed),
+        "attn_indices": at,
+        "n_attending": len(at),
+        "attn_period": period,
+        "attn_offset": offset,
+        "full_blocks": tuple(n + 1 for n in at),
+        "n_full": len(at),
+    }
 
 
 def _period(at: tuple[int, ...], count: int) -> tuple[int, int]:
@@ -186,8 +209,11 @@ def sparse_layers(values: Values) -> Values:
     """Every how many blocks one has experts."""
     at = tuple(sorted(values["blocks"].get("blk.{n}.ffn_gate_inp.weight", ())))
     period, offset = _period(at, values["n_layer"])
-    return {"expert_period": period, "expert_offset": offset,
-            "sparse": tuple(n in at for n in range(values["n_layer"]))}
+    return {
+        "expert_period": period,
+        "expert_offset": offset,
+        "sparse": tuple(n in at for n in range(values["n_layer"])),
+    }
 
 
 def key_heads(values: Values) -> Values:
@@ -198,8 +224,12 @@ def key_heads(values: Values) -> Values:
     own = [count for count, window in zip(found, windows, strict=True) if window]
     other = [count for count, window in zip(found, windows, strict=True) if not window]
     keys, own_values = (values["blocks"].get(f"blk.{{n}}.attn_{part}.weight", ()) for part in "kv")
-    return {"n_head_kv_swa": (own or other)[0], "n_head_kv_global": (other or own)[0],
-            "n_head_kv_listed": (other or own)[0], "k_is_v": len(own_values) < len(keys)}
+    return {
+        "n_head_kv_swa": (own or other)[0],
+        "n_head_kv_global": (other or own)[0],
+        "n_head_kv_listed": (other or own)[0],
+        "k_is_v": len(own_values) < len(keys),
+    }
 
 
 def heads_by_window(values: Values) -> Values:
@@ -233,8 +263,17 @@ def laguna_rotated(values: Values) -> Values:
 
 def in_the_weights(values: Values) -> Values:
     """Falcon-H1's multipliers, which GGUF has in the weights."""
-    ones = ("embedding_scale", "logit_scale", "attn_in_scale", "attn_out_scale", "key_scale", "ssm_in_scale",
-            "ssm_out_scale", "ffn_gate_scale", "ffn_down_scale")
+    ones = (
+        "embedding_scale",
+        "logit_scale",
+        "attn_in_scale",
+        "attn_out_scale",
+        "key_scale",
+        "ssm_in_scale",
+        "ssm_out_scale",
+        "ffn_gate_scale",
+        "ffn_down_scale",
+    )
     return {**dict.fromkeys(ones, 1.0), "ssm_scales": (1.0,) * 5, "ffn_scales": (1.0,) * 2}
 
 
@@ -248,8 +287,7 @@ def cohere_windows(values: Values) -> Values:
 def rotated_as_listed(values: Values) -> Values:
     """Which blocks turn queries and keys."""
     listed = values.get("rope_layers")
-    return {} if listed is None else {"rope_stated": tuple(bool(item) for item in listed),
-                                      "n_rope_stated": len(listed)}
+    return {} if listed is None else {"rope_stated": tuple(bool(item) for item in listed), "n_rope_stated": len(listed)}
 
 
 def chunked(values: Values) -> Values:
@@ -392,43 +430,122 @@ def first_position(values: Values) -> Values:
     return {"first_position": first, "n_positions": values["n_ctx"] + first}
 
 
+# --- hashed sequences of tokens (Qwen4-Exp) ------------------------------------------------------------------------
+
+
+def embedded_layers(values: Values) -> Values:
+    """Which blocks have hashed embeddings, counted from one; the table is in one part."""
+    found = values.get("ple_layers")
+    return {} if found is None else {"ple_stated": tuple(n + 1 for n in found), "ngram_parts": 1}
+
+
+def seed(values: Values) -> Values:
+    """The seed of the multipliers, where it is one of the first: the published one is 1234."""
+    found = values.get("multipliers")
+    if found is None:
+        return {}
+    known = range(1 << 14)
+    same = (n for n in known if multipliers_of(n, values["n_vocab"], len(found)) == found)
+    return {"seed": next(same, None)}
+
+
+def table_rows(values: Values) -> Values:
+    """What the length of the table is a multiple of: 128, as published, or that length itself."""
+    least, rows = values.get("least_rows"), values.get("ngram_rows")
+    return {} if least is None or rows is None else {"ngram_divisor": 128 if -(-least // 128) * 128 == rows else rows}
+
+
+def copied(**names: str) -> Inverse:
+    """Return what states one hparam by another name."""
+    return lambda values: {other: values.get(name) for other, name in names.items()}
+
+
 INVERSES: dict[str, Inverse] = {
-    "rope_scaling": rope_scaling, "rope_factor": rope_factor, "rope_original": rope_original,
-    "rope_attn_factor": rope_attn_factor, "yarn_log_multiplier": yarn_log_multiplier,
-    "plain_yarn_log_multiplier": plain_yarn_log_multiplier, "rope_dimensions": rope_dimensions,
-    "rope_sections": rope_sections, "sections": rope_sections,
+    "rope_scaling": rope_scaling,
+    "rope_factor": rope_factor,
+    "rope_original": rope_original,
+    "rope_attn_factor": rope_attn_factor,
+    "yarn_log_multiplier": yarn_log_multiplier,
+    "plain_yarn_log_multiplier": plain_yarn_log_multiplier,
+    "rope_dimensions": rope_dimensions,
+    "rope_sections": rope_sections,
+    "sections": rope_sections,
     "base": lambda values: {"base_stated": values["rope_base"], "rope_ratio": 1.0},
     "rotary_base": lambda values: {"rope_base_stated": values.get("rope_base")},
     "context": lambda values: {"ctx_stated": values["n_ctx"]},
     "kind": lambda values: {"kind_stated": rope_scaling(values)["rope_kind"]},
     "long_factors": lambda values: {"rope_long": values.get("rope_factors_long.weight")},
     "short_factors": lambda values: {"rope_short": values.get("rope_factors_short.weight")},
-    "window_layers": windows, "qwen_window_layers": windows, "windowed": windows, "every_other": windows,
+    "window_layers": windows,
+    "qwen_window_layers": windows,
+    "windowed": windows,
+    "every_other": windows,
     "window_in_use": windows,
-    "windows": cohere_windows, "leading_dense": leading_dense, "dense": leading_dense, "dense_blocks": leading_dense,
-    "heads_kv": attending, "attending": attending, "rotated_as_listed": rotated_as_listed, "rotated": rotated_as_listed,
-    "chunked": chunked, "expert_groups": expert_groups, "expert_groups_used": expert_groups, "of_all": of_all,
+    "windows": cohere_windows,
+    "leading_dense": leading_dense,
+    "dense": leading_dense,
+    "dense_blocks": leading_dense,
+    "heads_kv": attending,
+    "attending": attending,
+    "rotated_as_listed": rotated_as_listed,
+    "rotated": rotated_as_listed,
+    "chunked": chunked,
+    "expert_groups": expert_groups,
+    "expert_groups_used": expert_groups,
+    "of_all": of_all,
     "normed": lambda values: {"norm_stated": values.get("expert_norm")},
-    "query_scale": query_scale, "embedding_scale": embedding_scale, "residual_scale": residual_scale,
-    "logit_scale": logit_scale, "t5_scale": t5_scale, "temperature": temperature, "alibi": alibi, "alibi_bias": alibi,
-    "width": lfm_width, "dense_width": granite_widths, "shared_width": granite_widths,
-    "widths": nemotron_kinds, "kinds": nemotron_kinds, "falcon_groups": groups, "groups": groups,
-    "query_groups": groups, "interval": interval, "recurrent_layers": interval, "sparsity": sparsity,
-    "pooling_type": pooling_type, "sparse_layers": sparse_layers, "key_heads": key_heads,
-    "heads_by_window": heads_by_window, "experts": experts, "experts_used": experts,
-    "proportional_factors": proportional_factors, "rotated_full": laguna_rotated, "rotated_windowed": laguna_rotated,
+    "query_scale": query_scale,
+    "embedding_scale": embedding_scale,
+    "residual_scale": residual_scale,
+    "logit_scale": logit_scale,
+    "t5_scale": t5_scale,
+    "temperature": temperature,
+    "alibi": alibi,
+    "alibi_bias": alibi,
+    "width": lfm_width,
+    "dense_width": granite_widths,
+    "shared_width": granite_widths,
+    "widths": nemotron_kinds,
+    "kinds": nemotron_kinds,
+    "falcon_groups": groups,
+    "groups": groups,
+    "query_groups": groups,
+    "interval": interval,
+    "recurrent_layers": interval,
+    "sparsity": sparsity,
+    "pooling_type": pooling_type,
+    "sparse_layers": sparse_layers,
+    "key_heads": key_heads,
+    "heads_by_window": heads_by_window,
+    "experts": experts,
+    "experts_used": experts,
+    "proportional_factors": proportional_factors,
+    "rotated_full": laguna_rotated,
+    "rotated_windowed": laguna_rotated,
     "score_scale": in_the_weights,
     "first_position": first_position,
+    "embedded_layers": embedded_layers,
+    "multipliers": seed,
+    "sequence_length": copied(ngram_stated="ngram_size"),
+    "sequence_heads": copied(ngram_heads_stated="heads_per_ngram"),
+    "hash_kernel": copied(ple_kernel_stated="ple_kernel"),
+    "hash_end": copied(eos_listed="ple_eos"),
+    "hash_picture": copied(picture_token="ple_picture"),
+    "hash_width": copied(ple_width_stated="ple_width"),
+    "head_sizes": lambda values: {"ngram_base": (values.get("head_sizes") or (None,))[0]},
+    "least_rows": table_rows, "linear_blocks": copied(recurrent_listed="recurrent"),
     "full_indexers": lambda values: {"index_full": values.get("index_full")},
 }
 """Derivation → its inverse."""
 HINGES: dict[str, Inverse] = {
-    "scaled": lambda values: {"scaled": values.get("attn_scale") is None}, "sparse": sparse_layers,
+    "scaled": lambda values: {"scaled": values.get("attn_scale") is None},
+    "sparse": sparse_layers,
     "kda_heads": lambda values: {"kda_heads": values["n_head"]},
     "moe_block": lambda values: {"moe_block": bool(values.get("n_expert"))},
     "query_scalar": lambda values: {} if "attn_scale" in values else {"query_scalar": values.get("head_dim")},
     "rope_fraction_swa": lambda values: {"rope_fraction_swa": rope_dimensions(values).get("rope_fraction")},
     "norm_first": lambda values: {"norm_first": False},
+    "delta_gate": lambda values: {"delta_gate": "sigmoid"},
     "gating": lambda values: {"gating": "head" if values.get("gate_width") == 1 else "element"},
     "newer_base": lambda values: {"newer_base": values.get("rope_base")},
 }

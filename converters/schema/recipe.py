@@ -64,11 +64,15 @@ FfnNorm = Literal["ffn_norm", "post_attention_norm", "attn_output_norm"]
 """The tensor that normalizes the input of the feed-forward."""
 IndexerTurns = Literal["first", "last"]
 """Which columns of the indexer's heads turn, where some do not."""
+IndexerQk = Literal["apart", "joint"]
+"""Whether an indexer that averages keys has a matrix for queries and one for keys, or one of both."""
 DeltaProjections = Literal["separate", "grouped"]
 """How a gated delta net projects queries, keys, values and the output's gate: 'separate': the gate has a matrix of its
 own; 'grouped': one matrix for all, group by group, where a group is the heads that share a key."""
 DeltaValues = Literal["grouped", "tiled"]
 """Whether the value heads of one key are consecutive, or every n-th."""
+DeltaGate = Literal["silu", "sigmoid"]
+"""The activation of the gate behind a gated delta net."""
 Ffn = Literal["gated", "plain", "fused"]
 """down(act(gate) · up), down(act(up)), or gated with gate and up in one matrix."""
 Glu = Literal["multiplied", "clamped"]
@@ -169,8 +173,10 @@ class Recipe:
     latent_kv: LatentKv = "split"
     indexer_rope: Rope = "halves"
     indexer_turns: IndexerTurns = "first"
+    indexer_qk: IndexerQk = "apart"
     delta_projections: DeltaProjections = "separate"
     delta_values: DeltaValues = "grouped"
+    delta_gate: DeltaGate = "silu"
     window: Window = "sliding"
     temperature: Temperature = "none"
     group_rank: GroupRank = "gating"
@@ -232,8 +238,10 @@ class Conventions(TypedDict, total=False):
     latent_kv: LatentKv
     indexer_rope: Rope
     indexer_turns: IndexerTurns
+    indexer_qk: IndexerQk
     delta_projections: DeltaProjections
     delta_values: DeltaValues
+    delta_gate: DeltaGate
     window: Window
     temperature: Temperature
     group_rank: GroupRank

@@ -24,6 +24,8 @@ LAST: dict[str, dict[str, Any]] = {
         "mtp_mlp_layer_types": ["dense"] * 2,
         "swiglu_limits_shared": [0.0, 0.0, 0.0, 0.5],  # the block that is copied is bounded by nothing
     },
+    "cohere2moe": {},
+    "cohere2moe sigmoid": {"prefix_dense_sliding_window_pattern": 1},
     "glm 5": {"rms_norm_eps": 1e-6, "index_head_dim": 64, "indexer_types": ["full", "shared", "full", "full"]},
 }
 """Families that keep such blocks as layers behind the last."""
@@ -123,7 +125,10 @@ def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
     config = transformers.AutoConfig.from_pretrained(folder)
     model = getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=torch.float32).eval()
     decoder, tensors = model.get_decoder(), load_file(folder / "model.safetensors")
-    of_text = model.config.get_text_config()
+    of_text = copy.deepcopy(model.config.get_text_config())
+    north = name.startswith("cohere2moe")
+    if north and not of_text.rms_norm_eps:
+        of_text.rms_norm_eps = of_text.layer_norm_eps  # by whatever name, that of all norms
     last = of_text.num_hidden_layers - 1
     like = of_text.layer_types.index("full_attention") if name in APART else LIKE.get(name, last)
     kind = {"layer_type": "full_attention"} if name == "step35" else {}
@@ -144,6 +149,8 @@ def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
             n = last + ahead
             block = copy.deepcopy(decoder.layers[like])
             block.load_state_dict({key: value + 0.25 for key, value in block.state_dict().items()})
+            if north:  # in llama.cpp's graph of such a block queries and keys rotate, and see everything
+                block.self_attn.sliding_window = 1 << 20
             layer = MtpLayer(of_text, lambda *_, block=block: _states_of(block), type(decoder.norm), like).eval()
             for own, theirs in places.items():
                 getattr(layer, own).weight.copy_(torch.from_numpy(tensors[f"{theirs.format(n=n)}.weight"]))
@@ -156,5 +163,5 @@ def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
             heads = [tensors.get(f"model.layers.{n}.{own}.weight") for own in ("shared_head.head", f"{_STEP}.output")]
             head = next((torch.from_numpy(found) for found in heads if found is not None), None)
             weights = model.lm_head.weight if head is None else head
-            rows.append((states @ weights.T)[0].numpy())
+            rows.append((states @ weights.T)[0].numpy() * (of_text.logit_scale if north else 1))
     return np.concatenate(rows)

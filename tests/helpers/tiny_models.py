@@ -34,7 +34,7 @@ TINY: dict[str, Tiny] = {
 }
 """Every tiny model by its name; those of a family stand in `helpers/models/FAMILY.py`."""
 
-IN_DOUBLE = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+IN_DOUBLE = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Qwen4Exp")
 """Delta nets: transformers' float32 is 5e-5 from its own float64, which ours is 3e-6 from."""
 
 

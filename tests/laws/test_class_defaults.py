@@ -30,6 +30,8 @@ OTHERS = {"shieldgemma2": "it has Gemma 3's class in a list, and computes one of
 """Types that only list a class of ours → why."""
 CLASSES = [(kind, name) for kind, each in model_types().items() if kind not in OTHERS for name in each.classes]
 UNUSABLE = {
+    "qwen4_exp": "the default gates delta nets by silu, which llama.cpp's graph does not",
+    "qwen4_exp_text": "the default gates delta nets by silu, which llama.cpp's graph does not",
     "step3p7": "heads turn whole, of which llama.cpp's graph turns half",
     "deepseek_v2": "transformers' own default says of no number of experts that it is used",
     "deepseek_ocr2": "transformers' own default says of no number of experts that it is used",

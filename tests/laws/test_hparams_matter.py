@@ -33,7 +33,7 @@ IDLE = {
     "attention.sliding_window": ("unlimited ocr", "of what was written, and a prompt is not"),
     "rope.scaling.type": (".*longrope", "the tensors of factors say the same"),
     "rope.dimension_sections": ("qwen|glm|paddleocr|hunyuan vl", "text has one axis of positions"),
-    "full_attention_interval": ("qwen3", "the list of recurrent blocks says it, too"),
+    "full_attention_interval": ("qwen[34]", "the list of recurrent blocks says it, too"),
     "expert_feed_forward_length": ("youtu", "there are no experts, though llama.cpp asks how wide they are"),
     "router_logit_softcapping": ("grok 1", "0: there is no cap"),
     "rope.freq_base": ("granite hybrid|kimi linear", "nothing is turned by its position"),

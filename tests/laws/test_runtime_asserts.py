@@ -30,6 +30,7 @@ BY_RULE = {
 }
 CHECKED = "the family's table has a `check` of it, so that no such model is planned"
 REQUIRED = "the key or tensor is one that the table demands, and the loader's list says that it is written"
+HASHED = "what hashes and chooses in Qwen4-Exp is checked by its table"
 CANNOT: dict[str, str] = {
     r".*needs to define token type count\"": "every vocabulary of such a model states tokenizer.ggml.token_type_count",
     r".*decision (blocks|head|model).*|\"decision model .*": (
@@ -43,6 +44,12 @@ CANNOT: dict[str, str] = {
         "of blocks that guess further tokens, which no table of the family writes"
     ),
     r".*time_mix_lerp_fused == NULL.*": REQUIRED,
+    r".*(too few for the PLE head ranges|only one PLE layer is supported|PLE layer %u is out of range).*": HASHED,
+    r".*HYPER_CONNECTION_COUNT.*|.*(QSA layers must share|PLE layer %u is not a linear).*": HASHED,
+    r".*PLE head %u range does not fit the int32 row index.*": HASHED,
+    r".*(PLE head count %u|PLE n-gram size %u) is out of range.*|.*QSA needs a compress ratio above 1.*": (
+        "the table checks the least, and a caveat says that llama.cpp does not run more"
+    ),
     r"ss\.str\(\)": "of deepstack_mapping, whose numbers are those of the rows from 1 on, each once",
     r"hparams\.kda_safe_gate|hparams\.kda_gate_lower_bound < 0\.0f": CHECKED,
     r"\"Laguna: unexpected attention gate width.*": CHECKED,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ggferry.converters.forward.blocks.heads import projected_heads
 from ggferry.converters.forward.blocks.latent_attention import latent
 from ggferry.converters.forward.blocks.softmax_attention import attend, distances, later, outside_chunk, outside_window
-from ggferry.converters.forward.blocks.sparse.indexer import not_chosen
+from ggferry.converters.forward.blocks.sparse.indexer import not_chosen, not_chosen_by_mean
 from ggferry.converters.forward.model import Model
 from ggferry.support.heavy import torch
 
@@ -47,7 +47,8 @@ def grouped(model: Model, block: str, x: Tensor, turn: Rotation, window: int) ->
     causal = outside_chunk if chunked else later
     hidden = (causal if sizes.get("causal", True) else outside_window)(model.where(len(x)), window)
     if hidden is not None and model.has(f"{block}indexer.q_proj"):
-        hidden = not_chosen(model, block, x, turn, hidden)
+        choose = not_chosen_by_mean if model.sizes.get("block_tokens") else not_chosen
+        hidden = choose(model, block, x, turn, hidden)
     sinks = model.weights.vector(f"{block}attn_sinks.weight") if model.has(f"{block}attn_sinks") else None
     out = attend(q, k, v, scale, hidden, bias, float(sizes.get("attn_softcap") or 0), sinks)
     return _gated(model, block, x, out * model.scale("value_scale"), gate)

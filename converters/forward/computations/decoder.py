@@ -50,7 +50,7 @@ def further_logits(model: Model, tokens: Sequence[int], x: Tensor) -> Iterator[T
         requested = range(len(tokens)) if model.places.rows is None else model.places.rows
         rows = x[[row for row in requested if row < len(x)]]
         own = f"blk.{model.sizes['n_layer'] + ahead - 1}.nextn.shared_head_head"
-        yield model.linear(own, rows) if model.has(own) else unembedded(model, rows)
+        yield unembedded(model, rows, own)
 
 
 def _further_states(model: Model, ahead: int, tokens: Sequence[int], states: Tensor) -> Tensor:
@@ -141,8 +141,12 @@ def attended(model: Model, block: str, x: Tensor) -> Tensor | None:
 
 
 def _window(model: Model) -> int:
-    """Return how many tokens the block looks back; 0 for all."""
-    return model.sizes.get("n_swa") or 0 if model.sizes.get("swa_layers", True) else 0
+    """Return how many tokens the block looks back; 0 for all.
+
+    One that predicts further tokens, and that the list of blocks with a window does not reach, has none.
+    """
+    windowed = model.sizes.get("swa_layers", not model.sizes.get("n_nextn") or model.number < model.sizes["n_layer"])
+    return model.sizes.get("n_swa") or 0 if windowed else 0
 
 
 def _fed(model: Model, block: str, x: Tensor, start: Tensor) -> Tensor:
@@ -163,10 +167,11 @@ def _after(model: Model, name: str, x: Tensor) -> Tensor:
     return model.norm(name, x) if model.has_norm(name) else x
 
 
-def unembedded(model: Model, x: Tensor) -> Tensor:
-    """Return the logits of the last, normalized states."""
-    tied = not model.has("output")  # the output's bias is its own even then (Phi-2, GPT-J)
-    logits = model.biased("output", model.linear("token_embd", x)) if tied else model.linear("output", x)
+def unembedded(model: Model, x: Tensor, own: str = "output") -> Tensor:
+    """Return the logits of the last, normalized states, by the matrix `own` where the model has it."""
+    name = own if model.has(own) else "output"
+    tied = not model.has(name)  # the output's bias is its own even then (Phi-2, GPT-J)
+    logits = model.biased("output", model.linear("token_embd", x)) if tied else model.linear(name, x)
     if model.sizes.get("unit_rows"):
         logits = logits / model.weights.row_lengths("output.weight").clamp(min=1e-12)
     scale = model.sizes.get("logit_scale")

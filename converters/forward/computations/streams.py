@@ -1,8 +1,8 @@
 """Decoders whose state is several streams: every branch reads a mixture of them, and is spread over all of them.
 
 Definitions: hyper-connections (2409.19606), with a doubly stochastic mixture of the streams themselves (2512.24880) or
-without one (Hunyuan 4); llama.cpp `deepseek4.cpp`, `glm5-next.cpp`, `hy-v4.cpp`; transformers
-`modeling_{deepseek_v4,glm5_next,hy_v4}.py`.
+without one (Hunyuan 4), or with a gate for every value that is read (Qwen4-Exp); llama.cpp `deepseek4.cpp`,
+`glm5-next.cpp`, `hy-v4.cpp`, `qwen4exp.cpp`; transformers `modeling_{deepseek_v4,glm5_next,hy_v4,qwen4_exp}.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.feed_forward import feed_forward
+from ggferry.converters.forward.blocks.hashed_ngrams import from_ngrams, grouped_norm
 from ggferry.converters.forward.computations.decoder import attended, embedded, unembedded
-from ggferry.converters.forward.model import Model, parts
+from ggferry.converters.forward.model import Model, parts, silu
 from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
@@ -28,23 +29,28 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     model.kept["tokens"] = tuple(tokens)
     streams = embedded(model, tokens)[:, None].repeat(1, model.sizes["n_streams"], 1)
     for number in range(model.sizes["n_layer"]):
-        streams = _block(model.at(number), f"blk.{number}.", streams)
+        name = f"blk.{number}."
+        if model.has(f"{name}ple_key"):
+            streams = streams + from_ngrams(model, name, streams, tokens)
+        streams = _block(model.at(number), name, streams)
         progress(1)
-    return unembedded(model, model.norm("output_norm", _collapsed(model, model.selected(streams))))
+    x = _collapsed(model, model.selected(streams))
+    return unembedded(model, model.norm("output_norm", x) if model.has("output_norm") else x)
 
 
 def _block(model: Model, block: str, streams: Tensor) -> Tensor:
     """Return the streams after one block, `(tokens, streams, n_embd)`."""
 
+    def read(norm: str, x: Tensor) -> Tensor:
+        return model.norm(f"{block}{norm}", x) if model.has(f"{block}{norm}") else x
+
     def attending(x: Tensor) -> Tensor:
-        seen = attended(model, block, model.norm(f"{block}attn_norm", x))
+        seen = attended(model, block, read("attn_norm", x))
         assert seen is not None
         return seen
 
     streams = _connected(model, f"{block}hc_attn", streams, attending)
-    return _connected(
-        model, f"{block}hc_ffn", streams, lambda x: feed_forward(model, block, model.norm(f"{block}ffn_norm", x))
-    )
+    return _connected(model, f"{block}hc_ffn", streams, lambda x: feed_forward(model, block, read("ffn_norm", x)))
 
 
 def _connected(model: Model, name: str, streams: Tensor, branch: Branch) -> Tensor:
@@ -52,6 +58,8 @@ def _connected(model: Model, name: str, streams: Tensor, branch: Branch) -> Tens
 
     Where the model mixes the streams with each other, they are so before that.
     """
+    if model.has(f"{name}_down"):
+        return _gated(model, name, streams, branch)
     count, eps = streams.shape[1], float(model.sizes["hc_eps"])
     mixes = model.linear(f"{name}_fn", model.normed(streams.flatten(1)))
     scale, base = (model.weights.vector(f"{name}_{part}.weight") for part in ("scale", "base"))
@@ -68,6 +76,23 @@ def _connected(model: Model, name: str, streams: Tensor, branch: Branch) -> Tens
     return residual + given[..., None] * out[:, None]
 
 
+def _gated(model: Model, name: str, streams: Tensor, branch: Branch) -> Tensor:
+    """Return the streams with what the branch makes of the gated ones, in shares from none to twice itself."""
+    normed = grouped_norm(model, f"{name}_norm", streams)
+    given = 2 * torch.sigmoid(model.linear(f"{name}_inject", normed.flatten(1)) / streams.shape[1])
+    return streams + given[..., None] * branch(_gated_mean(model, name, normed))[:, None]
+
+
+def _gated_mean(model: Model, name: str, normed: Tensor) -> Tensor:
+    """Return the mean of normalized streams `(tokens, streams, n_embd)` whose values are gated, `(tokens, n_embd)`.
+
+    The gates are made by way of a low rank.
+    """
+    low = silu(model.linear(f"{name}_down", normed.flatten(1)) / normed.shape[1])
+    gates = torch.sigmoid(model.linear(f"{name}_up", low))
+    return (gates.view(normed.shape) * normed).mean(1)
+
+
 def _doubly_stochastic(model: Model, scores: Tensor) -> Tensor:
     """Return scores `(tokens, from, to)` made such that rows and columns sum to one, by Sinkhorn's iterations."""
     eps = float(model.sizes["hc_eps"])
@@ -81,6 +106,8 @@ def _doubly_stochastic(model: Model, scores: Tensor) -> Tensor:
 
 def _collapsed(model: Model, streams: Tensor) -> Tensor:
     """Return one state for each token: the streams' mixture, or their mean where nothing says how to mix them."""
+    if model.has("output_hc_down"):
+        return _gated_mean(model, "output_hc", grouped_norm(model, "output_hc_norm", streams))
     if not model.has("output_hc_fn"):
         return streams.mean(1)
     mixes = model.linear("output_hc_fn", model.normed(streams.flatten(1)))

@@ -134,7 +134,7 @@ def test_a_file_without_them_is_verified_without_an_option(tmp_path: Path) -> No
 
 def test_a_model_without_them(tmp_path: Path) -> None:
     make("llama", tmp_path / "llama")
-    with pytest.raises(UsageError, match=r"found llama, expected bailingmoe2, bailingmoe3, deepseek2"):
+    with pytest.raises(UsageError, match=r"found llama, expected bailingmoe2, bailingmoe3, cohere2moe, deepseek2"):
         understand(open_checkpoint(str(tmp_path / "llama")), mtp=True)
     make("glm4moe", tmp_path / "glm")
     with pytest.raises(MissingError, match="found 4 blocks, expected 5"):  # transformers states one and has none

@@ -33,6 +33,14 @@ SECTIONS = {
     "rope_parameters": {**PARTIAL_ROPE["rope_parameters"], "mrope_section": [1, 1, 1], "mrope_interleaved": True},
 }
 
+QWEN4 = {
+    **DELTA, **SECTIONS, **MOE_SHARED, "layer_types": ["linear_attention", "full_attention"] * 2,
+    "output_gate_type": "sigmoid", "hc_count": 3, "hc_lowrank": 20, "ple_layer_ids": [3], "ple_embed_dim": 48,
+    "ple_conv_kernel_size": 3, "ngram_size": 3, "heads_per_ngram": 4, "ngram_vocab_size_base": 50,
+    "make_ngram_vocab_size_divisible_by": 16, "split_ngram_parts": 7, "indexer_n_heads": 9, "indexer_kv_heads": 1,
+    "indexer_head_dim": 14, "indexer_budget": 6, "indexer_compress_ratio": 3, "eos_token_id": 42,
+}
+
 MODELS: dict[str, Tiny] = {
     "qwen2": Tiny("Qwen2", {**with_rope(), "tie_word_embeddings": True}),
     "qwen2 window": Tiny(
@@ -60,6 +68,9 @@ MODELS: dict[str, Tiny] = {
         "Qwen3_5",
         {**DELTA, **SECTIONS, "linear_num_value_heads": 2, "num_hidden_layers": 2, "layer_types": THREE_IN_FOUR[2:]},
     ),
+    "qwen4exp": Tiny("Qwen4Exp", QWEN4),
+    "qwen4exp without hashes": Tiny("Qwen4Exp", {**QWEN4, "ple_layer_ids": None, "layer_types": THREE_IN_FOUR}),
+    "qwen4exp that sees": Tiny("Qwen4Exp", QWEN4, head=VISUAL, outer={**QWEN_EYES, "image_token_id": 7}),
     "qwen35moe": Tiny("Qwen3_5Moe", {**DELTA, **SECTIONS, **MOE_SHARED}),
     "qwen35 that sees": Tiny("Qwen3_5", {**DELTA, **SECTIONS}, head=VISUAL, outer=QWEN_EYES),
     "qwen35moe that sees": Tiny(

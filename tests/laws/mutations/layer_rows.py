@@ -163,6 +163,23 @@ PARTS = (
         ("factor of Muse's queries left out", "muse glimmer", "transformers", 'float(values["qk_scale"])', "1.0"),
     ),
     *among(
+        A + "_qwen4",
+        ("queries and keys of Qwen4-Exp's indexer exchanged", "qwen4exp", "logits",
+         'joint, Split("0", queries)', 'joint, Split("index_dim", f"{queries}+index_dim")'),
+        ("key of the hash's factors misspelt", "qwen4exp", "loader", '"ple.layer_multipliers"', '"ple.multipliers"'),
+        ("block of hashed sequences counted from zero", "qwen4exp", "reading", "tuple(n - 1 for n in found)",
+         "tuple(n for n in found)"),
+        ("Qwen4-Exp's blocks as long as its indexer has heads", "qwen4exp", "reading",
+         '{"hf": "indexer_compress_ratio"}', '{"hf": "indexer_n_heads"}'),
+        ("norms of Qwen4-Exp's streams as they are", "qwen4exp", "logits", "width=width, layout=ADD_ONE)",
+         "width=width)"),
+    ),
+    *among(
+        A + "qwen4exp",
+        ("silu behind Qwen4-Exp's delta nets", "qwen4exp", "transformers", '"delta_gate": "sigmoid"',
+         '"delta_gate": "silu"'),
+    ),
+    *among(
         A + "_mimo",
         ("MiMo's window one short", "mimo2 of a window", "transformers", 'int(values["window_before"]) + 1',
          'int(values["window_before"])'),

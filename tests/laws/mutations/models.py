@@ -32,7 +32,7 @@ MODELS = {
         "llama4", "nemotron", "kimi linear", "granite hybrid", "minicpm3", "dots1", "seed_oss", "glm4moe", "olmo3",
         "glm4", "afmoe", "jamba", "apertus", "qwen3vl", "qwen3vlmoe", "olmoe", "jais2", "ernie4_5", "ernie4_5_moe",
         "phimoe", "chameleon", "unlimited ocr", "hrm", "minimax-01", "step35",
-        "muse glimmer", "qwen3next", "qwen35", "lfm2", "gemma3n", "gpt-oss", "dbrx", "falcon-h1",
+        "muse glimmer", "qwen3next", "qwen35", "qwen4exp", "lfm2", "gemma3n", "gpt-oss", "dbrx", "falcon-h1",
         "cohere2", "cohere2moe", "mistral4", "hunyuan dense", "deepseek v4",
     )},
     "minimax-m3": Model("minimax-m3", {"index_topk_blocks": 9}),

@@ -11,15 +11,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def convolved(model: Model, name: str, x: Tensor, ahead: int = 0) -> Tensor:
+def convolved(model: Model, name: str, x: Tensor, ahead: int = 0, dilation: int = 1) -> Tensor:
     """Return x `(tokens, channels)` convolved with the kernels of tensor `name`, plus its bias, if it has one.
 
     The kernels' last axis is the taps; the last tap multiplies the newest token, or the one `ahead` of it.
+    Taps are `dilation` tokens from each other.
     """
     kernel = model.weights.vector(f"{name}.weight").view(x.shape[-1], -1)
-    width = kernel.shape[-1]
-    padded = torch.cat((x.new_zeros(width - 1 - ahead, x.shape[-1]), x, x.new_zeros(ahead, x.shape[-1])))
-    mixed = torch.stack([kernel[:, tap] * padded[tap : tap + len(x)] for tap in range(width)]).sum(0)
+    starts = range(0, kernel.shape[-1] * dilation, dilation)
+    padded = torch.cat((x.new_zeros(starts[-1] - ahead, x.shape[-1]), x, x.new_zeros(ahead, x.shape[-1])))
+    mixed = torch.stack([kernel[:, tap] * padded[at : at + len(x)] for tap, at in enumerate(starts)]).sum(0)
     return model.biased(name, mixed)
 
 

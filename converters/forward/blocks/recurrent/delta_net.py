@@ -39,7 +39,8 @@ def gated_delta_net(model: Model, block: str, x: Tensor) -> Tensor:
     step = torch.nn.functional.softplus(model.biased(f"{block}ssm_dt", alpha))
     fade = torch.exp(decay_rate(model, block) * step)[..., None]
     out = model.normed(delta_rule(q, k, v.view(len(x), heads, -1), fade, torch.sigmoid(beta)))
-    out = out * model.weights.vector(f"{block}ssm_norm.weight") * silu(gate.reshape(out.shape))
+    opened = silu if model.recipe.delta_gate == "silu" else torch.sigmoid
+    out = out * model.weights.vector(f"{block}ssm_norm.weight") * opened(gate.reshape(out.shape))
     return model.linear(f"{block}ssm_out", out.flatten(1)).float()
 
 

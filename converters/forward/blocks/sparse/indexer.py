@@ -149,3 +149,26 @@ def not_chosen(model: Model, block: str, x: Tensor, turn: Rotation, hidden: Tens
     chosen = worth.topk(min(sizes["top_blocks"], blocks), -1).indices
     seen = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, chosen, True)
     return hidden | ~seen.gather(-1, number.expand_as(scores))
+
+
+def not_chosen_by_mean(model: Model, block: str, x: Tensor, turn: Rotation, hidden: Tensor) -> Tensor:
+    """Return what attention does not see where small heads choose blocks of tokens by their mean key (Qwen4-Exp).
+
+    The result is bool `(tokens, tokens)`; arguments as those of `not_chosen`. The tokens behind the last whole block
+    are always seen. Definitions: transformers `Qwen4ExpTextQSAIndexer`, llama.cpp `qwen4exp.cpp` (`build_qsa_sel`).
+    """
+    sizes, count, size = model.sizes, len(x), model.sizes["block_tokens"]
+    q = model.linear(f"{block}indexer.q_proj", x)
+    if model.recipe.indexer_qk == "joint":
+        q, k = q[:, : -sizes["index_dim"]], q[:, -sizes["index_dim"] :]
+    else:
+        k = model.linear(f"{block}indexer.k_proj", x)
+    whole = count // size * size
+    if not whole:
+        return hidden
+    k = model.norm(f"{block}indexer.k_norm", k[:whole].view(-1, size, k.shape[-1]).mean(1))[:, None]
+    starts = None if turn is None else (turn[0][:whole:size], turn[1][:whole:size])
+    q = model.norm(f"{block}indexer.q_norm", q.view(count, sizes["index_heads"], -1))
+    q, k = rotate(q, turn, model.rope), rotate(k, starts, model.rope)[:, 0]
+    score = torch.relu(torch.einsum("thd,sd->ths", q, k)).sum(1)
+    return hidden | ~_expanded(score, size, sizes["index_top_k"] // size)
