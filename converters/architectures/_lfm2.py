@@ -53,10 +53,13 @@ def no_bias(values: Values) -> list[float]:
     return [0.0] * values["n_expert"]
 
 
+KINDS = {"conv": False, "full_attention": True}
+"""Words of `layer_types`: the first of each meaning is what an exported configuration says."""
+ATTENDS = replace(hybrid.ATTENDS, words=KINDS)
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_HEAD,
     hybrid.HEADS_KV_DECLARED, *hybrid.ATTENDS_DECLARED,
-    hybrid.ATTENDS, hybrid.HEADS_KV,
+    ATTENDS, hybrid.HEADS_KV,
     common.HEAD_DIM, common.HEAD_DIM_V,
     replace(common.RMS_EPS, fields={"hf": "norm_eps|block_norm_eps"},
             defaults=(Default(1e-5, "transformers' default", dialect="hf"),)),
@@ -68,13 +71,13 @@ HPARAMS = (
 # Of the model that makes sound of codes every block that attends has a window (LiquidAI `detokenizer.py`).
 WINDOW = (
     HParam("layers_stated", None, BOOL, {"hf": "layer_types"}, required=False, length="n_layer",
-           words={**dict.fromkeys(hybrid.KINDS, False), "sliding_attention": True}),
+           words={**dict.fromkeys(KINDS, False), "sliding_attention": True}),
     HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False, check="0 < window_stated"),
     HParam("windowed", None, BOOL, required=False),
     HParam("n_swa", "attention.sliding_window", derive=window, absent=0),
 )
 WINDOWED = tuple(
-    replace(param, words={**hybrid.KINDS, "sliding_attention": True}) if param is hybrid.ATTENDS else param
+    replace(param, words={**KINDS, "sliding_attention": True}) if param is ATTENDS else param
     for param in HPARAMS
 )
 ADJUSTED = (
