@@ -16,7 +16,6 @@ from typing import Any
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.hparams import Known, Param, Solver, absents, bound_shape, implied, is_size
 from ggferry.converters.model_graph.tensor_roles import (
-    ZEROS,
     Slot,
     assign,
     check_conditions,
@@ -254,7 +253,9 @@ def _check_biases(
     """Check that biases which the configuration states and no role has were there, and zeros. Raises MissingError."""
     flags = [param for param in architecture.hparams if param.nonzero and values.get(param.name) is True]
     absent = (param for param in flags if not any(is_bias_of(role, param.name) for role in architecture.roles))
-    if (missing := next(absent, None)) is not None and not any(drop.reason == ZEROS.reason for drop in dropped):
+    if (missing := next(absent, None)) is not None and not any(
+        drop.follows and drop.ref.name.endswith(".bias") for drop in dropped
+    ):
         place = missing.fields["hf"].replace("|", " or ")
         raise MissingError(f"no tensor is a bias, and config.json says {place}", path=checkpoint.path)
 

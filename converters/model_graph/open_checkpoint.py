@@ -140,8 +140,9 @@ def _described(checkpoint: Checkpoint) -> Checkpoint:
     if kind_of(checkpoint.container) is not Kind.TRAINING or "architectures" in checkpoint.metadata:
         return checkpoint
     from ggferry.converters.model_graph.class_defaults.class_of_type import with_class
+    from ggferry.converters.trainer_names.recognize import is_of_trainer
 
-    return with_class(checkpoint)
+    return checkpoint if is_of_trainer(checkpoint) else with_class(checkpoint)
 
 
 def _not_for(arch: str | None, path: str, container: str) -> UsageError:

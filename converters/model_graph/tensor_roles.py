@@ -143,7 +143,7 @@ def _of_zeros(
             f"tensor has no role in a {architecture.name} model", path=checkpoint.path, offset=offset, found=ref.name
         )
     raise UnsupportedError(
-        f"a bias that is not all zeros, of {role.name}: GGUF's {architecture.name} has no place for it",
+        f"nonzero bias of {role.name}: GGUF's {architecture.name} has no place for it",
         path=checkpoint.path,
         offset=offset,
         found=ref.name,

@@ -22,6 +22,12 @@ _TRAINERS = (
 )
 
 
+def is_of_trainer(checkpoint: Checkpoint) -> bool:
+    """Return whether tensors have names from which no class of transformers can be told (mlx-lm's are nearly those)."""
+    others = (named for named, as_transformers in _TRAINERS if as_transformers is not mlx_lm.as_transformers)
+    return any(is_named_so(checkpoint) for is_named_so in others)
+
+
 def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
     """Return a training checkpoint by the names of transformers, where its own are a trainer's; else as it is.
 

@@ -383,7 +383,12 @@ UNKNOWN = document(
 H_LIST: dict[str, tuple[Callable[[Path], Path], Change, type[e.GgferryError], str]] = {
     "H01 no configuration": (merged, file("config.json", None), e.MissingError, "config.json does not say which"),
     "H01 not JSON": (merged, file("config.json", "<html>"), e.EncodingError, "config.json@0x0: not JSON"),
-    "H01 no class": (merged, document("config.json", lambda held: held.pop("architectures")), e.MissingError, "say"),
+    "H01 no class": (
+        merged,
+        document("config.json", lambda held: (held.pop("architectures"), held.pop("model_type"))),
+        e.MissingError,
+        "say",
+    ),
     "H01 an empty list": (merged, configured(architectures=[]), e.MissingError, "config.json does not say which"),
     "H02 an unknown class": (
         merged,

@@ -235,7 +235,7 @@ def test_without_pooling_bert_says_nothing_and_nomic_its_mean(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("bert", "hidden_act", "relu"), ("bert", "hidden_act", "gelu_new"), ("bert", "num_attention_heads", 5),
+        ("bert", "hidden_act", "relu"), ("bert", "hidden_act", "silu"), ("bert", "num_attention_heads", 5),
         ("bert", "position_embedding_type", "relative_key"), ("bert", "is_decoder", True),
         ("bert", "type_vocab_size", 3), ("bert", "max_position_embeddings", 41), ("bert", "num_hidden_layers", 2),
         ("bert", "num_attention_heads", 0), ("bert", "layer_norm_eps", "a"), ("nomic", "hidden_act", "gelu"),

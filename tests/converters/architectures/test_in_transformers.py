@@ -128,7 +128,7 @@ def test_a_class_that_no_file_can_say_is_refused_with_the_reason(cls: str, llama
 
 def test_a_configuration_without_a_class(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="architecture"):
-        bound(llama, tmp_path / "x", lambda config, _: config.pop("architectures"))
+        bound(llama, tmp_path / "x", lambda config, _: (config.pop("architectures"), config.pop("model_type")))
 
 
 @pytest.mark.parametrize(

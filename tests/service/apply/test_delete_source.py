@@ -221,6 +221,8 @@ def test_the_plan_is_not_believed_about_what_is_lost(lossy: Path, tmp_path: Path
 
 
 FOLLOW = {
+    "model.ple_embedding.layer_multipliers",  # numbers that become keys, as the next
+    "model.ple_embedding.ngram_heads_*",
     "*.inv_freq",
     "*.rotary.inv_freq",
     "*.rotary_emb.inv_freq",
