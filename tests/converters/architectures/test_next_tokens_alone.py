@@ -113,7 +113,7 @@ def test_it_is_verified_without_an_option_and_not_taken_for_another(tmp_path: Pa
 
 def test_refusals(tmp_path: Path) -> None:
     make("llama", tmp_path / "llama")
-    with pytest.raises(UsageError, match=r"--mtp-only: .* found llama, expected bailingmoe2, .*, cohere2moe, deepseek2"):
+    with pytest.raises(UsageError, match=r"--mtp-only: .* found llama, expected bailingmoe2, .*cohere2moe, "):
         convert(request_of(tmp_path / "llama", tmp_path / "x.gguf", mtp_only=True))
     predicting("qwen35", tmp_path / "hf")
     with pytest.raises(UsageError, match="--no-mtp and --mtp-only"):
