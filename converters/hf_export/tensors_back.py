@@ -31,6 +31,8 @@ from ggferry.support.records import dataclass
 
 _OTHER_HALF = ".n_deepstack_layers"
 """What a text model's file says of the vision encoder, which it does not hold."""
+NOWHERE = 1 << 62
+"""Where the bytes of tensors lie that only stand for those of a folder: their values are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ def _imagined(config: Mapping[str, Any], tensors: tuple[SourceTensor, ...]) -> C
     source, found = Computed(), dict[str, TensorRef]()
     for tensor in tensors:
         if tensor.nodes:
-            found[tensor.name] = TensorRef(tensor.name, tensor.type, tensor.shape, (Span(0, 0, tensor.shape),))
+            found[tensor.name] = TensorRef(tensor.name, tensor.type, tensor.shape, (Span(0, NOWHERE, tensor.shape),))
         else:
             number = float(tensor.rows.read(np.zeros(1, np.int64))[0, 0])
             found[tensor.name] = source.add(tensor.name, [number], (1,), 0)
