@@ -21,8 +21,7 @@ def exact_types(graph: ModelGraph, node: Node) -> tuple[str, ...]:
 
     None do where the layout takes blocks apart, or the tensor is a vector of the model.
     """
-    pinned = node.role.always_f32 or node.role.plain or node.role.half
-    if not node.layout.block_safe or pinned or math.prod(node.shape[:-1]) == 1:
+    if not node.layout.block_safe or node.role.pinned or math.prod(node.shape[:-1]) == 1:
         return ()
     if own_scales(graph, node) and not _has_place_for_scales(graph, node):
         return ()

@@ -112,10 +112,7 @@ def choose_types(
         n.name: _of_gguf(n) if as_is and not n.inputs[0].derived else _kept(graph, n, options, exact.get(n.name, ()))
         for n in graph.nodes
     }
-    tensors = [
-        TensorInfo(n.name, n.shape, kept[n.name][0].name, n.role.always_f32 or n.role.plain or n.role.half, form_of(n))
-        for n in graph.nodes
-    ]
+    tensors = [TensorInfo(n.name, n.shape, kept[n.name][0].name, n.role.pinned, form_of(n)) for n in graph.nodes]
     try:
         choices = choose(
             options.recipe(),

@@ -162,6 +162,11 @@ class Role:
     place: Place | None = field(default=None, repr=False, compare=False)
 
     @property
+    def pinned(self) -> bool:
+        """Whether runtimes decide its type, and not what the model is converted to."""
+        return self.always_f32 or self.plain or self.half
+
+    @property
     def per_block(self) -> bool:
         """Whether every block may have one."""
         return "{n}" in self.name

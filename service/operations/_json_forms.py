@@ -30,7 +30,7 @@ from ggferry.converters.rewrite.block_check import ChangedBlock
 from ggferry.converters.supported import Family, KindOfBlock, OutType
 from ggferry.service.operations._rewritten import PlannedFile
 from ggferry.service.operations.publish import Publication
-from ggferry.service.records.fields import KeyDifferenceRecord, TensorDifferenceRecord
+from ggferry.service.records.fields import DifferenceFields
 
 # --- convert, quantize ----------------------------------------------------------------------------------------------
 
@@ -505,18 +505,11 @@ class CheckedManifest(TypedDict):
     right: int
 
 
-class DifferenceForm(TypedDict):
-    """How two models differ."""
+class DifferenceForm(DifferenceFields):
+    """How two models differ; `first`, `second`: what they were called."""
 
     first: str
     second: str
-    differs: bool
-    keys: list[KeyDifferenceRecord]
-    tensors: list[TensorDifferenceRecord]
-    same_keys: int
-    same_tensors: int
-    same_values: int
-    looked: bool
 
 
 # --- the server and its client ----------------------------------------------------------------------------------------

@@ -419,17 +419,22 @@ class TensorDifferenceRecord(TypedDict):
     not_finite: bool
 
 
-class DifferenceRecord(TypedDict):
-    """How two models differ, as `ggferry diff` says; `by_roles` where their tensors have other names."""
+class DifferenceFields(TypedDict):
+    """How two models differ, as `ggferry diff` says."""
 
     differs: bool
-    by_roles: bool
     keys: list[KeyDifferenceRecord]
     tensors: list[TensorDifferenceRecord]
     same_keys: int
     same_tensors: int
     same_values: int
     looked: bool
+
+
+class DifferenceRecord(DifferenceFields):
+    """How two models of a server differ; `by_roles` where their tensors have other names."""
+
+    by_roles: bool
 
 
 class Bulk(TypedDict):

@@ -195,7 +195,7 @@ def glma_of_its_publisher(folder: Path) -> Made:
     t = {name.removeprefix("audio_encoder."): value for name, value in more.items()}
     mel = spectrum(16, 64)
 
-    def turned(x: Any) -> Any:
+    def rotated(x: Any) -> Any:
         angles = torch.arange(len(x))[:, None] * 10000.0 ** (-torch.arange(0, 4, 2) / 4).double()
         pairs = torch.view_as_complex(x[..., :4].unflatten(-1, (2, 2)).contiguous())
         pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
@@ -203,7 +203,7 @@ def glma_of_its_publisher(folder: Path) -> Made:
 
     def attended(layer: Any, x: Any) -> Any:
         q, k, v = (getattr(layer, f"{part}_proj")(x).view(-1, 3, 8) for part in "qkv")
-        q, k, v = (part.transpose(0, 1)[None] for part in (turned(q), turned(k), v))
+        q, k, v = (part.transpose(0, 1)[None] for part in (rotated(q), rotated(k), v))
         found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
         return layer.out_proj(found[0].transpose(0, 1).flatten(1))
 
