@@ -58,15 +58,21 @@ def main() -> None:
         for outtype in arguments.outtypes.split(","):
             command = [*ggferry, "convert", folder / "checkpoint", "-o", model, "--force", "--outtype", outtype]
             measure(model, *command, "--verify", "none")
-            mine, theirs = folder / "ours.gguf", folder / "theirs.gguf"
-            own = [*ggferry, "imatrix", model, "--text", text, "-o", mine, "--chunks"]
-            measure(mine, *own, 1)  # compiles what is compiled on first use
-            cost = best([measure(mine, *own, arguments.chunks) for _ in range(arguments.rounds)])
-            print(f"\n{outtype}\n  {'ggferry imatrix':<22}{cost}")
+            theirs, costs = folder / "theirs.gguf", {}
+            print(f"\n{outtype}")
+            for precision in ("auto", "f32"):
+                mine = folder / f"{precision}.gguf"
+                own = [*ggferry, "imatrix", model, "--text", text, "-o", mine, "--precision", precision, "--chunks"]
+                measure(mine, *own, 1)  # compiles what is compiled on first use
+                costs[mine] = best([measure(mine, *own, arguments.chunks) for _ in range(arguments.rounds)])
+                print(f"  {f'ggferry, {precision}':<22}{costs[mine]}", flush=True)
+            print(f"  auto and f32: {apart(*costs)}")
             if arguments.imatrix:
                 words = [arguments.imatrix, "-m", model, "-f", text, "-o", theirs, "-c", 512, "-t", os.cpu_count()]
                 runs = [measure(theirs, *words, "--chunks", arguments.chunks) for _ in range(arguments.rounds)]
-                print(f"  {'llama-imatrix':<22}{best(runs)}\n  {cost.against(best(runs))}\n  {apart(mine, theirs)}")
+                print(f"  {'llama-imatrix':<22}{best(runs)}")
+                for mine, cost in costs.items():
+                    print(f"  {mine.stem}: {cost.against(best(runs))}\n  {apart(mine, theirs)}")
     finally:
         shutil.rmtree(folder)
 

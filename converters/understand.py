@@ -20,7 +20,7 @@ from ggferry.converters.model_graph.open_checkpoint import (
     projectors_of_classes,
 )
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
-from ggferry.converters.model_graph.tensor_roles import any_of_role, is_dropped
+from ggferry.converters.model_graph.tensor_roles import count_of_role, is_dropped
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.expressions import evaluate, solve
 from ggferry.converters.unsupported_classes import refusal
@@ -28,7 +28,9 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import architectures as class_names
 from ggferry.formats.checkpoint_folder.sidecars import with_preprocessor
 from ggferry.formats.errors import (
+    DuplicateError,
     MissingError,
+    ShapeError,
     UnexpectedTensorError,
     UnsupportedError,
     UsageError,
@@ -47,6 +49,15 @@ _OF_TRAINERS = (
     f"model.{_MEGATRON}",
 )
 """Names of tensors by which `converters.trainer_names` is asked: of models by other names, no file of it is loaded."""
+OF_WRAPPING_MODULES = (
+    "module.",
+    "base_model.model.",
+    "model.model.",
+    "model.lm_head.",
+    "_orig_mod.",
+    "_forward_module.",
+)
+"""Parts of names by which `formats.pytorch.nested_state` is asked, for the same reason."""
 _OF_OTHER_LIBRARIES = ("flax", "hdf5", "keras", "orbax")
 """Containers whose names are never those of torch."""
 CLIP = "clip"
@@ -102,6 +113,10 @@ def understand(
             hint="--vocab-only converts the vocabulary",
         )
     training = kind_of(checkpoint.container) is Kind.TRAINING
+    if training and any(sign in name for name in checkpoint.tensors for sign in OF_WRAPPING_MODULES):
+        from ggferry.converters.trainer_names.model_class import unwrapped  # few models need it
+
+        checkpoint = unwrapped(checkpoint)
     declared = checkpoint.header.get("metadata")  # of safetensors
     by_library = isinstance(declared, dict) and declared.get("format") in ("tf", "mlx")
     named_otherwise = by_library or "trainer" in checkpoint.header or checkpoint.container in _OF_OTHER_LIBRARIES
@@ -119,6 +134,12 @@ def understand(
         if named == CLIP and any(name.startswith("t.") for name in checkpoint.tensors):
             what = "text encoder of CLIP alone, a file of clip.cpp, which is the only program that reads it"
         return undescribed(checkpoint, f"no table describes the {what}")
+    if mtp_only and training:
+        from ggferry.converters.next_token_blocks import bundled_dialect
+
+        for draft in architectures().values():
+            if own := bundled_dialect(checkpoint, draft):
+                return bind(checkpoint, draft, own, hparams)
     architecture, dialect = _architecture_of(whole)
     if architecture.name == CLIP and training:
         checkpoint = replace(checkpoint, metadata=with_preprocessor(checkpoint.metadata, checkpoint.sidecars))
@@ -129,12 +150,14 @@ def understand(
     if fuse_qkv or _has(checkpoint, ".attn_qkv.weight"):
         architecture = _fused(checkpoint, architecture, dialect)
     if mtp_only or _has(checkpoint, ".nextn."):
-        from ggferry.converters.next_token_blocks import alone, are_alone
+        from ggferry.converters.next_token_blocks import ALONE, alone, are_alone, only_alone
 
         if mtp_only and mtp is False:
             raise UsageError("--no-mtp and --mtp-only", path=checkpoint.path, expected="one of them")
         if are_alone(checkpoint, architecture):
             return bind(checkpoint, alone(architecture), dialect, hparams)
+        if only_alone(architecture):
+            dialect = ALONE
     trunk = architecture
     if mtp is not False and checkpoint.container != "gguf":
         architecture = _predicting(checkpoint, architecture, dialect, required=mtp is True or mtp_only)
@@ -156,18 +179,15 @@ def understand(
         )
     try:
         graph = bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
-    except MissingError as error:
+    except (MissingError, ShapeError, DuplicateError, UnexpectedTensorError) as error:
+        if checkpoint.container == "gguf" and isinstance(error, UnexpectedTensorError):
+            return undescribed(checkpoint, f"{error.message} ({error.found})")
         if mtp is not None or mtp_only or architecture is trunk:
             raise
-        note = (
-            f"blocks that predict further tokens are left out, as they are not whole: {error.message} ({error.found})"
-        )
         graph = bind(checkpoint, trunk, dialect, hparams, tensors=not vocab_only)
+        what = "not whole" if isinstance(error, MissingError) else "no blocks of this architecture"
+        note = f"blocks that predict further tokens are left out, as they are {what}: {error.message} ({error.found})"
         return replace(graph, notes=(*graph.notes, note))
-    except UnexpectedTensorError as error:
-        if checkpoint.container != "gguf":
-            raise
-        return undescribed(checkpoint, f"{error.message} ({error.found})")
     if (mtp or mtp_only) and not graph.sizes.get("n_nextn"):
         raise UsageError("--mtp: the model states no blocks that predict further tokens", path=checkpoint.path)
     if mtp:
@@ -186,12 +206,19 @@ def _has(checkpoint: Checkpoint, part: str) -> bool:
 
 def _fused(checkpoint: Checkpoint, architecture: Architecture, dialect: str) -> Architecture:
     """Return the architecture with queries, keys and values in one tensor: as a GGUF file has them, or as asked for."""
-    from ggferry.converters.schema.fused_attention import check_fusing, fused, was_fused  # few models need it
+    from ggferry.converters.schema.fused_attention import (  # few models need them
+        check_fusing,
+        fused,
+        fused_where,
+        was_fused,
+    )
 
     if checkpoint.container != "gguf":
         check_fusing(architecture, architecture.dialect(dialect).column, checkpoint.path)
         return fused(architecture)
-    return fused(architecture) if was_fused(checkpoint, architecture) else architecture
+    if not was_fused(checkpoint, architecture):
+        return architecture
+    return fused(architecture, fused_where(checkpoint, architecture))
 
 
 def _predicting(checkpoint: Checkpoint, architecture: Architecture, dialect: str, *, required: bool) -> Architecture:
@@ -210,9 +237,22 @@ def _predicting(checkpoint: Checkpoint, architecture: Architecture, dialect: str
             expected=", ".join(names),
         )
     naming = architecture.dialect(dialect)
-    if not able or not (required or any_of_role(NEXT_TOKENS, checkpoint, architecture, naming)):
+    found = count_of_role(NEXT_TOKENS, checkpoint, architecture, naming) if able else 0
+    if not able or not (required or found):
         return architecture
-    return architecture.with_dialect(replace(naming, fixed={**naming.fixed, "mtp": True}))
+    if naming.column not in architecture.role(NEXT_TOKENS).sources:
+        raise UsageError(
+            "--mtp: of this architecture a file holds the blocks that predict further tokens alone, or the decoder",
+            found=architecture.name,
+            hint="--mtp-only writes the blocks",
+        )
+    if architecture.further_fused:
+        from ggferry.converters.schema.fused_attention import FURTHER, can_be_fused, fused
+
+        architecture = fused(architecture, FURTHER) if can_be_fused(architecture) else architecture
+    hparams = {param.name for param in architecture.hparams}
+    fixed = {name: value for name, value in {"mtp": True, "nextn_found": found}.items() if name in hparams}
+    return architecture.with_dialect(replace(naming, fixed={**naming.fixed, **fixed}))
 
 
 def _plain(checkpoint: Checkpoint) -> Checkpoint:

@@ -21,13 +21,10 @@ NAMED = 3
 """How many classes, tensors or keys a message names."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
-_SPEECH = "it makes sound: llama.cpp reads a file of {}; nothing here computes it, so that no file could be proved"
 REASONS: Mapping[str, str] = {
     "DistilBertForSequenceClassification": "its classifier has a ReLU, for which llama.cpp has no word",
-    "DeepseekV4DSparkModel": "a draft whose blocks are DeepSeek V4's: llama.cpp's dflash loads them, and no table of "
-    "drafts has them",
-    "PocketTTSModel": _SPEECH.format("its backbone (pockettts) beside one of what makes waves of its latents"),
-    "Qwen3TTSForConditionalGeneration": _SPEECH.format("its talker (qwen3tts) beside one of its code predictor"),
+    "PocketTTSModel": "it makes sound: llama.cpp reads a file of its backbone (pockettts) beside one of what makes "
+    "waves of its latents; nothing here computes it, so that no file could be proved",
     "Rwkv5ForCausalLM": "no GGUF architecture has RWKV-5's time mix: llama.cpp knows RWKV-6 and RWKV-7",
     "NanoChatForCausalLM": "no GGUF architecture norms without weights, turns before it norms queries and keys, "
     "squares a relu and caps logits",
@@ -36,8 +33,6 @@ REASONS: Mapping[str, str] = {
     "PersimmonForCausalLM": "no GGUF architecture norms queries and keys by layer norms with biases, turns a part of "
     "each head and squares a relu",
     "XGLMForCausalLM": "no GGUF architecture with its graph computes positions as sines",
-    "GraniteSwitchForCausalLM": "adapters that tokens of the text switch on: nothing here computes them, so that no "
-    "file could be proved",
     "UltravoxModel": "its text model is a checkpoint of its own, which is converted; of this one `ggferry convert "
     "FOLDER` writes the audio encoder, as --mmproj only does",
 }

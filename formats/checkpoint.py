@@ -56,6 +56,9 @@ class Derivation:
     form: str = ""
     merged: str = ""
     """What was added to the base's values, in words, where adapters are merged into it."""
+    linear: bool = False
+    """Whether the program that quantized it made a linear layer of it, which has a row for each output, also where the
+    model's own class has a column for each (transformers' Conv1D)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)  # a header may state half a million

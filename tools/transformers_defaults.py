@@ -27,9 +27,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from transformers_keys import classes
 
 HEAD = """\
-# What transformers {version} takes for keys that a config.json leaves out: model type | classes | parts | key=value.
-# A part is a member that describes the text model, with its model type. Made by tools/transformers_defaults.py; not
-# edited by hand.
+# What transformers {version} takes for keys that a config.json leaves out: model type | classes | parts | other
+# names | key=value. A part is a member that describes the text model, with its model type; another name is one that the
+# class takes for a key. Made by tools/transformers_defaults.py; not edited by hand.
 """
 ROPE = "rope_parameters"
 PROBE = 12345.0
@@ -46,8 +46,9 @@ def read_keys() -> set[str]:
 
 
 def parts() -> set[str]:
-    """Return the members that describe the text model of a larger one, as our tables know them."""
-    dialects = (dialect for spec in architectures().values() for dialect in spec.dialects)
+    """Return the members that describe the text model of a larger one, as our tables of its classes know them."""
+    own = (spec for spec in architectures().values() if any(hasattr(transformers, name) for name in spec.hf_classes))
+    dialects = (dialect for spec in own for dialect in spec.dialects)
     return {dialect.config_section for dialect in dialects if dialect.config_section}
 
 
@@ -110,8 +111,10 @@ def rope(kind: Any) -> Iterator[tuple[str, Any]]:
     found = made(kind).get(ROPE) or {}
     nested = {name: value for name, value in found.items() if isinstance(value, dict)}
     if nested:
+        made_of_others = {item.name for item in dataclasses.fields(kind) if item.default is None}
         for name, value in nested.items():
-            yield from ((f"{ROPE}.{name}.{key}", one) for key, one in value.items() if one is not None)
+            kept = ((key, one) for key, one in value.items() if one is not None and key not in made_of_others)
+            yield from ((f"{ROPE}.{name}.{key}", one) for key, one in kept)
         return
     beside = {"rope_theta": PROBE, "partial_rotary_factor": 0.5}
     probed = made(kind, **beside).get(ROPE) or {}
@@ -158,7 +161,7 @@ def main() -> None:
     print(HEAD.format(version=transformers.__version__), end="")
     asked, within = read_keys(), parts()
     wanted = {kind: names for kind, names in classes().items() if kind in CONFIG_MAPPING and can_be_empty(kind)}
-    lines: dict[str, tuple[str, str, Any]] = {}
+    lines: dict[str, tuple[str, str, str, Any]] = {}
     rest = [(kind, CONFIG_MAPPING[kind], " ".join(sorted(names))) for kind, names in sorted(wanted.items())]
     while rest:
         kind, cls, names = rest.pop(0)
@@ -166,11 +169,14 @@ def main() -> None:
         rest += [(sub.model_type, sub, "") for sub in inner.values() if sub.model_type not in wanted]
         if kind not in lines:
             said = " ".join(f"{part}:{sub.model_type}" for part, sub in sorted(inner.items()))
-            lines[kind] = (names, said, defaults(cls, asked) | dict(changed_parts(cls, inner, asked)))
-    for kind, (names, said, found) in sorted(lines.items()):
+            own = {item.name for item in dataclasses.fields(cls)}  # set in their order: the key's own default is last
+            aliases = sorted(pair for pair in cls.attribute_map.items() if pair[1] in asked and pair[0] not in own)
+            others = " ".join(f"{alias}:{key}" for alias, key in aliases)
+            lines[kind] = (names, said, others, defaults(cls, asked) | dict(changed_parts(cls, inner, asked)))
+    for kind, (names, said, others, found) in sorted(lines.items()):
         items = sorted(found.items())  # transformers makes some of sets
         text = " ".join(f"{key}={json.dumps(value, separators=(',', ':'), sort_keys=True)}" for key, value in items)
-        print(kind, names, said, text, sep=" | ")
+        print(kind, names, said, others, text, sep=" | ")
 
 
 if __name__ == "__main__":

@@ -21,18 +21,9 @@ from ggferry.converters.model_graph.open_checkpoint import architectures, open_c
 from ggferry.converters.model_graph.tensor_roles import Slot, assign, check_conditions, origin_of
 from ggferry.converters.schema.architecture import Architecture, From, Role
 from ggferry.converters.schema.expressions import evaluate
-from ggferry.converters.schema.layouts import (
-    SAME,
-    Elementwise,
-    Layout,
-    Rearrange,
-    Regroup,
-    Shape,
-    Split,
-    Stack,
-    Then,
-    Transpose,
-)
+from ggferry.converters.schema.layouts.base import SAME, Elementwise, Layout, Shape, Then
+from ggferry.converters.schema.layouts.order import Rearrange, Regroup, TailPairs
+from ggferry.converters.schema.layouts.parts import Split, Stack, Transpose
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import MissingError, ShapeError, UnsupportedError, UsageError
@@ -295,7 +286,7 @@ def row_layout(layout: Layout) -> Layout | None:
         case Then(first=first, second=second):
             before, after = row_layout(first), row_layout(second)
             return None if before is None or after is None else Then(before, after)
-        case Rearrange() | Regroup() | Split() | Stack():
+        case Rearrange() | Regroup() | TailPairs() | Split() | Stack():
             return layout
     return layout if layout == SAME else None
 

@@ -13,14 +13,16 @@ from ggferry.converters.adapters.bind import row_layout
 from ggferry.converters.adapters.merge import Changed, Model, Side, does_not_fit, merged_into, oriented
 from ggferry.converters.adapters.merge_experts import ExpertProduct, expert_changes, names_of_experts, of_stack
 from ggferry.converters.adapters.merge_parts import Change, ExpertPair, Parts
-from ggferry.converters.adapters.merged_rows import Bias, Factor, LaidOut, Product
+from ggferry.converters.adapters.merge_vocabulary import check_tokens
+from ggferry.converters.adapters.merged_rows import Bias, Factor, LaidOut, Product, TokenRows
 from ggferry.converters.adapters.merged_rows import Change as RowChange
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.model_graph.hparams import is_size
 from ggferry.converters.model_graph.tensor_roles import Slot, assign, origin_of
 from ggferry.converters.prequantized.dequantized_rows import reshaped
 from ggferry.converters.prequantized.recognize import dequantized
-from ggferry.converters.schema.layouts import SAME, Layout, Stack, Then, Transpose
+from ggferry.converters.schema.layouts.base import SAME, Layout, Then
+from ggferry.converters.schema.layouts.parts import Stack, Transpose
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnexpectedTensorError, UnsupportedError
@@ -152,6 +154,11 @@ class GgufModel(Model):
                 path=parts.checkpoint.path,
                 found=slot.refs[0].name,
             )
+        if change.tokens:
+            if rows != SAME or len(shape) != 2 or change.a.shape != (len(change.tokens), shape[1]):
+                raise does_not_fit(slot.name, change.a.shape, (len(change.tokens), *shape[1:]), parts)
+            check_tokens(parts.checkpoint, slot.name, change.tokens, shape[0])
+            return TokenRows(self._factor(slot, change.a, SAME, change.a.shape, parts), change.tokens)
         if change.added:
             if change.a.shape != shape:
                 raise does_not_fit(slot.name, change.a.shape, shape, parts)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ggferry.converters.adapters.merge_vocabulary import token_indices
 from ggferry.converters.adapters.source import FLOATS, Scaling, configuration, low_of, refuse_kinds
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.checkpoint import AdapterFile, Checkpoint, TensorRef
@@ -30,15 +31,17 @@ from ggferry.formats.reader import Kind, kind_of
 from ggferry.support.records import dataclass
 
 MLX, PEFT = "adapters.safetensors", ("adapter_model.safetensors", "adapter_model.bin")
-CARRIED = ("use_dora", "lora_bias", "modules_to_save", "bias", "target_parameters")
+CARRIED = ("use_dora", "lora_bias", "modules_to_save", "bias", "target_parameters", "trainable_token_indices")
 """Settings of PEFT that only merging gets right."""
 TOP = "base_model.model."
 _NAMES = (
     ("low", re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.(?P<adapter>[^.]+))?\.weight")),
     ("bias", re.compile(r"(?P<module>.+)\.lora_B(?:\.(?P<adapter>[^.]+))?\.bias")),
     ("embedding", re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(?:\.(?P<adapter>[^.]+))?")),
+    ("tokens", re.compile(r"(?P<module>.+?)(?:\.token_adapter)?\.trainable_tokens_delta(?:\.(?P<adapter>[^.]+))?")),
     ("magnitude", re.compile(r"(?P<module>.+)\.lora_magnitude_vector(?:\.(?P<adapter>[^.]+))??(?:\.weight)?")),
 )
+_WRAPPED = ".lora_magnitude_vector.weight"
 _MLX_NAME = re.compile(r"(?P<module>.+)\.(?P<side>lora_a|lora_b|m)")
 _EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in")
 
@@ -56,6 +59,7 @@ class Change:
         magnitude: DoRA's magnitudes.
         beneath: The tensor that takes the base's place before the product is added (PEFT saves embeddings so).
         added: Whether a vector is added instead of replacing the tensor.
+        tokens: Whose rows A has, which take the place of theirs; none where it is no such tensor.
     """
 
     a: TensorRef
@@ -66,11 +70,12 @@ class Change:
     magnitude: TensorRef | None = None
     beneath: TensorRef | None = None
     added: bool = False
+    tokens: tuple[int, ...] = ()
 
     @property
     def whole(self) -> bool:
         """Return whether the tensor replaces the base's."""
-        return self.b is None and not self.added
+        return self.b is None and not self.added and not self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,7 @@ class Parts:
         conv1d: Whether PEFT says that modules store their weights transposed (fan_in_fan_out).
         tied: Whether the embedding and the output stay one matrix though the adapter changes one of them.
         experts: Pairs for stacked matrices of experts.
+        unused: Tensors that PEFT wrote beside those that it loads.
     """
 
     checkpoint: Checkpoint
@@ -113,6 +119,7 @@ class Parts:
     conv1d: bool = False
     tied: bool = False
     experts: tuple[ExpertPair, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 def path_and_scale(text: str) -> tuple[str, float]:
@@ -174,11 +181,18 @@ def _peft(file: AdapterFile, config: Mapping[str, Any]) -> Parts:
     experts = tuple(_expert_pairs(file, config))
     of_experts = {ref.name for pair in experts for ref in (pair.a, pair.b)}
     own = {name: ref for name, ref in checkpoint.tensors.items() if name not in of_experts}
-    pairs, found = _sorted(replace(checkpoint, tensors=own))
+    pairs, found, unused = _sorted(replace(checkpoint, tensors=own))
     scaling, changes = Scaling(checkpoint, config), dict[str, Change]()
     for module, sides in pairs.items():
+        if sides.keys() == {"tokens"}:
+            rows = sides["tokens"]
+            _refuse_scale(file, rows)
+            changes[f"{module}.weight"] = Change(rows, tokens=token_indices(checkpoint, config, module, rows.shape[0]))
+            continue
         if missing := {"A", "B"} - sides.keys():
             raise MissingError(f"lora_{min(missing)} of {module!r} missing", path=checkpoint.path)
+        if "tokens" in sides:
+            raise AmbiguousError("LoRA and single rows of one tensor", path=checkpoint.path, found=sides["tokens"].name)
         a, b = sides["A"], sides["B"]
         scale, alpha, why = scaling(module, b)
         low_of(checkpoint, module, a, b, scale, alpha, why)
@@ -194,16 +208,22 @@ def _peft(file: AdapterFile, config: Mapping[str, Any]) -> Parts:
             continue
         if name in changes:
             raise AmbiguousError("tensor is changed and replaced", path=checkpoint.path, found=ref.name)
-        if file.scale != 1:
-            raise UnsupportedError(
-                f"scale {file.scale:g} of an adapter that replaces whole tensors", path=checkpoint.path, found=ref.name
-            )
+        _refuse_scale(file, ref)
         changes[name] = Change(ref)
     if not changes and not experts:
         raise MissingError("adapter has no tensor", path=checkpoint.path)
     conv1d = config.get("fan_in_fan_out", False)
     tied = config.get("ensure_weight_tying") is True
-    return Parts(checkpoint, _title(file), changes, conv1d is True, tied, experts)
+    return Parts(checkpoint, _title(file), changes, conv1d is True, tied, experts, unused)
+
+
+def _refuse_scale(file: AdapterFile, ref: TensorRef) -> None:
+    if file.scale != 1:
+        raise UnsupportedError(
+            f"scale {file.scale:g} of an adapter that replaces whole tensors or rows",
+            path=file.checkpoint.path,
+            found=ref.name,
+        )
 
 
 def _expert_pairs(file: AdapterFile, config: Mapping[str, Any]) -> Iterator[ExpertPair]:
@@ -244,13 +264,27 @@ def _names_of(module: str, named: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(name for owner, name in named if f".{module}".endswith(f".{owner}"))
 
 
-def _sorted(checkpoint: Checkpoint) -> tuple[dict[str, dict[str, TensorRef]], dict[str, TensorRef]]:
-    """Return the parts of every changed module, and the tensors that replace the base's."""
+Sorted = tuple[dict[str, dict[str, TensorRef]], dict[str, TensorRef], tuple[str, ...]]
+
+
+def _sorted(checkpoint: Checkpoint) -> Sorted:
+    """Return the parts of every changed module, the tensors that replace the base's, and those that PEFT never loads.
+
+    With an embedding that was resized, PEFT (0.21) writes what its wrappers hold, too: what `modules_to_save` replaced,
+    and the trained tensor under a second name, and so DoRA's magnitudes.
+    """
     pairs: dict[str, dict[str, TensorRef]] = {}
     whole: dict[str, TensorRef] = {}
+    wrapped: dict[str, TensorRef] = {}
+    unused: list[str] = []
     names: set[str] = set()
     for name, ref in checkpoint.tensors.items():
         short = name.removeprefix(TOP)
+        if ".original_module." in short or (
+            name.endswith(_WRAPPED) and name.removesuffix(".weight") in checkpoint.tensors
+        ):
+            unused.append(name)
+            continue
         for kind, pattern in _NAMES:
             match = pattern.fullmatch(short)
             if match is not None:
@@ -265,11 +299,15 @@ def _sorted(checkpoint: Checkpoint) -> tuple[dict[str, dict[str, TensorRef]], di
         else:
             if ".lora_" in short:
                 raise UnsupportedError("a kind of LoRA ggferry does not know", path=checkpoint.path, found=name)
-            plain = short.replace(".base_layer.", ".")
-            whole[re.sub(r"\.modules_to_save(\.[^.]+)?\.(?=[^.]+$)", ".", plain)] = ref
+            plain = re.sub(r"(\.token_adapter)?\.base_layer\.", ".", short)
+            outer = re.sub(r"\.modules_to_save(\.[^.]+)?\.(?=[^.]+$)", ".", plain)
+            if outer in (whole if outer == plain else wrapped):
+                raise AmbiguousError("several adapters in one file", path=checkpoint.path, found=name)
+            (whole if outer == plain else wrapped)[outer] = ref
     if len(names - {""}) > 1:
         raise AmbiguousError("several adapters in one file", path=checkpoint.path, found=", ".join(sorted(names)))
-    return pairs, whole
+    unused += [ref.name for name, ref in wrapped.items() if name in whole]
+    return pairs, {**wrapped, **whole}, tuple(unused)
 
 
 def _mlx(file: AdapterFile, config: Mapping[str, Any]) -> Parts:

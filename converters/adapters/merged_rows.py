@@ -112,6 +112,25 @@ class Bias:
     scale: float
 
 
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Rows of single tokens, which take the place of the base's.
+
+    Attributes:
+        rows: The adapter's rows, one for each token.
+        tokens: Their tokens.
+    """
+
+    rows: Factor
+    tokens: tuple[int, ...]
+
+    def put(self, found: Array, start: int) -> None:
+        """Put into rows of the tensor from `start` on, float64, those of the tokens among them."""
+        for number, token in enumerate(self.tokens):
+            if start <= token < start + len(found):
+                found[token - start] = self.rows.rows(number, number + 1)[0]
+
+
 class Delta(Protocol):
     """A change that is computed row by row."""
 
@@ -120,7 +139,7 @@ class Delta(Protocol):
         ...
 
 
-Change = Product | Bias | Delta
+Change = Product | Bias | TokenRows | Delta
 Rows = Callable[[int, int], Any]
 
 
@@ -149,6 +168,9 @@ class Merged:
         for number, change in enumerate(self.changes):
             if isinstance(change, Bias):
                 found = found + change.vector.rows(0, 1) * change.scale
+            elif isinstance(change, TokenRows):
+                found = found.copy()  # DoRA's norms are those of the base
+                change.put(found, start)
             elif isinstance(change, Product) and change.magnitude is not None:
                 found = self._dora(number, change, base, found, start, stop)
             else:

@@ -109,8 +109,8 @@ def is_adapter(checkpoint: Checkpoint) -> bool:
         return isinstance(declared, Value) and declared.data == "adapter"
     if kind is Kind.TRAINING:
         return "peft_type" in checkpoint.metadata or any(
-            ".lora_A" in name and ".parametrizations." not in name for name in checkpoint.tensors
-        )  # torch's parametrizations lie within the model they adapt (jina-embeddings-v3)
+            ".lora_A." in name and ".parametrizations." not in name for name in checkpoint.tensors
+        )  # torch's parametrizations lie within the model they adapt (jina-embeddings-v3); so do Granite Switch's
     return kind is Kind.ADAPTER
 
 

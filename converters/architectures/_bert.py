@@ -39,7 +39,7 @@ SIZES = (
     HParam("n_types", None, fields={"hf": "type_vocab_size"},
            defaults=(Default(2, "transformers' default", dialect="hf"),), required=False),
     # RoBERTa counts positions from the one behind its padding's: the rows before belong to no token.
-    HParam("padding", None, ValueType.INT32, fields={"hf": "pad_token_id"}, required=False, least=-1),
+    HParam("padding", None, ValueType.INT32, fields={"hf": "pad_token_id"}, required=False, least=-1, null=-1),
     HParam("after_padding", None, common.BOOL, required=False),
     HParam("first_position", None, derive=first_position, required=False),
 )

@@ -6,7 +6,14 @@ The `hf` places are those of config.json; GGUF keys: gguf-py `constants.Keys`, l
 from dataclasses import replace
 
 from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.block_patterns import count_windows, window_in_use, window_layers, windowed
+from ggferry.converters.schema.block_patterns import (
+    count_windows,
+    declared_window,
+    window_in_use,
+    window_layers,
+    windowed,
+)
+from ggferry.converters.schema.derivations import Values
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
@@ -33,7 +40,7 @@ RMS_EPS = HParam(
 )
 LAYER_EPS = HParam(
     "eps", "attention.layer_norm_epsilon", F32, {"hf": "layer_norm_eps|norm_epsilon|norm_eps|layer_norm_epsilon"},
-    defaults=(Default(1e-5, "transformers' default", dialect="hf"),),
+    defaults=(Default(1e-5, "transformers' default", dialect="hf"),), own_first=True,
 )
 
 # Source only: decide which tensors there must be, or refuse what the runtime's graph does not do.
@@ -78,6 +85,21 @@ ERF = Caveat(
 NO_VOCABULARY = HParam("no_vocabulary", None, BOOL, required=False)
 
 N_SWA = HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, absent=0, unrepresentable=0)
+
+
+def own_window(*unwindowed: str) -> tuple[HParam, ...]:
+    """Return the window of a family of which these classes have none, whatever their configuration says."""
+
+    def window(values: Values) -> int | None:
+        found = None if values.get("hf_class") in unwindowed else values.get("window_stated")
+        return None if found is None else declared_window(found)
+
+    return (
+        HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
+        replace(N_SWA, fields={}, derive=window),
+    )
+
+
 LAYER_WINDOWS = HParam(
     "layer_windows", None, BOOL, {"hf": "layer_types"}, required=False, length="n_layer",
     words={"sliding_attention": True, "full_attention": False},

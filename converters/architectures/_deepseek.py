@@ -74,6 +74,13 @@ ROTARY = (
     rope.ATTN_FACTOR, rope.BETA_FAST, rope.BETA_SLOW,
     HParam("rope_pairs", None, BOOL, {"hf": "rope_interleave"}, words={True: True}, required=False),
 )
+# The classes of DeepSeek-V3, GLM-4.7-Flash, Youtu and Mistral 4 rotate halves where this is false; graphs rotate pairs.
+ROTARY_OF_EITHER = tuple(
+    HParam("rope_halves", None, fields={"hf": "rope_interleave"}, words={True: 0, False: 1},
+           defaults=(Default(0, "pairs of neighbors are rotated, as in all published models", dialect="hf"),),
+           required=False) if param.name == "rope_pairs" else param
+    for param in ROTARY
+)
 DENSE = (
     HParam("dense_blocks", None, BOOL, {"hf": "mlp_layer_types"}, length="n_layer", required=False,
            words={"dense": True, "sparse": False}),

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.schema.architecture import Default, HParam
 from ggferry.converters.schema.block_patterns import leading_dense
@@ -29,9 +30,14 @@ def listed_ratios(values: Values) -> tuple[int, ...]:
     return tuple(HEAVY if n < 2 or n % 2 == 0 else SPARSE for n in range(values["n_layer"]))
 
 
+def all_ratios(values: Values) -> tuple[int, ...]:
+    """attention.compress_ratios: `listed_ratios`, and 0 for the blocks that predict further tokens."""
+    return (*listed_ratios(values)[: values["n_layer"]], *(0,) * nextn.count(values))
+
+
 def _of_blocks(values: Values) -> tuple[int, ...]:
-    """The ratio of each block: lists of GGUF go on with blocks that predict further tokens. Raises ValueError."""
-    found = tuple(values["ratios"])[: values["n_layer"]]
+    """The ratio of each block. Raises ValueError."""
+    found = tuple(values["ratios"])[: values["n_blocks"]]
     if set(found) - set(KINDS.values()):
         raise ValueError(f"compression over another number of tokens than {SPARSE} or {HEAVY}")
     return found
@@ -90,11 +96,11 @@ RATIOS = (
     HParam("kinds", None, fields={"hf": "layer_types"}, words=KINDS, length="n_layer", required=False),
     HParam("ratios_stated", None, fields={"hf": "compress_ratios"}, length="n_ratios_stated", required=False),
     HParam("n_ratios_stated", None, derive=_declared, required=False),
-    HParam("ratios", "attention.compress_ratios", derive=listed_ratios, length="n_ratios",
-           check="n_layer <= n_ratios and n_ratios <= 512"),
+    HParam("ratios", "attention.compress_ratios", derive=all_ratios, length="n_ratios",
+           check="n_blocks <= n_ratios and n_ratios <= 512"),
     HParam("n_ratios", None, derive=_listed),
-    HParam("ratio", None, derive=_of_blocks, length="n_layer"),
-    HParam("series", None, derive=_series, length="n_layer"),
+    HParam("ratio", None, derive=_of_blocks, length="n_blocks"),
+    HParam("series", None, derive=_series, length="n_blocks"),
     HParam("sparse_rate", None, required=False, words={SPARSE: SPARSE},
            fields={"hf": "compress_rates.compressed_sparse_attention|compress_rate_csa"}),
     HParam("heavy_rate", None, required=False, words={HEAVY: HEAVY},
@@ -108,7 +114,10 @@ HASHED = (
 )
 # `rope_base` and what scales it are those of blocks that compress; the others have a base of their own, unscaled.
 ROTARY = (
-    HParam("rope_fraction", None, F32, {"hf": "partial_rotary_factor"}, required=False),
+    HParam("rope_fraction", None, F32, {"hf": "rope_parameters.main.partial_rotary_factor|partial_rotary_factor"},
+           required=False),
+    HParam("compress_fraction", None, F32, required=False, check="compress_fraction == rope_fraction",
+           fields={"hf": "rope_parameters.compress.partial_rotary_factor|partial_rotary_factor"}),
     HParam("n_rot_stated", None, fields={"hf": "qk_rope_head_dim"}, required=False),
     HParam("n_rot", "rope.dimension_count", derive=rotated,
            check="n_rot % 2 == 0 and 0 < n_rot and n_rot <= head_dim"),
@@ -129,3 +138,15 @@ ROTARY = (
     HParam("rope_attn_factor", None, F32, derive=unscaled),
     _at(rope.BETA_FAST, "beta_fast"), _at(rope.BETA_SLOW, "beta_slow"),
 )
+ATTENTION = """
+attn_q_a.weight            : q_rank n_embd                                  | hf attn.wq_a.weight
+attn_q_a_norm.weight f32   : q_rank                                         | hf attn.q_norm.weight
+attn_q_b.weight            : n_head*head_dim q_rank                         | hf attn.wq_b.weight
+attn_kv.weight             : head_dim n_embd                                | hf attn.wkv.weight
+attn_kv_a_norm.weight f32  : head_dim                                       | hf attn.norm.weight
+attn_output_a.weight       : out_groups*out_rank n_head*head_dim/out_groups | hf attn.wo_a.weight
+attn_output_b.weight       : n_embd out_groups*out_rank                     | hf attn.wo_b.weight
+"""
+SINKS = "attn_sinks.weight f32 : n_head | hf attn.attn_sink"
+PARTS = ("w1", "w2", "w3")
+"""What experts' matrices are called: gate, down, up."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ggferry.converters.schema.architecture import IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import Rearrange
+from ggferry.converters.schema.layouts.order import Rearrange
 from ggferry.converters.schema.roles import roles
 
 GEMMA = "gemma4"
@@ -67,8 +67,9 @@ def window(values: Values) -> int | None:
 
 
 def windows(values: Values) -> tuple[bool, ...] | None:
-    """Which blocks have a window: all, or those that are listed."""
-    if not window(values):
+    """Which blocks have a window: all, or those that are listed. None where none has one, and for several streams,
+    where all of them have it (`dflash.cpp` reads no list there)."""
+    if not window(values) or values.get("n_streams"):
         return None
     if values.get("window_everywhere"):
         return (True,) * int(values["n_layer"])
@@ -89,7 +90,9 @@ def head_width(values: Values) -> int:
 
 
 def rotated_width(values: Values) -> int:
-    """How much of a head turns: Gemma 4's factors say it of the whole head."""
+    """How much of a head turns: Gemma 4's factors say it of the whole head, DeepSeek V4 states it."""
+    if values.get("n_streams") and "n_rot_stated" in values:
+        return int(values["n_rot_stated"])
     share = 1.0 if values.get("rope_kind") == "proportional" else values.get("rope_fraction")
     return int(values["head_dim"] * float(1.0 if share is None else share))
 
@@ -136,22 +139,25 @@ def heads() -> Sequence[Role]:
 
 
 _GROUPS = "2*conv_kernel_size*(n_embd/conv_group_size)"
+SHARED = """
+attn_norm.weight f32 : n_embd | hf,gemma4 input_layernorm.weight
+attn_sinks.weight f32 optional : n_head | hf self_attn.sinks
+ffn_norm.weight f32 : n_embd | hf post_attention_layernorm.weight
+"""
+"""What blocks of one stream and of several have."""
 BLOCK = f"""
-attn_norm.weight f32                : n_embd                   | hf,gemma4 input_layernorm.weight
-attn_q.weight                       : n_head*head_dim n_embd   | hf,gemma4 self_attn.q_proj.weight
-attn_k.weight                       : n_head_kv*head_dim n_embd | hf,gemma4 self_attn.k_proj.weight
+attn_q.weight : n_head*head_dim n_embd | hf,gemma4 self_attn.q_proj.weight
+attn_k.weight : n_head_kv*head_dim n_embd | hf,gemma4 self_attn.k_proj.weight
 attn_v.weight when=draft_kind != 'gemma4' : n_head_kv*head_dim n_embd | hf,gemma4 self_attn.v_proj.weight
-attn_output.weight                  : n_embd n_head*head_dim   | hf,gemma4 self_attn.o_proj.weight
-attn_q_norm.weight f32              : head_dim                 | hf,gemma4 self_attn.q_norm.weight
-attn_k_norm.weight f32              : head_dim                 | hf,gemma4 self_attn.k_norm.weight
-attn_sinks.weight f32 optional      : n_head                   | hf self_attn.sinks
-post_attention_norm.weight f32 optional : n_embd               | gemma4 post_attention_layernorm.weight
-ffn_norm.weight f32                 : n_embd                   | hf post_attention_layernorm.weight
-ffn_gate.weight                     : n_ff n_embd              | hf,gemma4 mlp.gate_proj.weight
-ffn_down.weight                     : n_embd n_ff              | hf,gemma4 mlp.down_proj.weight
-ffn_up.weight                       : n_ff n_embd              | hf,gemma4 mlp.up_proj.weight
-post_ffw_norm.weight f32 optional   : n_embd                   | gemma4 post_feedforward_layernorm.weight
-layer_output_scale.weight optional  : 1                        | gemma4 layer_scalar
+attn_output.weight : n_embd n_head*head_dim | hf,gemma4 self_attn.o_proj.weight
+attn_q_norm.weight f32 : head_dim | hf,gemma4 self_attn.q_norm.weight
+attn_k_norm.weight f32 : head_dim | hf,gemma4 self_attn.k_norm.weight
+post_attention_norm.weight f32 optional : n_embd | gemma4 post_attention_layernorm.weight
+ffn_gate.weight : n_ff n_embd | hf,gemma4 mlp.gate_proj.weight
+ffn_down.weight : n_embd n_ff | hf,gemma4 mlp.down_proj.weight
+ffn_up.weight : n_ff n_embd | hf,gemma4 mlp.up_proj.weight
+post_ffw_norm.weight f32 optional : n_embd | gemma4 post_feedforward_layernorm.weight
+layer_output_scale.weight optional : 1 | gemma4 layer_scalar
 attn_conv_base when=selector_rank > 0 : 2 conv_kernel_size n_embd | hf attention_conv.base_kernel
 attn_conv_proj.weight when=selector_rank > 0 : {_GROUPS} n_embd | hf attention_conv.kernel_projection.weight
 ffn_conv_base when=selector_rank > 0 : 2 conv_kernel_size n_embd | hf mlp_conv.base_kernel

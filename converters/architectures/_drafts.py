@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.schema.architecture import TARGET, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.partial_layouts import Counted
+from ggferry.converters.schema.layouts.values import Counted
 from ggferry.converters.schema.roles import roles
 
 N_VOCAB = replace(common.N_VOCAB, fields={"hf": f"vocab_size|{TARGET}.vocab_size"})

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures._tensors import linear
 from ggferry.converters.schema.architecture import Default, Dialect, Drop, From, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.partial_layouts import Chosen
+from ggferry.converters.schema.layouts.order import Chosen
 from ggferry.converters.schema.roles import Roles
 
 _POOL = "sentence_transformers_pooling."

@@ -11,7 +11,8 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Caveat, Default, Dialect, Drop, HParam, IgnoredKey, Role
-from ggferry.converters.schema.layouts import Split
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.layouts.parts import Split
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import varied
 from ggferry.formats.gguf.values import ValueType
@@ -20,6 +21,12 @@ BIASED = HParam("biased", None, ValueType.BOOL, {"hf": "use_bias"}, required=Fal
                 defaults=(Default(False, "transformers' default", dialect="hf"),))
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.ALWAYS_TIED, BIASED, common.SILU)
 _BIAS = "biased == 1"
+
+
+def chosen_by_bias(values: Values) -> bool:
+    """Whether a bias takes part in the choice of experts: Baidu's code has none where moe_use_aux_free is false, and
+    transformers' class always. Raises KeyError where nothing says so."""
+    return bool(values["bias_there"] or values.get("bias_stated", True))
 
 
 def attention() -> tuple[Role, ...]:

@@ -6,7 +6,7 @@ factor after another, as the converter does.
 
 from ggferry.converters.schema.architecture import Default, HParam
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.partial_layouts import Scaled
+from ggferry.converters.schema.layouts.values import Scaled
 from ggferry.formats.gguf.values import ValueType
 
 F32 = ValueType.FLOAT32

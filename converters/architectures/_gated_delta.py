@@ -16,7 +16,9 @@ from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import linear, norm, tensor
 from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import ADD_ONE, NEG_EXP, SAME, Layout, Squeeze, Then
+from ggferry.converters.schema.layouts.base import SAME, Layout, Then
+from ggferry.converters.schema.layouts.parts import Squeeze
+from ggferry.converters.schema.layouts.values import ADD_ONE, NEG_EXP
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
 

@@ -7,9 +7,9 @@ Source: llama.cpp `conversion/gemma.py`, transformers `modeling_gemma.py` (Gemma
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures._tensors import norm
-from ggferry.converters.schema.architecture import Caveat, Default, HParam, Role
+from ggferry.converters.schema.architecture import Caveat, Default, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
 
@@ -21,9 +21,9 @@ QUERY_SCALAR = HParam(
     "query_scalar", None, F32, {"hf": "query_pre_attn_scalar"}, required=False,
     defaults=(Default(256, "transformers' default", dialect="hf"),),
 )
-WINDOW_PERIOD = HParam(
-    "window_period", None, fields={"hf": "sliding_window_pattern|_sliding_window_pattern"}, required=False
-)
+# What newer versions of transformers write beside `layer_types`, and none reads.
+PATTERN = IgnoredKey("_sliding_window_pattern", "layer_types lists what it led to")
+WINDOW_PERIOD = HParam("window_period", None, fields={"hf": "sliding_window_pattern"}, required=False)
 # A model that sees what comes later: GGUF has a key for it that llama.cpp's Gemmas do not heed, and no word for windows
 # that reach both ways (transformers halves them).
 CAUSAL = HParam(

@@ -7,7 +7,7 @@ from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Default, HParam
-from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 
 _HF = "transformers' default, which published configurations leave out"

@@ -1,6 +1,8 @@
 """What Gemma 4 and its assistant share: blocks with a window and blocks without have heads of two widths and bases of
 their own."""
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma_layers as gemma
 from ggferry.converters.schema.architecture import Default, HParam
@@ -33,7 +35,8 @@ HEADS = (
     HParam("attn_scale", None, F32),
 )
 ROPE = (
-    *gemma.BASES,
+    # Gemma 3n's class knows the older name of the windows' base, this one does not.
+    *(replace(param, fields={"hf": param.fields["hf"].removesuffix("|rope_local_base_freq")}) for param in gemma.BASES),
     HParam("rope_kind", None, STRING, {"hf": "rope_parameters.full_attention.rope_type"}, required=False,
            words={"proportional": "proportional"}),
     HParam("rope_stretch", None, F32, {"hf": "rope_parameters.full_attention.factor"}, required=False,

@@ -9,7 +9,7 @@ from ggferry.converters.architectures._tensors import linear, norm
 from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey, Role
 from ggferry.converters.schema.block_patterns import all_but_every, of_window
 from ggferry.converters.schema.derivations import Values, float32
-from ggferry.converters.schema.partial_layouts import Extended
+from ggferry.converters.schema.layouts.parts import Extended
 from ggferry.converters.schema.roles import Roles, roles
 from ggferry.formats.gguf.values import ValueType
 

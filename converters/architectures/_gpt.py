@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import Condition, norm, plain, tensor
 from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import SAME, Layout
+from ggferry.converters.schema.layouts.base import SAME, Layout
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf.values import ValueType
@@ -22,14 +22,21 @@ F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
 FALSE = {False: False}
 
 N_CTX = replace(
-    common.N_CTX, fields={"hf": "n_positions|max_position_embeddings|max_seq_len|seq_length|n_ctx", "ggml": "n_ctx"}
+    common.N_CTX, fields={"hf": "n_positions|max_position_embeddings|max_seq_len|seq_length|n_ctx", "ggml": "n_ctx"},
+    own_first=True,
 )
-N_EMBD = replace(common.N_EMBD, fields={"hf": "n_embd|hidden_size|n_embed|d_model", "ggml": "n_embd|d_model"})
+N_EMBD = replace(
+    common.N_EMBD, fields={"hf": "n_embd|hidden_size|n_embed|d_model", "ggml": "n_embd|d_model"}, own_first=True
+)
 N_LAYER = replace(
-    common.N_LAYER, fields={"hf": "n_layer|num_hidden_layers|num_layers|n_layers", "ggml": "n_layer|n_layers"}
+    common.N_LAYER, fields={"hf": "n_layer|num_hidden_layers|num_layers|n_layers", "ggml": "n_layer|n_layers"},
+    own_first=True,
 )
-N_FF = replace(common.N_FF, fields={"hf": "n_inner|intermediate_size|ffn_hidden_size"})
-N_HEAD = replace(common.N_HEAD, fields={"hf": "n_head|num_attention_heads|num_heads|n_heads", "ggml": "n_head|n_heads"})
+N_FF = replace(common.N_FF, fields={"hf": "n_inner|intermediate_size|ffn_hidden_size"}, own_first=True)
+N_HEAD = replace(
+    common.N_HEAD, fields={"hf": "n_head|num_attention_heads|num_heads|n_heads", "ggml": "n_head|n_heads"},
+    own_first=True,
+)
 # As many keys and values as queries, unless the model says otherwise. Written by some of today's converters only.
 N_HEAD_KV = replace(common.N_HEAD_KV, fields={}, implied="n_head")
 N_HEAD_KV_WRITTEN = replace(common.N_HEAD_KV, fields={}, derive="n_head")
@@ -53,9 +60,11 @@ _GELU = dict.fromkeys(("gelu", "gelu_python"), "gelu")
 _GELU_TANH = dict.fromkeys(
     ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate"), "gelu_tanh"
 )
+GELU_WORDS = {word: word for word in (*_GELU, *_GELU_TANH)}
 GELU_TANH = HParam(
     "activation", "feed_forward_activation", STRING, {"hf": "activation_function|hidden_act|activation"},
-    words=_GELU | _GELU_TANH, absent="gelu_tanh", check="activation == 'gelu' or activation == 'gelu_tanh'",
+    words=_GELU | _GELU_TANH, own_first=True, absent="gelu_tanh",
+    check="activation == 'gelu' or activation == 'gelu_tanh'",
 )
 GELU = replace(GELU_TANH, absent="gelu")
 ERF = Caveat(

@@ -8,8 +8,8 @@ evilfreelancer's `modeling_rugpt3xl.py`.
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.schema.architecture import Default, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import Concat, Split
-from ggferry.converters.schema.partial_layouts import Scaled
+from ggferry.converters.schema.layouts.parts import Concat, Split
+from ggferry.converters.schema.layouts.values import Scaled
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 

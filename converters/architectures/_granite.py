@@ -8,7 +8,7 @@ one matrix in Hugging Face's files, gate first.
 from ggferry.converters.architectures._tensors import linear, tensor
 from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values, ordered_readers
-from ggferry.converters.schema.layouts import Pick, Split
+from ggferry.converters.schema.layouts.parts import Pick, Split
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL

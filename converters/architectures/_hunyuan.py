@@ -17,15 +17,26 @@ LONGEST = 262144
 """Tokens that alpha=1000 was chosen for (Hunyuan-A13B's report), whose configurations say 32768."""
 
 
+def alpha_in_force(values: Values) -> float | None:
+    """The alpha that changes the rotary base: that of positions called 'dynamic', the only ones of which it is read."""
+    alpha = values.get("rope_alpha")
+    return float(alpha) if alpha and values.get("kind_stated") == "dynamic" else None
+
+
+def reads_alpha(values: Values) -> bool | None:
+    """Return whether an alpha that is stated is in force; None where none is, as in GGUF, which has the base alone."""
+    return alpha_in_force(values) is not None if values.get("rope_alpha") else None
+
+
 def context(values: Values) -> int:
     """context_length: as stated, but for the models of which Tencent says that alpha makes it longer."""
     declared = int(values["ctx_stated"])
-    return LONGEST if values.get("rope_alpha") and declared == 32768 else declared
+    return LONGEST if alpha_in_force(values) and declared == 32768 else declared
 
 
 def base(values: Values) -> float:
     """rope.freq_base: that of the configuration times alpha^(d / (d - 2)), where it names an alpha."""
-    declared, alpha, width = float(values["base_stated"]), values.get("rope_alpha"), values["head_dim"]
+    declared, alpha, width = float(values["base_stated"]), alpha_in_force(values), values["head_dim"]
     if not alpha:
         return declared
     if not alpha > 0 or width < 3:
@@ -36,7 +47,7 @@ def base(values: Values) -> float:
 def kind(values: Values) -> str | None:
     """How rotary positions are stretched, where it is stated: by nothing else, where an alpha has changed the base."""
     declared = values.get("kind_stated")
-    return "default" if values.get("rope_alpha") and declared == "dynamic" else declared
+    return "default" if alpha_in_force(values) else declared
 
 
 def fourth_axis(values: Values) -> int:
@@ -69,6 +80,7 @@ ROPE = (
     rope.N_ROT,
     HParam("kind_stated", None, STRING, rope.KIND.fields, words=rope.KIND.words, required=False),
     HParam("rope_kind", None, STRING, derive=kind, required=False),
+    HParam("alpha_read", None, common.BOOL, derive=reads_alpha, required=False),
     *rope.SCALING,
 )
 HPARAMS = (
@@ -94,6 +106,10 @@ LONGER = Caveat(
     "ctx_stated != n_ctx",
     "the configuration says {ctx_stated} tokens; Tencent made alpha={rope_alpha} for {n_ctx}, which is written",
 )
+UNREAD = Caveat(
+    "rope_alpha > 0 and alpha_read == 0",
+    "alpha={rope_alpha} beside rotary positions that are not called dynamic: nobody reads it",
+)
 IGNORED_KEYS = (
     common.UNBIASED,
     IgnoredKey("eod_token_id im_* text_*_id mask_init_id sep_token_id pad_id", "read with the tokenizer"),
@@ -111,7 +127,7 @@ IGNORED_KEYS = (
 def dialects(architecture: str, *ignored: IgnoredKey) -> tuple[Dialect, ...]:
     """Return what checkpoints of an architecture speak."""
     dialect = Dialect(
-        "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, LONGER, common.biased_output(architecture)),
+        "hf", drops=common.DROPS, caveats=(*rope.CAVEATS, LONGER, UNREAD, common.biased_output(architecture)),
         ignored_keys=(*IGNORED_KEYS, *ignored),
     )
     return (dialect,)

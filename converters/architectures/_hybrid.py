@@ -11,7 +11,9 @@ from ggferry.converters.architectures._common import N_EXPERT_USED
 from ggferry.converters.architectures._tensors import linear, tensor
 from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import NEG_EXP, SAME, Layout, Reshape, Squeeze, Then
+from ggferry.converters.schema.layouts.base import SAME, Layout, Then
+from ggferry.converters.schema.layouts.parts import Reshape, Squeeze
+from ggferry.converters.schema.layouts.values import NEG_EXP
 from ggferry.converters.schema.roles import both
 from ggferry.formats.gguf.values import ValueType
 

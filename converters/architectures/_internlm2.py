@@ -1,6 +1,8 @@
 """How InternLM 2's joint matrix is taken apart. Sources: `internlm2`."""
 
-from ggferry.converters.schema.layouts import Layout, Split, Then, heads_halves_to_pairs, heads_to_qkv
+from ggferry.converters.schema.layouts.base import Layout, Then
+from ggferry.converters.schema.layouts.order import heads_halves_to_pairs, heads_to_qkv
+from ggferry.converters.schema.layouts.parts import Split
 
 _Q, _K, _V = "n_head*head_dim", "(n_head+n_head_kv)*head_dim", "(n_head+2*n_head_kv)*head_dim"
 

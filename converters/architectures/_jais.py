@@ -7,7 +7,7 @@ configuration says; the publisher's `modeling_jais.py`.
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.schema.architecture import Default, HParam
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.partial_layouts import Scaled
+from ggferry.converters.schema.layouts.values import Scaled
 
 F32, BOOL = gpt.F32, gpt.BOOL
 

@@ -6,7 +6,9 @@ llama.cpp keeps the rate of a head as a positive number, exp(A_log), where Kimi 
 from ggferry.converters.architectures._tensors import linear, norm, tensor
 from ggferry.converters.schema.architecture import Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import EXP, Reshape, Then, Unsqueeze
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.parts import Reshape, Unsqueeze
+from ggferry.converters.schema.layouts.values import EXP
 
 CHANNELS = "n_head*kda_dim"
 

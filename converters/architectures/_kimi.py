@@ -7,7 +7,9 @@ block without heads of keys is one of delta attention. The configuration counts 
 from ggferry.converters.architectures._tensors import linear, norm, tensor
 from ggferry.converters.schema.architecture import HParam, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import NEG_EXP, Layout, Unsqueeze
+from ggferry.converters.schema.layouts.base import Layout
+from ggferry.converters.schema.layouts.parts import Unsqueeze
+from ggferry.converters.schema.layouts.values import NEG_EXP
 from ggferry.formats.gguf.values import ValueType
 
 INT32 = ValueType.INT32

@@ -2,7 +2,10 @@
 which base.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.schema.architecture import Default, HParam
 from ggferry.converters.schema.derivations import Values
 
@@ -46,6 +49,9 @@ def rotated_unlike_the_first(values: Values) -> int:
     return sum(part != parts[0] for part in parts) if windows[0] else 0
 
 
+# Parameters by kind of block alone: `LagunaConfig.convert_rope_params_to_dict`, and Mellum's, reads no `rope_theta`
+# beside them.
+BASE = replace(rope.BASE, fields={"hf": rope.scaling_place("rope_theta")})
 BASE_OF_WINDOWS = HParam(
     "rope_base_swa", "rope.freq_base_swa", common.F32, {"hf": "rope_parameters.sliding_attention.rope_theta"},
     required=False, check="rope_base_swa > 1",

@@ -10,11 +10,6 @@ UNWINDOWED = ("LlamaForCausalLM", "LlamaModel", "HeliumForCausalLM")
 ALIKE = ("MistralForCausalLM", "MixtralForCausalLM")
 
 
-def window(values: Values) -> int | None:
-    """Return the window that the class has."""
-    return None if values.get("hf_class") in UNWINDOWED else values.get("window_stated")
-
-
 def windows(values: Values) -> tuple[bool, ...] | None:
     """Return which blocks have it; None where all have."""
     return None if values.get("hf_class") in ALIKE else window_layers(values)

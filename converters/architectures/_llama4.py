@@ -35,8 +35,21 @@ def temperature(values: Values) -> float:
     return float(values["temperature_stated"]) if values["tempered"] else 0.0
 
 
+def expert_step(values: Values) -> int:
+    """interleave_moe_layer_step: as the list of blocks with experts has it, which alone counts where there is one, or
+    as stated."""
+    declared, listed = values.get("step_stated"), values.get("moe_layers")
+    if listed is None:
+        return int(values["step_stated"])
+    steps = ([] if declared is None else [int(declared)]) + list(range(1, values["n_layer"] + 1))
+    return next((step for step in steps if _each(step, values["n_layer"]) == set(listed)), steps[0])
+
+
+def _each(step: int, n_layer: int) -> set[int]:
+    return {n for n in range(n_layer) if step and (n + 1) % step == 0}
+
+
 def misplaced_experts(values: Values) -> int:
     """Blocks with experts that are not every `moe_step`th, or the other way about; GGUF has no word for them."""
     step, listed = values["moe_step"], values.get("moe_layers")
-    ruled = {n for n in range(values["n_layer"]) if step and (n + 1) % step == 0}
-    return 0 if listed is None else len(ruled ^ set(listed))
+    return 0 if listed is None else len(_each(step, values["n_layer"]) ^ set(listed))

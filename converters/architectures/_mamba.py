@@ -11,7 +11,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.schema.architecture import Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Squeeze
+from ggferry.converters.schema.layouts.parts import Squeeze
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType

@@ -2,7 +2,7 @@
 
 from ggferry.converters.architectures._tensors import Condition, fused_attention, norm, plain
 from ggferry.converters.schema.architecture import Role
-from ggferry.converters.schema.layouts import heads_to_qkv
+from ggferry.converters.schema.layouts.order import heads_to_qkv
 
 
 def first_norm() -> tuple[Role, ...]:

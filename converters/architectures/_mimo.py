@@ -1,11 +1,15 @@
 """MiMo-V2: which blocks have a window, how far it reaches, and how many heads of keys they have."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.schema.architecture import Default, HParam, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import Regroup, Split, Then
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.order import Regroup
+from ggferry.converters.schema.layouts.parts import Split
 from ggferry.converters.schema.roles import varied
 from ggferry.formats.limits import MAX_LAYERS
 
@@ -22,6 +26,17 @@ def window_layers(values: Values) -> tuple[bool, ...]:
     if not 0 < count <= MAX_LAYERS:
         raise ValueError(f"{count} blocks")
     return tuple(n > 0 and (n + 1) % 6 != 0 for n in range(count))
+
+
+FOUND = HParam("nextn_found", None, required=False)
+PREDICTING = replace(nextn.DECLARED, fields={"gguf": nextn.COUNT}, derive="nextn_found")
+"""No key of a configuration counts the blocks that predict further tokens; the publisher's have three."""
+
+
+def windows_and_further(values: Values) -> tuple[bool, ...]:
+    """Return which blocks have a window: those that predict further tokens have one (SGLang 0.5.23, `MiMoV2MTPLayer`).
+    """
+    return (*(values.get("kinds") or window_layers(values)), *(True,) * nextn.count(values))
 
 
 def window(values: Values) -> int:

@@ -18,7 +18,7 @@ def residual_scale(values: Values) -> float:
 
 def logit_scale(values: Values) -> float:
     """logit_scale, which divides: how much wider the model is than the one its scales were found for."""
-    return float(values["n_embd"] / values["base_width"])
+    return float(values["n_embd"] / (values["base_width"] or values["n_embd"]))
 
 
 def fixed_embedding(values: Values) -> float:
@@ -42,7 +42,8 @@ def _default(value: float) -> tuple[Default, ...]:
 
 SCALES = (
     HParam("depth_scale", None, F32, {"hf": "scale_depth"}, required=False, unrepresentable=0, defaults=_default(1.4)),
-    HParam("base_width", None, fields={"hf": "dim_model_base"}, required=False, check="0 < base_width",
+    # Null is the model's own width (`MiniCPM3Config.__post_init__`): nothing is divided.
+    HParam("base_width", None, fields={"hf": "dim_model_base"}, required=False, null=0, unrepresentable=0,
            defaults=_default(256)),
     HParam("embedding_scale", "embedding_scale", F32, {"hf": "scale_emb"}, implied=fixed_embedding,
            unrepresentable=0),

@@ -5,10 +5,12 @@ GGUF says by two lists what a block is: heads of keys where it attends, a width 
 are 0 it is a state space. Nothing is turned by position.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _hybrid as hybrid
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
@@ -54,6 +56,22 @@ def _of_block(value: int | tuple[int, ...], block: int) -> int:
     return int(value[block]) if isinstance(value, tuple) else int(value)
 
 
+def decoder_blocks(values: Values) -> int:
+    """How many blocks the decoder of a mixture has: those that a configuration lists, else all but those that predict
+    further tokens."""
+    return len(values["kinds"]) if "kinds" in values else nextn.decoder_blocks(values)
+
+
+def heads_of_all(values: Values) -> tuple[int, ...]:
+    """attention.head_count_kv of a mixture: blocks that predict further tokens attend."""
+    return (*heads_kv(values), *(values["heads_kv"],) * nextn.count(values))
+
+
+def widths_of_all(values: Values) -> tuple[int, ...]:
+    """feed_forward_length of a mixture: blocks that predict further tokens feed forward, too."""
+    return (*widths(values), *(_of_block(values["n_ff_exp"], 0),) * nextn.count(values))
+
+
 def expert_width(values: Values) -> int:
     """What goes into an expert: the model's width, or the narrower one of a latent space."""
     return int(values["n_latent"] or values["n_embd"])
@@ -80,7 +98,23 @@ HPARAMS = (
     HParam("activation", None, STRING, {"hf": "mlp_hidden_act"}, words={"relu2": "relu_squared"}, required=False),
     HParam("mixer_activation", None, STRING, {"hf": "mamba_hidden_act"}, words={"silu": "silu"}, required=False),
 )
+_OF_ALL = {"n_head_kv": heads_of_all, "n_ff": widths_of_all}
 N_FF = HParam("n_ff", "feed_forward_length", INT32, derive=widths, length="n_layer", allow_scalar=True)
+
+
+
+def of_mixture(hparams: Sequence[HParam]) -> tuple[HParam, ...]:
+    """Return `hparams` of a mixture, which count blocks that predict further tokens apart from the others."""
+    found = list[HParam]()
+    for param in hparams:
+        if param.name == "n_layer":
+            found += (replace(param, key=None, derive=decoder_blocks), *nextn.HPARAMS[1:])
+        elif param.name in _OF_ALL:
+            found.append(replace(param, derive=_OF_ALL[param.name], length="n_blocks"))
+        else:
+            found.append(param)
+    return tuple(found)
+
 
 LAYER = "backbone.layers.{n}."
 
@@ -109,9 +143,24 @@ RECIPE: Conventions = {
     "rope": "none", "residual": "single", "ffn": "plain", "activation": "relu_squared", "decay": "rate",
 }
 CONVENTIONS: Conventions = {"decay": "log"}
-DROPS = (
-    *common.DROPS,
-    Drop("mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
+NEXT_TOKENS = Drop("mtp.*", "predicts further tokens for speculative decoding: no part of the decoder")
+DROPS = (*common.DROPS, NEXT_TOKENS)
+_FIRST, _SECOND = "mtp.layers.0.", "mtp.layers.1."
+_OF_FIRST = {f"{name}.": f"{name}." for name in ("enorm", "hnorm", "eh_proj", "norm")}
+_OF_FIRST |= {f"mixer.{name}_proj.": f"mixer.{name}_proj." for name in "qkvo"}
+_OF_SECOND = {"norm.": "post_attention_layernorm.", "final_layernorm.": "shared_head.norm.", "mixer.": "mixer."}
+APPENDED = tuple(
+    (f"{at}{theirs}", LAYER, ours)
+    for at, names in ((_FIRST, _OF_FIRST), (_SECOND, _OF_SECOND))
+    for theirs, ours in names.items()
+)
+"""Two layers of a checkpoint, attention and experts, are one block (llama.cpp `conversion/nemotron.py`)."""
+EXPORTED = tuple((f"{LAYER}{ours}", theirs, "n >= n_layer") for theirs, _, ours in APPENDED)
+CENTERED = Caveat(
+    "n_nextn > 0",
+    "the norm behind the block that predicts further tokens takes the root of the mean square, as TensorRT-LLM, vLLM "
+    "and SGLang have it; llama.cpp subtracts the mean before: other proposals, the same answers",
+    differs_in="llama.cpp",
 )
 _BIAS = "layers.{n}.mixer.gate.e_score_correction"
 # Puzzle was published under either prefix, with either name of the bias.
@@ -132,6 +181,6 @@ IGNORED_KEYS = (
     IgnoredKey(
         "residual_in_fp32 mamba_ssm_cache_dtype use_mamba_kernels moe_shared_expert_overlap", "how it is computed"
     ),
-    IgnoredKey("mtp_* num_nextn_predict_layers", "of what predicts further tokens, which is dropped"),
+    IgnoredKey("mtp_* num_nextn_predict_layers", "of what predicts further tokens"),
     IgnoredKey("sliding_window", "there is none", (None,)),
 )

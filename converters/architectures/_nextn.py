@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _routed as routed
-from ggferry.converters.schema.architecture import Default, Drop, HParam, IgnoredKey, Role
-from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import SAME, Layout
+from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam, IgnoredKey, Role
+from ggferry.converters.schema.derivations import Derivation, Values
+from ggferry.converters.schema.layouts.base import SAME, Layout
+from ggferry.converters.schema.layouts.columns import SideBySide
 from ggferry.converters.schema.roles import roles
 
 COUNT = "nextn_predict_layers"
@@ -25,7 +26,7 @@ def count(values: Values) -> int:
     return int(values["nextn_stated"]) if values["mtp"] else 0
 
 
-def _layers(values: Values) -> int:
+def decoder_blocks(values: Values) -> int:
     """The decoder's blocks: those that block_count counts, but for those that predict further tokens."""
     return int(values["n_blocks"]) - int(values.get("n_nextn") or 0)
 
@@ -33,11 +34,16 @@ def _layers(values: Values) -> int:
 DECLARED = HParam("nextn_stated", None, fields={"hf": "num_nextn_predict_layers", "gguf": COUNT}, required=False,
                 defaults=(Default(0, "none is declared", dialect="hf"),))
 HPARAMS = (
-    replace(common.N_LAYER, key=None, derive=_layers),
+    replace(common.N_LAYER, key=None, derive=decoder_blocks),
     HParam("mtp", None, common.BOOL, required=False, defaults=(Default(False, "not carried", dialect="hf"),)),
     DECLARED,
     HParam("n_nextn", COUNT, derive=count, absent=0, check="n_nextn < n_blocks"),
     HParam("n_blocks", "block_count", derive="n_layer + n_nextn"),
+)
+ONE = Caveat(
+    "n_nextn > 1",
+    "{n_nextn} blocks predict further tokens: llama.cpp computes one of this architecture, and ends when it drafts",
+    differs_in="llama.cpp",
 )
 IGNORED_KEYS = IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder")
 
@@ -53,6 +59,16 @@ def dropped(drops: Sequence[Drop]) -> tuple[Drop, ...]:
     return tuple(DROP if drop.when == "n >= n_layer" else drop for drop in drops)
 
 
+def extended(derive: Derivation, value: int) -> Derivation:
+    """Return a derivation: the list that `derive` makes of the decoder's blocks, and `value` for each one behind."""
+
+    def each(values: Values) -> tuple[int, ...]:
+        return (*derive(values), *(value,) * count(values))
+
+    each.__name__ = derive.__name__  # by which the way back is found (`schema/inverses/`)
+    return each
+
+
 def wiring(norm: Layout = SAME) -> Sequence[Role]:
     """Return what leads into such a block; `norm`: how norms are stored."""
     return roles(
@@ -63,6 +79,14 @@ def wiring(norm: Layout = SAME) -> Sequence[Role]:
         """,
         when="n >= n_layer",
         norm=norm,
+    )
+
+
+def two_matrices(embedding: str, hidden: str) -> Sequence[Role]:
+    """Return what leads into such a block, of two matrices by these names: columns of one in GGUF."""
+    return roles(
+        f"nextn.eh_proj.weight : n_embd 2*n_embd | hf {embedding}.weight {hidden}.weight @beside", when="n >= n_layer",
+        beside=SideBySide(),
     )
 
 

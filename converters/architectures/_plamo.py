@@ -4,8 +4,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures._tensors import linear, tensor
 from ggferry.converters.schema.architecture import Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import ADD_ONE
-from ggferry.converters.schema.partial_layouts import Plus
+from ggferry.converters.schema.layouts.values import ADD_ONE, Plus
 from ggferry.formats.limits import MAX_LAYERS
 
 BEHIND_MIXER, BEHIND_NETWORK = Plus(1 / 5), Plus(1 / 5**1.5)

@@ -10,8 +10,8 @@ from ggferry.converters.architectures import _gated_delta as delta
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Default, Dialect, HParam, IgnoredKey, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import Rearrange
-from ggferry.converters.schema.partial_layouts import Columns, TrailingBlocks
+from ggferry.converters.schema.layouts.columns import Columns
+from ggferry.converters.schema.layouts.order import Rearrange, TrailingBlocks
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import Roles, roles
 from ggferry.formats.gguf.values import ValueType

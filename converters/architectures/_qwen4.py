@@ -16,7 +16,9 @@ from ggferry.converters.architectures import _qwen35 as qwen35
 from ggferry.converters.architectures._tensors import linear, norm
 from ggferry.converters.schema.architecture import Caveat, Default, HParam, Role
 from ggferry.converters.schema.derivations import Values, multipliers_of
-from ggferry.converters.schema.layouts import ADD_ONE, Split
+from ggferry.converters.schema.layouts.parts import Split
+from ggferry.converters.schema.layouts.values import ADD_ONE
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 BOOL, UINT64 = ValueType.BOOL, ValueType.UINT64
@@ -24,14 +26,6 @@ SEED = 1234
 """transformers' default."""
 MOST_ROWS, MOST_HEADS = (1 << 31) - 1, 512
 """llama.cpp counts rows in int32, and 64 heads at most; the search for primes ends."""
-
-
-def linear_blocks(values: Values) -> tuple[bool, ...]:
-    """attention.recurrent_layers: as listed, else all but one a period."""
-    every, listed = values.get("interval_stated", 4), values.get("recurrent_listed")
-    if not every > 0:
-        raise ValueError(f"one block of attention every {every}")
-    return tuple(listed or ((n + 1) % every != 0 for n in range(values["n_layer"])))
 
 
 def ratios(values: Values) -> tuple[int, ...]:
@@ -200,6 +194,7 @@ EMBEDDINGS = (
     HParam("least_rows", None, derive=least_rows, required=False, check=f"least_rows <= {MOST_ROWS}"),
     HParam("ngram_rows", None, required=False, check="least_rows <= ngram_rows"),
 )
+OF_HASHES = tuple(param.name for param in EMBEDDINGS if param.key is None)
 CHOOSING = (
     HParam("index_heads", "attention.indexer.head_count", fields={"hf": "indexer_n_heads"}, check="0 < index_heads"),
     HParam("index_keys", None, fields={"hf": "indexer_kv_heads"}, check="index_keys == 1",
@@ -208,19 +203,16 @@ CHOOSING = (
     HParam("index_top_k", "attention.indexer.top_k", fields={"hf": "indexer_budget"}, check="0 < index_top_k"),
     HParam("block_tokens", None, fields={"hf": "indexer_compress_ratio"}, derive=block_tokens,
            check="0 < block_tokens and index_top_k % block_tokens == 0"),
-    HParam("ratio", "attention.compress_ratios", derive=ratios, length="n_layer"),
+    HParam("ratio", "attention.compress_ratios", derive=ratios, length="n_blocks"),
 )
 _OTHERWISE: dict[str, dict[str, Any]] = {
     "recurrent_listed": {"words": {"linear_attention": True, "full_attention": False, "indexed_attention": False}},
-    "recurrent": {"length": "n_layer", "derive": linear_blocks},
 }
 
 
 def hparams() -> tuple[HParam, ...]:
-    """Return the hparams of Qwen3.5's mixture without those of blocks that predict further tokens, and Qwen4-Exp's."""
-    counts = {param.name for param in nextn.HPARAMS}
-    shared = tuple(replace(param, **_OTHERWISE.get(param.name, {})) for param in qwen35.HPARAMS
-                   if param.name not in counts)
+    """Return the hparams of Qwen3.5's mixture, and Qwen4-Exp's."""
+    shared = tuple(replace(param, **_OTHERWISE.get(param.name, {})) for param in qwen35.HPARAMS)
     streams = (
         HParam("n_streams", "hyper_connection.count", fields={"hf": "hc_count"}, check="1 < n_streams"),
         HParam("hc_rank", "hyper_connection.low_rank", fields={"hf": "hc_lowrank"}, check="0 < hc_rank"),
@@ -229,7 +221,7 @@ def hparams() -> tuple[HParam, ...]:
                defaults=(Default("silu", "as hidden_act", dialect="hf"), Default("sigmoid", _ONLY, dialect="gguf"))),
         HParam("expert_norm", None, BOOL, {"hf": "norm_topk_prob"}, words={True: True}, required=False),
     )
-    return (common.N_LAYER, *shared, *delta.EXPERTS, common.JOINED, *streams, *CHOOSING, *EMBEDDINGS)
+    return (*shared, *delta.EXPERTS, common.JOINED, *streams, *CHOOSING, *EMBEDDINGS)
 
 
 def connection(name: str, source: str, *, spreads: bool = True) -> tuple[Role, ...]:
@@ -241,6 +233,43 @@ def connection(name: str, source: str, *, spreads: bool = True) -> tuple[Role, .
         *linear(f"{name}_up", f"{width} hc_rank", f"{source}.input_mix_weight_up"),
         *(linear(f"{name}_inject", f"n_streams {width}", f"{source}.block_inject_weight") if spreads else ()),
     )
+
+
+def further() -> tuple[Role, ...]:
+    """Return what a block that predicts further tokens has besides: it reads the streams, and mixes them at its end.
+
+    Names: SGLang `models/qwen4_exp_mtp.py`; llama.cpp `conversion/qwen4exp.py`.
+    """
+    return (
+        *nextn.two_matrices("fc_embedding", "fc_hidden"),
+        *roles(
+            (
+                *norm("nextn.enorm", "pre_fc_norm_embedding", layout=ADD_ONE),
+                *norm("nextn.hnorm", "pre_fc_norm_hidden", width="n_streams*n_embd", layout=ADD_ONE),
+                *connection("nextn.hc_head", "hyper_connection_mixer", spreads=False),
+            ),
+            when="n >= n_layer",
+        ),
+    )
+
+
+_OF_ONE = ("fc_embedding", "fc_hidden", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "hyper_connection_mixer")
+_BLOCKS = "model.layers.{n}."
+APPENDED = tuple(
+    one
+    for at in ("mtp.", "model.mtp.")
+    for one in ((f"{at}layers.{{n}}.", _BLOCKS), *((f"{at}{name}.", _BLOCKS, f"{name}.") for name in _OF_ONE))
+)
+EXPORTED = (
+    *((f"{_BLOCKS}{name}.", f"mtp.{name}.", "n >= n_layer") for name in _OF_ONE),
+    (_BLOCKS, "mtp.layers.0.", "n >= n_layer"),
+)
+WHOLE_NORM = Caveat(
+    "n_nextn > 0",
+    "the block that predicts further tokens reads streams which are normalized all together, as SGLang has it; "
+    "llama.cpp normalizes each by itself: other proposals, the same answers",
+    differs_in="llama.cpp",
+)
 
 
 def indexer(when: str) -> tuple[Role, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ggferry.converters.schema.architecture import Caveat, Default, HParam
+from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -16,6 +17,14 @@ from ggferry.formats.gguf.values import ValueType
 def scaling_place(key: str) -> str:
     """Return where config.json keeps `key` of the scaling."""
     return f"rope_parameters.full_attention.{key}|rope_parameters.{key}|rope_scaling.{key}"
+
+
+def _ramp(values: Values) -> None:
+    """Raise what `yarn_ramp` raises."""
+    if values.get("rope_kind") == "yarn":
+        from ggferry.converters.schema.yarn import yarn_ramp  # few models have it
+
+        yarn_ramp(values)
 
 
 def without_rope_scaling(params: Iterable[HParam]) -> tuple[HParam, ...]:
@@ -103,9 +112,12 @@ BETA_SLOW = HParam(
     "rope_beta_slow", "rope.scaling.yarn_beta_slow", _F32, {"hf": scaling_place("beta_slow")}, absent=1.0,
     check="rope_beta_slow > 0",
 )
+
+# Of no key: what no file can say is refused.
+_RAMP = HParam("rope_ramp", None, _F32, derive=_ramp, required=False)
 SCALING = (
     STRETCH, ORIGINAL_DECLARED, MAGNITUDE, MSCALE, MSCALE_ALL, TRUNCATE, TYPE, FACTOR, ORIGINAL, ATTN_FACTOR, BETA_FAST,
-    BETA_SLOW,
+    BETA_SLOW, _RAMP,
 )
 
 LOW = HParam(
@@ -121,8 +133,8 @@ SHORT = HParam("rope_short", None, _F32, {"hf": scaling_place("short_factor")}, 
 
 ROPE = (BASE, N_ROT, KIND, *SCALING)
 ROPE_OF_AXES = (BASE, N_ROT, AXES_KIND, *SCALING, SECTIONS_DECLARED, SECTIONS)
-# Qwen3-VL: of heads of another width the sections would not be those of the class.
-_QWEN3_AXES = (Default((24, 20, 20), "transformers' default", when="n_rot == 128", dialect="hf"),)
+# Qwen3-VL's, whatever the width of its heads (`Qwen3VLTextRotaryEmbedding`).
+_QWEN3_AXES = (Default((24, 20, 20), "transformers' default", dialect="hf"),)
 ROPE_OF_QWEN3_AXES = (*ROPE_OF_AXES[:-2], replace(SECTIONS_DECLARED, defaults=_QWEN3_AXES), SECTIONS)
 PARTIAL_ROPE = (BASE, FRACTION, N_ROT, KIND, *SCALING)
 LLAMA3_KIND = replace(KIND, words=_KINDS | {"llama3": "llama3"})
@@ -130,9 +142,18 @@ LLAMA3_ROPE = (BASE, N_ROT, LLAMA3_KIND, *SCALING, LOW, HIGH)
 HALF = replace(FRACTION, defaults=(Default(0.5, "half of each head, transformers' default", dialect="hf"),))
 HALF_ROPE = (BASE, HALF, N_ROT, KIND, *SCALING)
 ROPE_WITH_FACTORS = (BASE, FRACTION, N_ROT, KIND_OR_FACTORS, *SCALING, LOW, HIGH, LONG, SHORT)
+
+
+DECLARED_FRACTION = replace(FRACTION, name="fraction_stated")
+FRACTION_UNREAD = Caveat(
+    "fraction_stated != 1",
+    "config.json says partial_rotary_factor={fraction_stated}, which transformers' class does not read: whole heads "
+    "are rotated",
+)
 # Where GGUF has rows in pairs and Hugging Face in halves, a head turns whole: of no published model does a part.
-WHOLE_ROPE_WITH_FACTORS = tuple(
-    replace(param, words={1: 1.0}) if param is FRACTION else param for param in ROPE_WITH_FACTORS
+WHOLE_ROPE_WITH_FACTORS = (
+    *(DECLARED_FRACTION if param is FRACTION else param for param in ROPE_WITH_FACTORS),
+    HParam("fraction_unread", None, _F32, derive="@unread_fraction", required=False),
 )
 
 LLAMA3_FREQUENCIES = roles("rope_freqs.weight f32 optional : n_rot/2 | hf =llama3_factors")

@@ -10,7 +10,8 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.schema.architecture import Default, Dialect, HParam
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import SAME, Layout, Reshape
+from ggferry.converters.schema.layouts.base import SAME, Layout
+from ggferry.converters.schema.layouts.parts import Reshape
 from ggferry.converters.schema.roles import Roles, block, roles
 from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.limits import MAX_LAYERS

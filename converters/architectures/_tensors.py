@@ -4,7 +4,7 @@ Every function returns roles for `roles(…)` or, those of a block, for `block(�
 prefix before the names. What they take alike:
 
 * `source`, `names`: the source's names below that prefix, without '.weight' and '.bias'.
-* a layout (`layout`, `q`, `k`): how its rows become GGUF's (`converters/schema/layouts.py`); as they are by default.
+* a layout (`layout`, `q`, `k`): how its rows become GGUF's (`converters/schema/layouts/`); as they are by default.
 * `bias`: whether there is one: True, False, or the condition on hparams under which there is.
 * `when`: the condition on hparams, and the block `n`, under which a model has these tensors.
 * sizes (`width`, `rows`, …): expressions over hparams.
@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ggferry.converters.schema.architecture import From, Role
-from ggferry.converters.schema.layouts import SAME, Layout, Squeeze, Stack, heads_halves_to_pairs
+from ggferry.converters.schema.layouts.base import SAME, Layout
+from ggferry.converters.schema.layouts.order import heads_halves_to_pairs
+from ggferry.converters.schema.layouts.parts import Squeeze, Stack
 from ggferry.converters.schema.roles import both
 
 Condition = bool | str

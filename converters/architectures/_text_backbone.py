@@ -6,7 +6,8 @@ Names: transformers 4 kept the text model under `language_model.`, transformers 
 
 from dataclasses import replace
 
-from ggferry.converters.schema.architecture import Caveat, Dialect, Drop, HParam, IgnoredKey
+from ggferry.converters.architectures import _embeddings as embeddings
+from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, Drop, HParam, IgnoredKey
 
 WITHIN = "text_config"
 WHOLES = (
@@ -148,3 +149,20 @@ def headless(dialect: Dialect, *classes: str) -> tuple[Dialect, ...]:
             IgnoredKey("tie_word_embeddings", "there is no output matrix", (False, True))),
     )
     return (variant,)
+
+
+def with_base(spec: Architecture, *classes: str) -> Architecture:
+    """Return the table with a dialect 'headless' for classes of the base model alone, whose states are pooled.
+
+    Their tensors lack the prefix that they have in the model around it, or not: either is read.
+    """
+    dialect = spec.dialect("hf")
+    (base,) = headless(dialect, *classes)
+    base = replace(
+        base, renames=(*BARE, *dialect.renames), config_section="", required_tensors=(), forbidden_tensors=(),
+        ignored_keys=(*base.ignored_keys, embeddings.IGNORED_KEYS),
+    )
+    return replace(
+        spec, hf_classes=(*spec.hf_classes, *classes), hparams=(*spec.hparams, *embeddings.DECODER_POOLING),
+        dialects=(*spec.dialects, base),
+    )

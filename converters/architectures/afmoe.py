@@ -11,6 +11,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam
 from ggferry.converters.schema.block_patterns import (
     rotated_unlike_every_fourth,
@@ -87,3 +88,4 @@ SPEC = Architecture(
     recipe={"rope": "halves", "routing": "sigmoid"},
     caveats=CAVEATS,
 )
+SPEC = half.with_base(SPEC, "AfmoeModel")

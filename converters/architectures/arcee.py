@@ -6,6 +6,7 @@ Source: llama.cpp `src/models/arcee.cpp`, transformers `modeling_arcee.py`.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import block, roles
 
@@ -39,3 +40,4 @@ SPEC = Architecture(
     ),
     recipe={"rope": "pairs", "ffn": "plain", "activation": "relu_squared"},
 )
+SPEC = half.with_base(SPEC, "ArceeModel")

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.architectures import _rwkv as rwkv
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape, Stack, Transpose
+from ggferry.converters.schema.layouts.parts import Reshape, Stack, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 
 BOOL = common.BOOL

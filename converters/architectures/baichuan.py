@@ -13,8 +13,10 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import linear, norm
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Split, Then, heads_halves_to_pairs
-from ggferry.converters.schema.partial_layouts import UnitRows
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.order import heads_halves_to_pairs
+from ggferry.converters.schema.layouts.parts import Split
+from ggferry.converters.schema.layouts.values import UnitRows
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 

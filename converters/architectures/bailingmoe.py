@@ -11,7 +11,9 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect
-from ggferry.converters.schema.layouts import Split, Then, heads_halves_to_pairs
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.order import heads_halves_to_pairs
+from ggferry.converters.schema.layouts.parts import Split
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (

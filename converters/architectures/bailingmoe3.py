@@ -33,7 +33,7 @@ HPARAMS = (
            words={"full_attention": True, "linear_attention": False}),
     HParam("group", None, fields={"hf": "layer_group_size"}, required=False),
     HParam("n_head_kv", "attention.head_count_kv", INT32, derive=bailing.attending, length="n_blocks"),
-    HParam("n_conv", "ssm.conv_kernel", fields={"hf": "short_conv_kernel_size|linear_conv_kernel_dim"}),
+    HParam("n_conv", "ssm.conv_kernel", fields={"hf": "linear_conv_kernel_dim|short_conv_kernel_size"}),
     HParam("kda_dim", "kda.head_dim", fields={"hf": "linear_head_dim|head_dim"}),
     HParam("kda_heads", None, fields={"hf": "linear_num_heads"}, required=False, check="kda_heads == n_head"),
     HParam("kda_safe", "kda.safe_gate", BOOL, {"hf": "kda_safe_gate"}, words={True: True}, check="kda_safe == 1",

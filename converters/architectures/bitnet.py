@@ -11,6 +11,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._tensors import norm
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
@@ -77,3 +78,4 @@ SPEC = Architecture(
     recipe={"rope": "halves"},
     caveats=(SQUARED,),
 )
+SPEC = half.with_base(SPEC, "BitNetModel")

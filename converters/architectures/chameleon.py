@@ -10,8 +10,8 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Rearrange
-from ggferry.converters.schema.partial_layouts import Columns
+from ggferry.converters.schema.layouts.columns import Columns
+from ggferry.converters.schema.layouts.order import Rearrange
 from ggferry.converters.schema.roles import block, roles
 
 PICTURES = 8196

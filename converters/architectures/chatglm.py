@@ -11,6 +11,7 @@ from ggferry.converters.architectures import _chatglm as chatglm
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._tensors import linear, norm
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import block, roles, varied
@@ -61,3 +62,4 @@ SPEC = Architecture(
     ),
     recipe={"rope": "pairs", "ffn": "fused"},
 )
+SPEC = half.with_base(SPEC, "GlmModel")

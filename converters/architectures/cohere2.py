@@ -60,3 +60,4 @@ SPEC = Architecture(
     ),
     recipe={"norm": "layer", "residual": "parallel"},
 )
+SPEC = half.with_base(SPEC, "Cohere2Model")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -70,3 +71,4 @@ SPEC = Architecture(
     ),
     recipe={"norm": "layer", "residual": "parallel"},
 )
+SPEC = half.with_base(SPEC, "CohereModel")

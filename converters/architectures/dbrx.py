@@ -1,7 +1,8 @@
 """DBRX: fused queries, keys and values, clamped; layer norms without biases before both branches; experts.
 
 Source: llama.cpp `src/models/dbrx.cpp`, `conversion/dbrx.py`, transformers `modeling_dbrx.py`. A checkpoint has the
-matrices of all experts one below the other, that of the way down a column an output.
+matrices of all experts one below the other, that of the way down a column an output; mlx-lm (0.32.2, `models/dbrx.py`)
+has a matrix for each, that of the way down transposed.
 """
 
 from dataclasses import replace
@@ -10,8 +11,9 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape, Then, Transpose
-from ggferry.converters.schema.roles import block, roles
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.parts import Reshape, Stack, Transpose
+from ggferry.converters.schema.roles import block, roles, varied
 
 BASE = Caveat(
     "newer_base != rope_base",
@@ -65,6 +67,29 @@ ROLES = roles(
         rotated=Then(STACKED, Transpose()),
     ),
 )
+ROLES = varied(
+    ROLES, "apart", "hf",
+    """
+    blk.{n}.ffn_gate_exps.weight transformer.blocks.{n}.ffn.experts.{e}.w1.weight @stack
+    blk.{n}.ffn_down_exps.weight transformer.blocks.{n}.ffn.experts.{e}.w2.weight @stack
+    blk.{n}.ffn_up_exps.weight   transformer.blocks.{n}.ffn.experts.{e}.v1.weight @stack
+    """,
+    stack=Stack(),
+)
+
+HF = Dialect(
+    "hf",
+    conventions={"transposed": ("ffn_down_exps",)},
+    drops=common.DROPS,
+    caveats=(*rope.CAVEATS, BASE, common.own_output("dbrx")),
+    nested=("attn_config", "ffn_config"),
+    ignored_keys=(
+        IgnoredKey("*.model_type *._name_or_path", "read where the class is chosen"),
+        IgnoredKey("ffn_config.hidden_size", "repeats d_model", follows="n_embd"),
+        IgnoredKey("ffn_config.moe_jitter_eps ffn_config.moe_loss_weight", "used in training only"),
+    ),
+)
+EACH_EXPERT = "transformer.blocks.0.ffn.experts.0.w1.weight"
 
 SPEC = Architecture(
     name="dbrx", runtimes=("llama.cpp",),
@@ -73,18 +98,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect(
-            "hf",
-            conventions={"transposed": ("ffn_down_exps",)},
-            drops=common.DROPS,
-            caveats=(*rope.CAVEATS, BASE, common.own_output("dbrx")),
-            nested=("attn_config", "ffn_config"),
-            ignored_keys=(
-                IgnoredKey("*.model_type *._name_or_path", "read where the class is chosen"),
-                IgnoredKey("ffn_config.hidden_size", "repeats d_model", follows="n_embd"),
-                IgnoredKey("ffn_config.moe_jitter_eps ffn_config.moe_loss_weight", "used in training only"),
-            ),
-        ),
+        HF,
+        replace(HF, name="apart", fields="hf", conventions={}, required_tensors=(EACH_EXPERT,)),
     ),
     recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "expert_norm": True, "ffn_norm": "attn_output_norm"},
 )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _nextn as nextn
+from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import latent_attention
@@ -13,18 +14,23 @@ from ggferry.formats.gguf.values import ValueType
 
 ROLES = roles(
     tensors.embedding(),
-    block(tensors.norm("attn_norm", "input_layernorm"), latent_attention(), deepseek.feed_forward(), nextn.tensors()),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"), latent_attention(halves="rope_halves"), deepseek.feed_forward(),
+        nextn.tensors(),
+    ),
 )
 
 HF = Dialect(
-    "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), caveats=deepseek.CAVEATS,
-    fixed={"n_head_kv": 1}, ignored_keys=deepseek.IGNORED_KEYS,
+    "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS),
+    caveats=(*deepseek.CAVEATS, rope.FRACTION_UNREAD), fixed={"n_head_kv": 1}, ignored_keys=deepseek.IGNORED_KEYS,
 )
 IGNORED = Caveat(
     "gating_stated != 'sigmoid' or selection_stated != 'noaux_tc'",
-    "config.json says scoring_func={gating_stated} and topk_method={selection_stated}, which transformers' DeepSeek-V3 "
+    "config.json says scoring_func={gating_stated} and topk_method={selection_stated}, which transformers' class "
     "does not read: the file has its sigmoid and noaux_tc",
 )
+# Of these classes one alone reads it, and GGUF has no place for a part of what is rotated.
+FRACTION = replace(rope.DECLARED_FRACTION, check="fraction_stated == 1 or hf_class != 'Glm4MoeLiteForCausalLM'")
 DECLARED = (
     HParam("gating_stated", None, ValueType.STRING, {"hf": "scoring_func"}, required=False,
            defaults=(Default("sigmoid", "DeepSeek-V3's", dialect="v3"),)),
@@ -47,7 +53,8 @@ SPEC = Architecture(
         "KimiVLForConditionalGeneration", "YoutuForCausalLM", "YoutuVLForConditionalGeneration",
     ),
     hparams=(
-        *nextn.counted(deepseek.SIZES), *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING,
+        *nextn.counted(deepseek.SIZES), *deepseek.ROTARY_OF_EITHER, FRACTION,
+        *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING,
         *DECLARED, *deepseek.PLAIN,
     ),
     roles=ROLES,
@@ -59,7 +66,8 @@ SPEC = Architecture(
         ),
         # transformers' class reads neither key, the publisher's own refuses any other value: what it says is a note.
         replace(
-            HF, name="v3", names="hf", fields="hf", classes=("DeepseekV3ForCausalLM",), caveats=(*HF.caveats, IGNORED),
+            HF, name="v3", names="hf", fields="hf", classes=("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
+            caveats=(*HF.caveats, IGNORED),
             fixed={**HF.fixed, "expert_gating": 2, "expert_selection": "noaux_tc"},
         ),
         replace(

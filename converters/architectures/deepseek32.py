@@ -31,7 +31,8 @@ SPEC = Architecture(
     ),
     dialects=(
         Dialect(
-            "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), fixed={"n_head_kv": 1},
+            "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS),
+            fixed={"n_head_kv": 1, "expert_gating": 2, "expert_selection": "noaux_tc"},
             ignored_keys=deepseek.IGNORED_KEYS, caveats=(*deepseek.CAVEATS, index.WIDTH, deepseek.LOW_RANK),
         ),
     ),

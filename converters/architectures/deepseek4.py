@@ -3,7 +3,10 @@ that many tokens were compressed into, chosen by an indexer or all of them; expe
 blocks, else by scores √softplus with a bias.
 
 Sources: transformers `modeling_deepseek_v4.py`; llama.cpp `src/models/deepseek4.cpp`, `conversion/deepseek.py`. What
-transformers saves has DeepSeek's own names but for those of the whole model: both are read.
+transformers saves has DeepSeek's own names but for those of the whole model: both are read. A block that predicts
+further tokens (`mtp.0.`) mixes its streams by tensors of its own, which have the names of the decoder's in GGUF: it is
+a file of its own (`--mtp-only`), as in `conversion/deepseek.py`. Its definition: DeepSeek's `inference/model.py`,
+`MTPBlock`.
 """
 
 from dataclasses import replace
@@ -12,20 +15,22 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _deepseek4 as own
 from ggferry.converters.architectures import _indexer as index
 from ggferry.converters.architectures import _limits as limits
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _streams as streams
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.partial_layouts import Whole
-from ggferry.converters.schema.roles import block, roles
+from ggferry.converters.schema.layouts.columns import SideBySide
+from ggferry.converters.schema.layouts.values import Whole
+from ggferry.converters.schema.roles import block, roles, varied
 
 F32, BOOL = common.F32, common.BOOL
 _HF = "transformers' default"
 
 HPARAMS = (
-    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_HEAD,
+    common.N_VOCAB, common.N_CTX, common.N_EMBD, *nextn.counted((common.N_LAYER,)), common.N_HEAD,
     HParam("n_head_kv", "attention.head_count_kv", fields={"hf": "num_key_value_heads"}, check="n_head_kv == 1",
            defaults=(Default(1, _HF, dialect="hf"),)),
     HParam("head_dim", "attention.key_length", fields={"hf": "head_dim"}),
@@ -50,21 +55,12 @@ HPARAMS = (
     *own.HASHED,
     HParam("limit", None, F32, {"hf": "swiglu_limit"}, required=False, check="0 <= limit", unrepresentable=0.0,
            defaults=(Default(10.0, _HF, dialect="hf"),)),
-    limits.of_experts(limits.everywhere("limit"), required=True), limits.of_shared(limits.everywhere("limit")),
+    limits.of_experts(limits.everywhere("limit", "n_blocks"), required=True, blocks="n_blocks"),
+    limits.of_shared(limits.everywhere("limit", "n_blocks"), blocks="n_blocks"),
     streams.COUNT, streams.EPSILON, streams.ITERATIONS,
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )
 
-ATTENTION = """
-attn_sinks.weight f32      : n_head                                         | hf attn.attn_sink
-attn_q_a.weight            : q_rank n_embd                                  | hf attn.wq_a.weight
-attn_q_a_norm.weight f32   : q_rank                                         | hf attn.q_norm.weight
-attn_q_b.weight            : n_head*head_dim q_rank                         | hf attn.wq_b.weight
-attn_kv.weight             : head_dim n_embd                                | hf attn.wkv.weight
-attn_kv_a_norm.weight f32  : head_dim                                       | hf attn.norm.weight
-attn_output_a.weight       : out_groups*out_rank n_head*head_dim/out_groups | hf attn.wo_a.weight
-attn_output_b.weight       : n_embd out_groups*out_rank                     | hf attn.wo_b.weight
-"""
 COMPRESSOR = """
 attn_compressor_kv.weight       : series*head_dim n_embd | hf attn.compressor.wkv.weight
 attn_compressor_gate.weight     : series*head_dim n_embd | hf attn.compressor.wgate.weight
@@ -79,31 +75,68 @@ indexer_compressor_gate.weight     : series*index_dim n_embd      | hf attn.inde
 indexer_compressor_ape.weight f32  : ratio series*index_dim       | hf attn.indexer.compressor.ape
 indexer_compressor_norm.weight f32 : index_dim                    | hf attn.indexer.compressor.norm.weight
 """
-PARTS = ("w1", "w2", "w3")
-ROLES = roles(
+_DECODER = roles(
     tensors.embedding(output="head"),
     streams.head("model.hc_head.hc_"),
     block(
         tensors.norm("attn_norm", "attn_norm"),
-        ATTENTION,
+        own.SINKS,
+        own.ATTENTION,
         roles(COMPRESSOR, when="ratio > 0"),
         roles(INDEXER, when=f"ratio == {own.SPARSE}"),
         streams.connections("hc_attn_", "hc_ffn_", "(2+n_streams)*n_streams", 3),
         tensors.norm("ffn_norm", "ffn_norm"),
-        tensors.experts("ffn.experts.{e}.", "ffn.gate", PARTS),
+        tensors.experts("ffn.experts.{e}.", "ffn.gate", own.PARTS),
         roles("ffn_gate_tid2eid.weight : n_vocab n_expert_used | hf ffn.gate.tid2eid @ids", when="n < n_hash",
               ids=Whole(32)),
         tensors.selection_bias("ffn.gate.bias", when="n_hash <= n"),
         "exp_probs_b_vl.bias f32 optional : n_expert | hf ffn.gate.bias_vl",
-        tensors.shared_experts("ffn.shared_experts.", PARTS, width="n_ff_exp"),
+        tensors.shared_experts("ffn.shared_experts.", own.PARTS, width="n_ff_exp"),
     ),
 )
 LAYER = "model.layers.{n}."
+FURTHER = """
+nextn.eh_proj.weight              : n_embd 2*n_embd | alone e_proj.weight h_proj.weight @beside
+nextn.enorm.weight f32            : n_embd          | alone enorm.weight
+nextn.hnorm.weight f32            : n_embd          | alone hnorm.weight
+nextn.shared_head_norm.weight f32 : n_embd          | alone norm.weight
+"""
+MIXED = """
+output_hc_fn.weight    mtp.hc_head_fn
+output_hc_base.weight  mtp.hc_head_base
+output_hc_scale.weight mtp.hc_head_scale
+"""
+ROLES = roles(
+    varied(_DECODER, "alone", "hf", MIXED),
+    block(FURTHER, layer={"alone": LAYER}, when="n >= n_layer", beside=SideBySide()),
+)
 CAVEATS = (
     rope.BETAS,
     Caveat("n_streams != 4", "llama.cpp stops: it computes with four streams, and here they are {n_streams}",
            unsupported_by="llama.cpp"),
     index.WIDTH,
+)
+
+HF = Dialect(
+    "hf",
+    drops=(
+        Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
+        Drop(f"{LAYER}ffn.gate.bias", "experts are chosen by the token there", when="n < n_hash_stated"),
+        *common.DROPS, *half.drop_vision("vision.*", "aligner.*", "image_*"),
+    ),
+    renames=(
+        ("lm_head.", "head."),
+        ("model.embed.", "model.embed_tokens."),
+        ("model.hc_head_", "model.hc_head.hc_"),
+        (f"{LAYER}attn.kv_norm.", f"{LAYER}attn.norm."),
+    ),
+    caveats=CAVEATS,
+    ignored_keys=(
+        common.UNBIASED,
+        IgnoredKey("vision_*", "of the vision half, dropped"),
+        nextn.IGNORED_KEYS,
+        IgnoredKey("rope_parameters.*.partial_rotary_factor", "said beside them", follows="rope_fraction"),
+    ),
 )
 
 SPEC = Architecture(
@@ -113,28 +146,17 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect(
-            "hf",
-            drops=(
-                Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
-                Drop(f"{LAYER}ffn.gate.bias", "experts are chosen by the token there", when="n < n_hash_stated"),
-                *common.DROPS, *half.drop_vision("vision.*", "aligner.*", "image_*"),
+        HF,
+        replace(
+            HF, name="alone", fields="hf",
+            appended_blocks=(
+                *((f"{at}mtp.{{n}}.", LAYER) for at in ("", "model.")),
+                *((f"{at}mtp.0.hc_head_", "mtp.hc_head_") for at in ("", "model.")),
             ),
-            renames=(
-                ("lm_head.", "head."),
-                ("model.embed.", "model.embed_tokens."),
-                ("model.hc_head_", "model.hc_head.hc_"),
-                (f"{LAYER}attn.kv_norm.", f"{LAYER}attn.norm."),
-            ),
-            caveats=CAVEATS,
-            ignored_keys=(
-                common.UNBIASED,
-                IgnoredKey("vision_*", "of the vision half, dropped"),
-                IgnoredKey("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
-                IgnoredKey("rope_parameters.*.partial_rotary_factor", "said beside them", follows="rope_fraction"),
-            ),
+            drops=(Drop("model.hc_head.hc_*", "the decoder's: the block has some of its own"), *HF.drops[1:]),
         ),
     ),
+    blocks=nextn.BLOCKS,
     recipe={"computation": "streams", "indexer_rope": "pairs", "indexer_turns": "last", "routing": "root_softplus"},
-    caveats=(common.own_output("deepseek4"),),
+    caveats=(common.own_output("deepseek4"), nextn.ONE),
 )

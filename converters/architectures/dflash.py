@@ -4,6 +4,7 @@ neighboring tokens and scores pairs.
 
 Checkpoints count the target's blocks whose outputs are read, GGUF those whose inputs are. Ling's rows of queries and
 keys turn in pairs, GGUF's in halves. Gemma 4's has norms behind its branches, and keys that are the values, too.
+DeepSeek V4's has its target's blocks (`_dflash_deepseek4.py`).
 Source: llama.cpp `src/models/dflash.cpp`, `conversion/qwen.py`, `gemma.py`, `muse_glimmer.py`.
 """
 
@@ -11,8 +12,10 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _dflash as dflash
+from ggferry.converters.architectures import _dflash_deepseek4 as deepseek4
 from ggferry.converters.architectures import _drafts as drafts
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _streams as streams
 from ggferry.converters.schema.architecture import TARGET, Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.roles import also, block, roles, varied
 from ggferry.formats.gguf.values import ValueType
@@ -22,17 +25,17 @@ _GEMMA = "Gemma 4's default in transformers"
 
 
 TARGETS = (
-    HParam("target_outputs", None, fields=dflash.inner("target_layer_ids", "target_layer_ids"), required=False,
-           length="n_targets"),
+    HParam("target_outputs", None, required=False, length="n_targets",
+           fields=dflash.inner("target_layer_ids", "target_layer_ids", "dspark_target_layer_ids")),
     HParam("target_inputs", None, fields={"hf": "aux_hidden_state_layer_ids"}, required=False, length="n_targets"),
     HParam("target_layers", "target_layers", ValueType.INT32, derive=dflash.layers, length="n_targets"),
     HParam("n_targets", None),
 )
 DRAFTING = (
-    HParam("block_size", "block_size", fields=dflash.inner("block_size", "block_size"), check="0 < block_size",
-           defaults=(Default(16, "convert_hf_to_gguf's default", dialect="hf"),)),
-    HParam("mask_token", "tokenizer.ggml.mask_token_id", fields=dflash.inner("mask_token_id", "mask_token_id"),
-           global_key=True, check="mask_token < n_vocab"),
+    HParam("block_size", "block_size", fields=dflash.inner("block_size", "block_size", "dspark_block_size"),
+           check="0 < block_size", defaults=(Default(16, "convert_hf_to_gguf's default", dialect="hf"),)),
+    HParam("mask_token", "tokenizer.ggml.mask_token_id", global_key=True, check="mask_token < n_vocab",
+           fields=dflash.inner("mask_token_id", "mask_token_id", "dspark_noise_token_id")),
     HParam("causal", "attention.causal", BOOL, {"hf": "is_causal|dflash_config.causal"}, required=False),
     HParam("markov_rank", None, required=False),
     HParam("n_confidences", None, required=False),
@@ -71,7 +74,7 @@ WINDOWS = (
            required=False),
 )
 HPARAMS = (
-    drafts.N_VOCAB, drafts.TARGET_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD,
+    drafts.N_VOCAB, drafts.TARGET_VOCAB, common.N_CTX, common.N_EMBD, *deepseek4.SIZES, common.N_HEAD,
     HParam("draft_kind", None, STRING, required=False),
     HParam("k_is_v", None, BOOL, {"hf": "attention_k_eq_v"}, required=False,
            check="k_is_v == 0 and draft_kind != 'gemma4' or k_is_v == 1 and draft_kind == 'gemma4'"),
@@ -90,6 +93,7 @@ HPARAMS = (
         fields={"hf": f"rope_parameters.full_attention.partial_rotary_factor|{rope.FRACTION.fields['hf']}"},
         defaults=(Default(0.25, _GEMMA, when="rope_kind == 'proportional'", dialect="gemma4"),),
     ),
+    HParam("n_rot_stated", None, fields={"hf": "qk_rope_head_dim"}, required=False),
     HParam("n_rot", "rope.dimension_count", derive=dflash.rotated_width, check="n_rot % 2 == 0 and 0 < n_rot"),
     replace(
         rope.KIND, words={**rope.KIND.words, "mrope": "default", "proportional": "proportional"},
@@ -105,7 +109,7 @@ HPARAMS = (
     HParam("hidden_activation", "hidden_activation", STRING, {"hf": "hidden_activation|hidden_act"}, absent="silu",
            words={"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}),
     HParam("activation", None, STRING, derive=dflash.activation),
-    *TARGETS, *DRAFTING, *SECOND, *SCALES, *WINDOWS, *drafts.DRAFT_ROWS,
+    *TARGETS, *DRAFTING, *SECOND, *SCALES, *WINDOWS, *drafts.DRAFT_ROWS, *deepseek4.HPARAMS,
 )
 
 _PAIRS = """
@@ -121,13 +125,19 @@ _FRAME = roles(
     factors=dflash.proportional_factors,
 )
 _BLOCKS = also(
-    block(dflash.BLOCK, layer={"hf": "layers.{n}.", "gemma4": "layers.{n}."}), "gemma4",
+    block(
+        dflash.SHARED, roles(dflash.BLOCK, when="n_streams == 0"), layer={"hf": "layers.{n}.", "gemma4": "layers.{n}."}
+    ),
+    "gemma4",
     "blk.{n}.ffn_norm.weight layers.{n}.pre_feedforward_layernorm.weight",
 )
-ROLES = roles(
+_ALL = roles(
     varied(varied(_FRAME, "pairs", "hf"), "gemma4", "hf"),
     varied(_BLOCKS, "pairs", "hf", _PAIRS, halves=dflash.PAIRS_TO_HALVES),
+    block(deepseek4.BLOCK, layer={"hf": deepseek4.LAYER}, when="n_streams > 0"),
+    roles(streams.head("last.hc_head_"), when="n_streams > 0"),
 )
+ROLES = varied(_ALL, deepseek4.NAME, "hf", deepseek4.OWN_NAMES)
 
 ONE_LESS = Caveat(
     "n_swa > 0",
@@ -154,6 +164,7 @@ SPEC = Architecture(
     hf_classes=(
         "DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "DSparkSpeculator", "Qwen3DSparkModel",
         "Lfm2DSparkDraftModel", "LingDSparkModel", "Gemma4DSparkModel", "MuseGlimmerAssistantModel",
+        deepseek4.CLASS,
     ),
     hparams=HPARAMS,
     roles=ROLES,
@@ -171,6 +182,13 @@ SPEC = Architecture(
             HF, name="gemma4", fields="hf", classes=("Gemma4DSparkModel",),
             fixed={"draft_kind": "gemma4", "pairs": False},
         ),
+        replace(
+            HF, name=deepseek4.NAME, fields="hf", classes=(deepseek4.CLASS,), bundled=deepseek4.BUNDLED,
+            renames=deepseek4.RENAMES,
+            fixed={**HF.fixed, "window_everywhere": True, "rope_kind": "default"},
+            drops=(*HF.drops, *deepseek4.DROPS), caveats=(deepseek4.FOUR,),
+            ignored_keys=(*HF.ignored_keys, deepseek4.IGNORED_KEYS),
+        ),
     ),
-    recipe={"computation": "ggferry.converters.forward.drafts.dflash", "rope": "halves"},
+    recipe={"computation": "ggferry.converters.forward.drafts.dflash", "rope": "halves", "routing": "root_softplus"},
 )

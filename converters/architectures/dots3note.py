@@ -18,7 +18,8 @@ from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import latent_attention
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.partial_layouts import Scaled, rotary_pairs_to_halves
+from ggferry.converters.schema.layouts.order import rotary_pairs_to_halves
+from ggferry.converters.schema.layouts.values import Scaled
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -80,8 +81,8 @@ HPARAMS = (
     HParam("index_full", "attention.indexer.types", BOOL, derive="each swa_layers == 0", length="n_layer",
            check="index_full != swa_layers"),
     HParam("indexed", None, BOOL, {"hf": "use_dsa"}, words={True: True}, required=False),
-    *deepseek.DENSE[:2], replace(deepseek.DENSE[2], defaults=()), common.N_EXPERT, common.N_EXPERT_USED,
-    common.N_FF_EXP,
+    *deepseek.DENSE[:2], replace(deepseek.DENSE[2], defaults=(Default(1, _HF, dialect="hf"),)),
+    common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, check="0 < n_shared"),
     HParam("shared_width", None, required=False, check="shared_width == n_ff_exp",
            fields={"hf": "moe_shared_expert_intermediate_size|shared_experts_intermediate_size"}),

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _drafts as drafts
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import TARGET, Architecture, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.layouts.order import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 

@@ -6,6 +6,7 @@ Source: `_ernie`.
 from ggferry.converters.architectures import _ernie as ernie
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture
 from ggferry.converters.schema.roles import block, roles
 
@@ -18,3 +19,4 @@ SPEC = Architecture(
     dialects=ernie.dialects((*rope.CAVEATS, ernie.unloadable("ernie4_5")), fused=True),
     recipe={"rope": "pairs"},
 )
+SPEC = half.with_base(SPEC, "Ernie4_5Model")

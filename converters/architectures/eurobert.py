@@ -12,9 +12,8 @@ from ggferry.converters.schema.architecture import Architecture, Dialect, Ignore
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, encoder.BOTH_SIDES, rope.BASE, rope.N_ROT,
-    rope.UNSCALED_KIND,
-    encoder.NO_SCALING, *embeddings.POOLING, encoder.CLASSIFIER_POOLING, *common.BIASES, common.SILU,
+    *common.SIZES, common.RMS_EPS, encoder.BOTH_SIDES, rope.BASE, rope.N_ROT, *encoder.SCALING,
+    *embeddings.POOLING, encoder.CLASSIFIER_POOLING, *common.BIASES, common.SILU,
 )
 
 ROLES = roles(
@@ -38,9 +37,9 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=(*embeddings.language_heads("lm_head.*"), common.DROP_BUFFERS),
-            fixed={"causal": False, "rope_scaling": "none"},
+            fixed={"causal": False},
             renames=(("model.", ""),),
-            caveats=(common.heads_as_wide_as_the_model("eurobert"), common.biased_output("eurobert")),
+            caveats=(*rope.CAVEATS, common.heads_as_wide_as_the_model("eurobert"), common.biased_output("eurobert")),
             ignored_keys=(
                 common.UNBIASED, embeddings.IGNORED_KEYS,
                 IgnoredKey("tie_word_embeddings mask_token pad_token",

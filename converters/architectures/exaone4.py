@@ -67,3 +67,4 @@ SPEC = Architecture(
     recipe={"rope": "halves", "pre_norm": False},
     caveats=CAVEATS,
 )
+SPEC = half.with_base(SPEC, "Exaone4Model")

@@ -14,6 +14,7 @@ from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _megatron as megatron
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
@@ -25,7 +26,8 @@ _ONE_GROUP = Default(
     1, "the header of 5 June 2023 was made for Falcon-7B, whose heads share one key and value", dialect="ggml-grouped"
 )
 HPARAMS = (
-    common.N_VOCAB, replace(gpt.N_CTX, defaults=(_CTX,)), gpt.N_EMBD, gpt.N_LAYER, gpt.N_FF, gpt.N_HEAD,
+    common.N_VOCAB, replace(gpt.N_CTX, defaults=(_CTX,)), gpt.N_EMBD, gpt.N_LAYER,
+    replace(gpt.N_FF, fields={"hf": "ffn_hidden_size"}), gpt.N_HEAD,
     # 71 groups in 7B's modern configuration mean nothing: transformers reads the number in the new decoder only.
     gpt.MULTI_QUERY,
     HParam("groups_stated", None, fields={"hf": "num_kv_heads|n_head_kv"}, required=False),
@@ -157,3 +159,4 @@ SPEC = Architecture(
     recipe={**gpt.RECIPE, "rope": "halves", "activation": "gelu", "residual": "parallel", "alibi": "before"},
     headers=(HEADER, GGCC, HEADER_2023_06_05, HEADER_2023_06_10),
 )
+SPEC = half.with_base(SPEC, "FalconModel")

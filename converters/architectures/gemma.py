@@ -4,8 +4,9 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect
-from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 
 ROLES = roles(
@@ -35,3 +36,4 @@ SPEC = Architecture(
     ),
     recipe=gemma.RECIPE,
 )
+SPEC = half.with_base(SPEC, "GemmaModel")

@@ -5,16 +5,17 @@ Source: llama.cpp `src/models/gemma2.cpp` (whose defaults are what an absent key
 """
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
-from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
-    *gemma.SIZES, common.GEMMA_ERF, *rope.ROPE, *common.BIASES,
+    *gemma.SIZES, common.GEMMA_ERF, *rope.ROPE, *common.BIASES, *embeddings.DECODER_POOLING,
     HParam("attn_softcap", "attn_logit_softcapping", gemma.F32, {"hf": "attn_logit_softcapping"}, null=0.0,
            unrepresentable=0.0, defaults=(Default(50.0, "transformers' and llama.cpp's default"),)),
     HParam("final_softcap", "final_logit_softcapping", gemma.F32, {"hf": "final_logit_softcapping"}, null=0.0,
@@ -67,12 +68,13 @@ _HF = Dialect(
 SPEC = Architecture(
     name="gemma2", runtimes=("llama.cpp",),
     display_name="Gemma 2",
-    hf_classes=("Gemma2ForCausalLM", "MERaLiON2ForConditionalGeneration"),
+    hf_classes=("Gemma2ForCausalLM", "Gemma2Model", "MERaLiON2ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
         _HF,
         *half.of(_HF, "gemma2"),
+        *half.headless(_HF, "Gemma2Model"),
     ),
     recipe=gemma.RECIPE,
 )

@@ -34,7 +34,7 @@ SPEC = Architecture(
                 gemma.scaled_differently(62),
             ),
             config_section="text_config",
-            ignored_keys=(common.UNBIASED, VISION_KEYS),
+            ignored_keys=(common.UNBIASED, gemma.PATTERN, VISION_KEYS),
             renames=(
                 ("language_model.model.", "model."),
                 ("model.language_model.", "model."),

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.block_patterns import window_layers
-from ggferry.converters.schema.layouts import Stack
+from ggferry.converters.schema.layouts.parts import Stack
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 

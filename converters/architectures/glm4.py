@@ -13,7 +13,7 @@ from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, IgnoredKey
-from ggferry.converters.schema.partial_layouts import rotary_pairs_to_halves
+from ggferry.converters.schema.layouts.order import rotary_pairs_to_halves
 from ggferry.converters.schema.roles import block, roles, varied
 
 _VISION_ENCODERS = Default((8, 12, 12), "transformers' default", dialect="seeing")
@@ -74,3 +74,4 @@ SPEC = Architecture(
     ),
     recipe={"rope": "by_axes", "ffn": "fused"},
 )
+SPEC = half.with_base(SPEC, "Glm4Model")

@@ -61,12 +61,13 @@ SPEC = Architecture(
             renames=half.RENAMES,
             ignored_keys=(routed.NEXT_COUNT, half.VISION_KEYS),
         ),
-        # Upstage's Solar Open: whole heads turn, which its configuration need not say.
+        # Upstage's Solar Open: whole heads turn, which its configuration need not say, and every block has experts.
         Dialect(
             "solar",
             names="hf",
             fields="hf",
             classes=("SolarOpenForCausalLM",),
+            fixed={"n_dense": 0},
             drops=(nextn.DROP, *common.DROPS),
             caveats=rope.CAVEATS,
             ignored_keys=(routed.NEXT_COUNT,),
@@ -75,3 +76,4 @@ SPEC = Architecture(
     recipe={"rope": "halves", "routing": "sigmoid", "ffn_norm": "post_attention_norm"},
     blocks=nextn.BLOCKS,
 )
+SPEC = half.with_base(SPEC, "Glm4MoeModel")

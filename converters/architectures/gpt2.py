@@ -9,8 +9,10 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _gpt2_family as family
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import SAME, Transpose
+from ggferry.converters.schema.layouts.base import SAME
+from ggferry.converters.schema.layouts.parts import Transpose
 from ggferry.converters.schema.roles import also, block, roles, varied
 
 N_FF = replace(gpt.N_FF, fields={"hf": f"{gpt.N_FF.fields['hf']}|ffn_dim", "ggml": "n_ff"})
@@ -161,3 +163,4 @@ SPEC = Architecture(
     headers=(gpt.GPT2_HEADER, *family.BIOGPT_HEADERS),
     caveats=(RELU, UNBIASED),
 )
+SPEC = half.with_base(SPEC, "GPT2Model")

@@ -19,8 +19,9 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.block_patterns import window_layers
-from ggferry.converters.schema.layouts import Stack, Then, Transpose
-from ggferry.converters.schema.partial_layouts import Every, EveryColumn
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.columns import EveryColumn
+from ggferry.converters.schema.layouts.parts import Every, Stack, Transpose
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.gguf.values import ValueType

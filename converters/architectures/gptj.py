@@ -12,7 +12,9 @@ from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Rearrange, Split, Then, Transpose
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.order import Rearrange
+from ggferry.converters.schema.layouts.parts import Split, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout

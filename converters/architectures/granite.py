@@ -34,7 +34,10 @@ ROLES = roles(
         ),
     ),
 )
-HF = Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, caveats=rope.CAVEATS)
+HF = Dialect(
+    "hf", conventions={"rope": "halves"}, drops=common.DROPS, caveats=(*rope.CAVEATS, rope.FRACTION_UNREAD),
+    fixed={"rope_layers": True},  # the hybrid's class alone reads `position_embedding_type`
+)
 
 SPEC = Architecture(
     name="granite", runtimes=("llama.cpp",),
@@ -51,8 +54,9 @@ SPEC = Architecture(
         replace(
             HF, name="hybrid", fields="hf", conventions={"rope": "halves", "ffn": "fused"},
             classes=("GraniteMoeHybridForCausalLM",), forbidden_tensors=("*.mamba.*", "*.block_sparse_moe.*"),
-            ignored_keys=(granite.NOT_MAMBA,),
+            ignored_keys=(granite.NOT_MAMBA,), fixed={},
         ),
     ),
     recipe={"logit_scale": "divide"},
 )
+SPEC = half.with_base(SPEC, "GraniteModel")

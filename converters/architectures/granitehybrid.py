@@ -13,7 +13,7 @@ from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.partial_layouts import rotary_halves_to_pairs
+from ggferry.converters.schema.layouts.order import rotary_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.gguf.values import ValueType
 
@@ -88,7 +88,9 @@ SPEC = Architecture(
         replace(
             HF, name="bamba", fields="hf", classes=("BambaForCausalLM",),
             conventions={"rope": "halves", "decay": "log"},
-            fixed={"attn_scale": 0.0, "logit_scale": 0.0},
+            # It has none of Granite's multipliers, and turns whatever position_embedding_type says.
+            fixed={"attn_scale": 0.0, "logit_scale": 0.0, "embedding_scale": 1.0, "residual_scale": 1.0,
+                   "rope_layers": True},
             ignored_keys=(*HF.ignored_keys,
                 IgnoredKey("partial_rotary_factor", "0.5 to the class, whatever is stated", values=(0.5,)),
                 IgnoredKey("attn_rotary_emb", "the turned part of a head", follows="n_rot")),

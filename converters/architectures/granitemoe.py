@@ -10,6 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _granite as granite
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -37,7 +38,8 @@ ROLES = roles(
 )
 
 HF = Dialect(
-    "hf", conventions={"rope": "halves", "ffn": "fused", "gate_up": "halves"}, drops=common.DROPS, caveats=rope.CAVEATS
+    "hf", conventions={"rope": "halves", "ffn": "fused", "gate_up": "halves"}, drops=common.DROPS,
+    caveats=(*rope.CAVEATS, rope.FRACTION_UNREAD), fixed={"rotates": True},  # only the hybrid's class reads of it
 )
 
 SPEC = Architecture(
@@ -51,8 +53,9 @@ SPEC = Architecture(
         replace(
             HF, name="hybrid", names="hf", fields="hf", classes=("GraniteMoeHybridForCausalLM",),
             forbidden_tensors=("*.mamba.*",),
-            ignored_keys=(granite.NOT_MAMBA,),
+            ignored_keys=(granite.NOT_MAMBA,), fixed={},
         ),
     ),
     recipe={"logit_scale": "divide", "routing": "chosen"},
 )
+SPEC = half.with_base(SPEC, "GraniteMoeModel")

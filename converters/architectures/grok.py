@@ -13,7 +13,7 @@ from ggferry.converters.architectures import _grok as grok
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Stack
+from ggferry.converters.schema.layouts.parts import Stack
 from ggferry.converters.schema.roles import also, block, roles
 
 F32, BOOL, STRING = common.F32, common.BOOL, common.STRING

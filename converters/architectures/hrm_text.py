@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _hrm as hrm
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Split
+from ggferry.converters.schema.layouts.parts import Split
 from ggferry.converters.schema.roles import block, roles, varied
 
 HPARAMS = (

@@ -5,6 +5,7 @@ Source: `_hunyuan`.
 
 from ggferry.converters.architectures import _hunyuan as hunyuan
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
@@ -21,3 +22,4 @@ SPEC = Architecture(
     ),
     recipe={"rope": "halves", "qk_norm_at": "after"},
 )
+SPEC = half.with_base(SPEC, "HunYuanDenseV1Model")

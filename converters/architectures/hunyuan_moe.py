@@ -8,6 +8,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _hunyuan as hunyuan
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 
@@ -44,3 +45,4 @@ SPEC = Architecture(
     ),
     recipe={"rope": "halves", "qk_norm_at": "after", "expert_norm": True},
 )
+SPEC = half.with_base(SPEC, "HunYuanMoEV1Model")

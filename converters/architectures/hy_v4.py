@@ -18,7 +18,7 @@ from ggferry.converters.architectures import _streams as streams
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._latent import latent_attention
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Pick
+from ggferry.converters.schema.layouts.parts import Pick
 from ggferry.converters.schema.roles import block, roles
 
 F32, BOOL, STRING = common.F32, common.BOOL, common.STRING

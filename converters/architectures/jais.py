@@ -10,7 +10,8 @@ from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _jais as jais
 from ggferry.converters.architectures._tensors import linear
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam
-from ggferry.converters.schema.layouts import SAME, Transpose
+from ggferry.converters.schema.layouts.base import SAME
+from ggferry.converters.schema.layouts.parts import Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 
 HPARAMS = (

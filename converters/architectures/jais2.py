@@ -8,6 +8,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect
 from ggferry.converters.schema.roles import block, roles
 
@@ -44,3 +45,4 @@ SPEC = Architecture(
     ),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "relu_squared"},
 )
+SPEC = half.with_base(SPEC, "Jais2Model")

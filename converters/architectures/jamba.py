@@ -9,8 +9,9 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import NEG_EXP
+from ggferry.converters.schema.layouts.values import NEG_EXP
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -86,3 +87,4 @@ SPEC = Architecture(
                unsupported_by="llama.cpp"),
     ),
 )
+SPEC = half.with_base(SPEC, "JambaModel")

@@ -10,6 +10,7 @@ saves the names of Jina's code and a configuration of its own. Sources: jinaai's
 from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
+from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
@@ -22,10 +23,10 @@ HPARAMS = (
            defaults=(Default(20000.0, "transformers' default", dialect="saved"),
                      Default(10000.0, "the default of Jina's code, and of readers of GGUF")),
            check="rope_base > 1"),
-    rope.UNSCALED_KIND,
+    rope.KIND, *rope.SCALING,
     HParam("n_rot", "rope.dimension_count", derive="n_embd / n_head",
            check="n_rot % 2 == 0 and 0 < n_rot and n_rot * n_head <= n_embd"),
-    HParam("activation", None, common.STRING, {"hf": "hidden_act"}, words={"gelu": "gelu"}, required=False),
+    gpt.GELU,
     HParam("positions", None, common.STRING, {"hf": "position_embedding_type"}, words={"rotary": "rotary"},
            required=False, defaults=(Default("absolute", "Jina's default", dialect="hf"),),
            check="positions == 'rotary'"),
@@ -85,6 +86,7 @@ SPEC = Architecture(
             ),
             fixed={"causal": False, "after_padding": True},
             renames=(("roberta.", ""),),
+            caveats=rope.CAVEATS,
             ignored_keys=(
                 *bert.IGNORED_KEYS,
                 IgnoredKey("lora_* task_instructions matryoshka_dimensions truncate_dim emb_pooler"
@@ -100,6 +102,7 @@ SPEC = Architecture(
             drops=(*bert.DROPS, *embeddings.language_heads("lm_head.*")),
             fixed={"causal": False, "after_padding": True, "positions": "rotary"},
             renames=(("roberta.", ""),),
+            caveats=rope.CAVEATS,
             ignored_keys=bert.IGNORED_KEYS,
         ),
     ),

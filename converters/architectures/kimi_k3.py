@@ -14,9 +14,11 @@ from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._latent import low_rank
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Stack, Then
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.parts import Reshape, Stack
+from ggferry.converters.schema.layouts.towers import Product
+from ggferry.converters.schema.layouts.values import NEG_EXP
 from ggferry.converters.schema.roles import block, roles
-from ggferry.converters.schema.tower_layouts import Product
 
 F32, BOOL = common.F32, common.BOOL
 _IN = "linear_attn_config."

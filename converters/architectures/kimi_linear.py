@@ -3,6 +3,8 @@
 Sources: `_kimi`, `_deepseek`, `_latent`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _kimi as kimi
@@ -21,7 +23,8 @@ HPARAMS = (
     HParam("no_query_rank", None, fields={"hf": "q_lora_rank"}, required=False, null=0, check="no_query_rank == 0"),
     *kimi.DELTA, rope.BASE,
     HParam("unturned", None, BOOL, {"hf": "mla_use_nope"}, words={True: True}, required=False),
-    *deepseek.DENSE,
+    *deepseek.DENSE[:2],
+    replace(deepseek.DENSE[2], defaults=(Default(1, "transformers' default", dialect="hf"),)),
     common.N_EXPERT,
     HParam("n_expert_used", "expert_used_count", fields={"hf": "num_experts_per_token|num_experts_per_tok"},
            check="0 < n_expert_used and n_expert_used <= n_expert"),

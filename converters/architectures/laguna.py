@@ -29,7 +29,7 @@ HPARAMS = (
     replace(common.HEAD_DIM_V, implied=""), common.RMS_EPS,
     *common.LISTED_WINDOWS[:1], *common.LISTED_WINDOWS[2:-1],
     replace(common.LISTED_WINDOWS[-1], implied="each n % 4 != 0"),
-    rope.BASE, laguna.BASE_OF_WINDOWS, laguna.PLAIN_WINDOWS, laguna.fraction("full", 1.0),
+    laguna.BASE, laguna.BASE_OF_WINDOWS, laguna.PLAIN_WINDOWS, laguna.fraction("full", 1.0),
     laguna.fraction("sliding", 1.0),
     HParam("n_rot_full", "rope.dimension_count", derive=laguna.rotated_full,
            check="0 < n_rot_full and n_rot_full <= head_dim and n_rot_full % 2 == 0"),

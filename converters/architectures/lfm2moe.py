@@ -6,6 +6,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _lfm2 as lfm2
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.gguf.values import ValueType
@@ -59,3 +60,4 @@ SPEC = Architecture(
     recipe=lfm2.RECIPE,
     caveats=(NOT_NORMED,),
 )
+SPEC = half.with_base(SPEC, "Lfm2MoeModel")

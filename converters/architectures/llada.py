@@ -6,7 +6,7 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._common import also_at
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.layouts.order import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (

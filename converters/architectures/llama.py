@@ -14,9 +14,9 @@ from ggferry.converters.architectures import _mistral as mistral
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
-from ggferry.converters.architectures._llama import not_of_gguf, window, windows
+from ggferry.converters.architectures._llama import UNWINDOWED, not_of_gguf, windows
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Stack
+from ggferry.converters.schema.layouts.parts import Stack
 from ggferry.converters.schema.roles import also, block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf.values import ValueType
@@ -93,10 +93,7 @@ BIASES = (
     replace(common.MLP_BIAS, fields={"hf": "bias|mlp_bias"}),
 )
 # transformers' Llama and Helium have no window whatever a configuration says, Mistral and Mixtral one in every block.
-WINDOWS = (
-    HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False, unrepresentable=0),
-    replace(common.N_SWA, fields={}, derive=window),
-)
+WINDOWS = common.own_window(*UNWINDOWED)
 # Where CWM lists no kinds of blocks, the first of four has no window.
 FULL_EVERY = HParam("full_every", None, required=False, defaults=(
     Default(4, "transformers' default", when="hf_class == 'CwmForCausalLM'", dialect="hf"),
@@ -194,7 +191,7 @@ HF = Dialect(
     "hf",
     conventions={"rope": "halves"},
     drops=common.DROPS,
-    caveats=(*rope.CAVEATS, common.WINDOW),
+    caveats=(*rope.CAVEATS, rope.FRACTION_UNREAD, common.WINDOW),
     ignored_keys=(
         IgnoredKey("rope_interleaved", "rows of Q and K lie as halves", (False,)),
         IgnoredKey("is_llama_config", "which program wrote it"),
@@ -233,6 +230,7 @@ SPEC = Architecture(
     display_name="LLaMA",
     hf_classes=(
         "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "LLaMAForCausalLM", "LlamaModel",
+        "MistralModel", "MixtralModel", "MinistralModel",
         "IQuestCoderForCausalLM", "InternLM3ForCausalLM", "VLlama3ForCausalLM", "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration", "VoxtralForConditionalGeneration", "Idefics3ForConditionalGeneration",
         "SmolVLMForConditionalGeneration", "JanusForConditionalGeneration", "Sarashina2VisionForCausalLM",
@@ -257,7 +255,7 @@ SPEC = Architecture(
         LLAMA2C,
         mistral.DIALECT,
         *half.of(HF, "llama", "mistral", "mixtral"),
-        *half.headless(HF, "LlamaModel"),
+        *half.headless(HF, "LlamaModel", "MistralModel", "MixtralModel", "MinistralModel"),
     ),
     recipe={"norm": "rms", "rope": "pairs", "ffn": "gated", "activation": "silu", "expert_norm": True},
     headers=(HEADER, _META, _META3),

@@ -15,7 +15,8 @@ from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
 from ggferry.converters.schema.block_patterns import rotated_unlike_every_fourth
-from ggferry.converters.schema.layouts import Pick, Stack, Then, Transpose
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.parts import Pick, Stack, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.gguf.values import ValueType
 
@@ -49,7 +50,8 @@ ATTENTION = (
 )
 EXPERTS = (
     common.N_EXPERT, common.N_EXPERT_USED, replace(common.N_FF_EXP, fields={"hf": "intermediate_size"}),
-    HParam("moe_step", "interleave_moe_layer_step", fields={"hf": "interleave_moe_layer_step"}),
+    HParam("step_stated", None, fields={"hf": "interleave_moe_layer_step"}, required=False),
+    HParam("moe_step", "interleave_moe_layer_step", derive=llama4.expert_step),
     HParam("moe_layers", None, fields={"hf": "moe_layers"}, length="n_moe_layers", required=False),
     HParam("n_moe_layers", None, derive=llama4.listed_experts, required=False),
     HParam("moe_odd", None, derive=llama4.misplaced_experts, check="moe_odd == 0"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _mamba as mamba
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, HParam
-from ggferry.converters.schema.layouts import NEG_EXP
+from ggferry.converters.schema.layouts.values import NEG_EXP
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 

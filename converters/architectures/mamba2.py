@@ -8,7 +8,9 @@ from dataclasses import replace
 from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _mamba as mamba
 from ggferry.converters.schema.architecture import Architecture, Default, HParam
-from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Then
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.parts import Reshape
+from ggferry.converters.schema.layouts.values import NEG_EXP
 from ggferry.converters.schema.roles import block, roles
 
 _COLUMN = Reshape(("n_heads", 1), back=("n_heads",))

@@ -4,7 +4,6 @@ own; experts in every block.
 Source: llama.cpp `src/models/mellum.cpp`, transformers `modeling_mellum.py`.
 """
 
-from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _laguna as laguna
@@ -17,9 +16,7 @@ BOOL = common.BOOL
 HPARAMS = (
     *common.SIZES, common.RMS_EPS,
     *common.LISTED_WINDOWS,
-    # Parameters by kind of block alone: `MellumConfig.convert_rope_params_to_dict` reads no `rope_theta` beside them.
-    replace(rope.BASE, fields={"hf": rope.scaling_place("rope_theta")}), *rope.ROPE[1:],
-    laguna.BASE_OF_WINDOWS, laguna.PLAIN_WINDOWS,
+    laguna.BASE, *rope.ROPE[1:], laguna.BASE_OF_WINDOWS, laguna.PLAIN_WINDOWS,
     common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, length="n_layer", words={"sparse": True},
            required=False),

@@ -20,7 +20,8 @@ SCALING = tuple(
     for param in rope.SCALING
 )
 HPARAMS = (
-    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
+    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD,
+    replace(common.N_HEAD_KV, implied="n_head"),
     deepseek.QUERIES,
     HParam("kv_rank", "attention.kv_lora_rank", fields={"hf": "kv_lora_rank"}),
     HParam("n_rot", "rope.dimension_count", fields={"hf": "qk_rope_head_dim"}, check="n_rot % 2 == 0 and 0 < n_rot"),

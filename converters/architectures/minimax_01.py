@@ -21,7 +21,7 @@ LIGHTNING_EPS = HParam(
     "lightning_eps", None, F32, defaults=(Default(1e-6, "the class's default, which no configuration changes"),)
 )
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, LIGHTNING_EPS, rope.BASE, rope.FRACTION,
+    *common.SIZES, common.RMS_EPS, LIGHTNING_EPS, rope.BASE,
     replace(rope.N_ROT, fields={"hf": "rotary_dim"}),
     rope.KIND, *rope.SCALING,
     HParam("lightning", "attention.recurrent_layers", BOOL, {"hf": "layer_types|attn_type_list"}, length="n_layer",

@@ -53,3 +53,4 @@ SPEC = Architecture(
     ),
     recipe={"rope": "pairs", "temperature": "all"},
 )
+SPEC = half.with_base(SPEC, "Ministral3Model")

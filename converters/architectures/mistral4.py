@@ -27,7 +27,10 @@ GATING = replace(deepseek.GATING, defaults=(Default(1, "Mistral 4 scores experts
 
 ROLES = roles(
     tensors.embedding(),
-    block(tensors.norm("attn_norm", "input_layernorm"), latent_attention(), deepseek.feed_forward(joined=True)),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"), latent_attention(halves="rope_halves"),
+        deepseek.feed_forward(joined=True),
+    ),
 )
 STACKED = "blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_proj"
 CLASSES = ("Mistral3ForConditionalGeneration", "Mistral4ForCausalLM")
@@ -35,7 +38,7 @@ SINGLE = "*.self_attn.k_proj.weight"
 
 HF = Dialect(
     "hf", conventions={"latent_kv": "joint"}, caveats=(*rope.CAVEATS, deepseek.EPSILON),
-    fixed={"n_head_kv": 1, "joined": False},
+    fixed={"n_head_kv": 1, "joined": False, "expert_gating": 1},
     config_section=half.WITHIN, renames=half.RENAMES, classes=CLASSES, forbidden_tensors=(SINGLE,),
     drops=(*deepseek.DROPS, *half.drop_vision("*vision_tower.*", "*multi_modal_projector.*")),
     ignored_keys=(
@@ -52,15 +55,15 @@ SPEC = Architecture(
     display_name="Mistral 4",
     hf_classes=("Mistral4ForCausalLM",),
     hparams=(
-        *deepseek.SIZES, *deepseek.ROTARY, *TEMPERATURE, common.JOINED, *deepseek.DENSE, *deepseek.ROUTING, GATING,
-        *deepseek.PLAIN,
+        *deepseek.SIZES, *deepseek.ROTARY_OF_EITHER, *TEMPERATURE, common.JOINED, *deepseek.DENSE,
+        *deepseek.ROUTING, GATING, *deepseek.PLAIN,
     ),
     roles=varied(ROLES, "stacked", "hf", STACKED),
     dialects=(
         HF,
         replace(
             HF, name="stacked", fields="hf", forbidden_tensors=(SINGLE, "*.mlp.experts.0.gate_proj.weight"),
-            fixed={"n_head_kv": 1, "joined": True},
+            fixed={"n_head_kv": 1, "joined": True, "expert_gating": 1},
         ),
     ),
     recipe={"attention": "latent", "temperature": "all", "group_rank": "two"},

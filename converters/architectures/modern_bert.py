@@ -7,6 +7,8 @@ The first block has no norm of its own. A window reaches half of `local_attentio
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
+from ggferry.converters.architectures import _gpt as gpt
+from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
@@ -25,23 +27,25 @@ HPARAMS = (
     HParam("rope_base_swa", "rope.freq_base_swa", common.F32,
            {"hf": "rope_parameters.sliding_attention.rope_theta|local_rope_theta"},
            defaults=(Default(10000.0, _HF, dialect="hf"),), implied="rope_base", check="rope_base_swa > 1"),
-    HParam("rope_kind", None, common.STRING,
-           {"hf": "rope_parameters.full_attention.rope_type|rope_scaling.rope_type"}, words={"default": "default"},
-           required=False),
+    # Blocks with a window are never stretched: GGUF has no key for it.
     HParam("rope_kind_swa", None, common.STRING,
            {"hf": "rope_parameters.sliding_attention.rope_type|rope_scaling.rope_type"}, words={"default": "default"},
            required=False),
-    encoder.WHOLE_HEADS_TURN, encoder.NO_SCALING,
+    encoder.WHOLE_HEADS_TURN, *encoder.SCALING,
     HParam("n_swa", "attention.sliding_window", fields={"hf": "local_attention"}, absent=0, unrepresentable=0,
            defaults=(Default(128, _HF, dialect="hf"),)),
     HParam("period_declared", None, fields={"hf": "global_attn_every_n_layers"}, required=False,
            defaults=(Default(3, _HF, dialect="hf"),)),
     common.LAYER_WINDOWS,
-    HParam("window_period", "attention.sliding_window_pattern", derive=encoder.period,
-           defaults=(Default(3, "transformers' and llama.cpp's default"),)),
-    HParam("swa_layers", None, common.BOOL, derive=encoder.windowed, length="n_layer", required=False),
-    HParam("activation", "hidden_activation", common.STRING, {"hf": "hidden_activation"}, required=False,
-           words={"gelu": "gelu", "silu": "silu", "swish": "silu"}, defaults=(Default("gelu", _HF, dialect="hf"),)),
+    # The key holds a number, or a list where the blocks have no period.
+    HParam("window_period", "attention.sliding_window_pattern", derive=encoder.period, required=False, shared=True),
+    HParam("swa_layers", "attention.sliding_window_pattern", common.BOOL, derive=encoder.windowed, length="n_layer",
+           implied=encoder.by_period, required=False, shared=True),
+    common.N_WINDOWS,
+    HParam("activation_word", "hidden_activation", common.STRING, {"hf": "hidden_activation"}, required=False,
+           words={"gelu": "gelu", "silu": "silu", "swish": "silu", **gpt.GELU_WORDS},
+           defaults=(Default("gelu", _HF, dialect="hf"),)),
+    HParam("activation", None, common.STRING, derive=encoder.activation),
     *encoder.ZERO_BIASES, *embeddings.POOLING, *embeddings.LABELS, encoder.CLASSIFIER_POOLING,
     HParam("activation_stated", None, common.STRING, {"hf": "classifier_activation"}, required=False),
     HParam("classifier_activation", "classifier.activation", common.STRING, derive=encoder.classifier_activation,
@@ -88,8 +92,9 @@ SPEC = Architecture(
         Dialect(
             "hf",
             drops=tuple(Drop(drop.pattern, drop.reason, when="classifies == 0") for drop in _LANGUAGE),
-            fixed={"causal": False, "classifies": False, "rope_scaling": "none"},
+            fixed={"causal": False, "classifies": False},
             renames=_RENAMES,
+            caveats=(*rope.CAVEATS, encoder.ONE_KIND),
             ignored_keys=_IGNORED_KEYS,
         ),
         Dialect(
@@ -97,8 +102,9 @@ SPEC = Architecture(
             names="hf",
             fields="hf",
             classes=("ModernBertForSequenceClassification",),
-            fixed={"causal": False, "classifies": True, "pooling": embeddings.RANK, "rope_scaling": "none"},
+            fixed={"causal": False, "classifies": True, "pooling": embeddings.RANK},
             renames=_RENAMES,
+            caveats=(*rope.CAVEATS, encoder.ONE_KIND),
             ignored_keys=_IGNORED_KEYS,
         ),
     ),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _mpt as mpt
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.fields import Struct
@@ -156,3 +157,4 @@ SPEC = Architecture(
     recipe={**gpt.RECIPE, "activation": "gelu", "qk_norm": "full"},
     headers=(HEADER, REPLIT),
 )
+SPEC = half.with_base(SPEC, "MptModel")

@@ -14,8 +14,8 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import SAME
-from ggferry.converters.schema.partial_layouts import Plus
+from ggferry.converters.schema.layouts.base import SAME
+from ggferry.converters.schema.layouts.values import Plus
 from ggferry.converters.schema.roles import block, roles
 
 F32, BOOL, STRING = common.F32, common.BOOL, common.STRING

@@ -1,21 +1,24 @@
 """Nemotron 3: Nemotron-H whose feed-forward blocks are experts, scored by sigmoid and chosen with a bias, beside a
 shared network; in Super they work in a narrower space, and in Puzzle every block says how wide its experts are and how
-many of them a token passes. Sources: `_nemotron_h`.
+many of them a token passes. A block that predicts further tokens is attention and experts; Puzzle's are of another
+width, and dropped. Sources: `_nemotron_h`; NVIDIA TensorRT-LLM `modeling_nemotron_h.py`, vLLM `nemotron_h_mtp.py`.
 """
 
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _nemotron_h as nemotron
+from ggferry.converters.architectures import _nextn as nextn
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
-from ggferry.converters.schema.layouts import Stack
+from ggferry.converters.schema.layouts.parts import Stack
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
 
 HPARAMS = (
-    *nemotron.HPARAMS,
+    *nemotron.of_mixture(nemotron.HPARAMS),
     # llama.cpp's loader takes every block that feeds forward for one with experts.
     HParam("n_dense_branches", None, derive=nemotron.dense_branches, required=False, check="n_dense_branches == 0"),
     common.N_EXPERT,
@@ -23,7 +26,7 @@ HPARAMS = (
             length="n_layer", allow_scalar=True, check="n_expert_used <= n_expert"),
     replace(common.N_FF_EXP, fields={"hf": "block_configs.moe_intermediate_size|moe_intermediate_size"}, null=0,
             length="n_layer", allow_scalar=True),
-    nemotron.N_FF,
+    *nemotron.of_mixture((nemotron.N_FF,)),
     HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, absent=0),
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", fields={"hf": "moe_shared_expert_intermediate_size"}),
     HParam("n_latent", "moe_latent_size", fields={"hf": "moe_latent_size"}, null=0, absent=0),
@@ -49,6 +52,18 @@ ffn_down_shexp.weight   : n_embd n_ff_shexp              | hf mixer.shared_exper
 ffn_up_shexp.weight     : n_ff_shexp n_embd              | hf mixer.shared_experts.up_proj.weight
 """
 
+HF = Dialect(
+    "hf",
+    conventions=nemotron.CONVENTIONS,
+    drops=(replace(nextn.DROP, pattern=f"{nemotron.LAYER}*"), *nemotron.DROPS),
+    caveats=(nemotron.SHORTEST,),
+    classes=("NemotronHForCausalLM",),
+    appended_blocks=nemotron.APPENDED,
+    export_renames=nemotron.EXPORTED,
+    renames=nemotron.RENAMES,
+    ignored_keys=nemotron.IGNORED_KEYS,
+)
+
 SPEC = Architecture(
     name="nemotron_h_moe", runtimes=("llama.cpp",),
     display_name="Nemotron 3",
@@ -57,20 +72,21 @@ SPEC = Architecture(
         nemotron.frame(),
         block(
             nemotron.mixers(),
+            roles(tensors.norm("post_attention_norm", "post_attention_layernorm"), when="n >= n_layer"),
             roles(EXPERTS, when="n_ff > 0", stack=Stack()),
+            nextn.wiring(),
+            roles(tensors.norm("nextn.shared_head_norm", "shared_head.norm"), when="n >= n_layer"),
             layer=nemotron.LAYER,
         ),
     ),
     dialects=(
-        Dialect(
-            "hf",
-            conventions=nemotron.CONVENTIONS,
-            drops=nemotron.DROPS,
-            caveats=(nemotron.SHORTEST,),
-            classes=("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM"),
-            renames=nemotron.RENAMES,
-            ignored_keys=nemotron.IGNORED_KEYS,
+        HF,
+        replace(
+            HF, name="puzzle", names="hf", fields="hf", classes=("NemotronHPuzzleForCausalLM",), appended_blocks=(),
+            export_renames=(), drops=nemotron.DROPS,
         ),
     ),
-    recipe={**nemotron.RECIPE, "routing": "sigmoid"},
+    blocks=nextn.BLOCKS,
+    recipe={**nemotron.RECIPE, "routing": "sigmoid", "ffn_norm": "post_attention_norm"},
+    caveats=(nextn.ONE, nemotron.CENTERED),
 )

@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import heads_to_qkv
+from ggferry.converters.schema.layouts.order import heads_to_qkv
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (

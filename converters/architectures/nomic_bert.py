@@ -8,7 +8,7 @@ from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Concat
+from ggferry.converters.schema.layouts.parts import Concat
 from ggferry.converters.schema.roles import also, block, roles
 
 _NO = {False: False}
@@ -25,12 +25,14 @@ HPARAMS = (
     HParam("own_base", None, common.F32, {"hf": "rotary_emb_base"}, required=False),
     HParam("n_rot", "rope.dimension_count", derive="n_embd / n_head",
            check="n_rot % 2 == 0 and 0 < n_rot and n_rot * n_head <= n_embd"),
+    rope.KIND, *rope.SCALING,
     # What the graph does not do is refused.
-    rope.UNSCALED_KIND,
     HParam("activation", None, common.STRING, {"hf": "hidden_act|activation_function"},
            words={"silu": "silu", "swiglu": "silu"}, required=False),
     HParam("rope_fraction", None, common.F32, {"hf": "rotary_emb_fraction"}, words={1: 1.0}, required=False),
     HParam("rope_pairs", None, common.BOOL, {"hf": "rotary_emb_interleaved"}, words=_NO, required=False),
+    # A bug of xformers that models were trained with: heads are rotated by their number, tokens are not.
+    HParam("rope_heads", None, common.BOOL, {"hf": "rotary_head_dim"}, words=_NO, required=False),
     HParam("pre_norm", None, common.BOOL, {"hf": "prenorm"}, words=_NO, required=False),
     HParam("experts", None, common.BOOL, {"hf": "moe_every_n_layers"}, words={0: False}, required=False),
     HParam("head_dim", None, fields={"hf": "head_dim"}, check="head_dim == n_rot", required=False),
@@ -99,21 +101,23 @@ IGNORED_KEYS = (
     IgnoredKey("fused_bias_fc fused_dropout_add_ln use_xentropy dense_seq_output reorder_and_upcast_attn"
              " pad_vocab_size_multiple", "how it is computed, not what"),
 )
+_CLASSES = ("NomicBertModel", "NomicBertForMaskedLM")
+_DROPS = (*bert.DROPS, *embeddings.language_heads("cls.predictions.*"))
 
 SPEC = Architecture(
     name="nomic-bert", runtimes=("llama.cpp",),
     display_name="NomicBert",
-    hf_classes=("NomicBertModel",),
+    hf_classes=_CLASSES,
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", drops=bert.DROPS, fixed={"causal": False}, renames=(("nomic_bert.", ""),),
-                      classes=("NomicBertModel",), forbidden_tensors=(_EXPERTS,), caveats=(_BASE,),
+        Dialect("hf", drops=_DROPS, fixed={"causal": False}, renames=(("nomic_bert.", ""),),
+                      classes=_CLASSES, forbidden_tensors=(_EXPERTS,), caveats=(*rope.CAVEATS, _BASE),
                       ignored_keys=IGNORED_KEYS),
         Dialect(
-            "nomic", fields="hf", drops=bert.DROPS, fixed={"causal": False},
-            required_tensors=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), classes=("NomicBertModel",),
-            forbidden_tensors=(_EXPERTS, "*layers.*.self_attn.q_proj.weight"), caveats=(_STRETCH, _BASE),
+            "nomic", fields="hf", drops=_DROPS, renames=(("nomic_bert.", ""),), fixed={"causal": False},
+            required_tensors=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), classes=_CLASSES,
+            forbidden_tensors=(_EXPERTS, "*layers.*.self_attn.q_proj.weight"), caveats=(*rope.CAVEATS, _STRETCH, _BASE),
             ignored_keys=IGNORED_KEYS,
         ),
     ),

@@ -11,7 +11,8 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape, Then, Transpose
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.parts import Reshape, Transpose
 from ggferry.converters.schema.roles import block, roles
 
 _NO = {False: False}
@@ -36,6 +37,7 @@ HPARAMS = (
     HParam("activation", None, common.STRING, {"hf": "activation_function"}, words={"gelu": "gelu"}, required=False),
     HParam("rope_fraction", None, common.F32, {"hf": "rotary_emb_fraction"}, words={1: 1.0}, required=False),
     HParam("rope_pairs", None, common.BOOL, {"hf": "rotary_emb_interleaved"}, words=_NO, required=False),
+    HParam("rope_heads", None, common.BOOL, {"hf": "rotary_head_dim"}, words=_NO, required=False),
     HParam("pre_norm", None, common.BOOL, {"hf": "prenorm"}, words=_NO, required=False),
     HParam("shared_experts", None, common.BOOL, {"hf": "num_shared_experts"}, words=_NO, required=False),
     HParam("stretch", None, common.F32, {"hf": "rotary_scaling_factor"}, required=False),

@@ -7,6 +7,7 @@ GGUF's llama.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -46,3 +47,4 @@ SPEC = Architecture(
     ),
     recipe={"norm": "layer", "norm_weights": False},
 )
+SPEC = half.with_base(SPEC, "OlmoModel")

@@ -17,7 +17,7 @@ from ggferry.formats.gguf.values import ValueType
 _HF = "transformers' default"
 _SWA = "rope_parameters.sliding_attention"
 WINDOWS = (
-    common.N_SWA, *common.WINDOW_LIST[:2],
+    *common.own_window("Olmo2ForCausalLM"), *common.WINDOW_LIST[:2],
     replace(common.WINDOW_LIST[2], defaults=(Default(4, _HF, when="hf_class == 'Olmo3ForCausalLM'", dialect="hf"),)),
     common.WINDOW_LIST[3],
     # Blocks with a window turn by the base alone, which is the other blocks' where the configuration has one set.

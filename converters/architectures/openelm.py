@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _openelm as openelm
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import linear, norm
 from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
-from ggferry.converters.schema.layouts import Split
+from ggferry.converters.schema.layouts.parts import Split
 from ggferry.converters.schema.roles import block, roles
 
 ROLES = roles(

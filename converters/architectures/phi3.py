@@ -65,3 +65,4 @@ SPEC = Architecture(
     ),
     recipe={"rope": "halves", "qkv": "fused", "ffn": "fused"},
 )
+SPEC = half.with_base(SPEC, "Phi3Model")

@@ -9,8 +9,8 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Rearrange
-from ggferry.converters.schema.partial_layouts import Columns
+from ggferry.converters.schema.layouts.columns import Columns
+from ggferry.converters.schema.layouts.order import Rearrange
 from ggferry.converters.schema.roles import block, roles
 
 # Every n-th head shares a key: by keys.

@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _plamo as plamo
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import ADD_ONE, NEG_EXP
+from ggferry.converters.schema.layouts.values import ADD_ONE, NEG_EXP
 from ggferry.converters.schema.roles import block, roles
 
 BOOL = common.BOOL

@@ -13,7 +13,7 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
 from ggferry.converters.schema.block_patterns import window_layers
-from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 
 BOOL = common.BOOL

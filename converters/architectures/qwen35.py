@@ -8,8 +8,9 @@ from ggferry.converters.architectures import _gated_delta as delta
 from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _qwen35 as qwen35
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture
-from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 
 ROLES = roles(
@@ -34,3 +35,4 @@ SPEC = Architecture(
     blocks=nextn.BLOCKS,
     recipe=qwen35.RECIPE,
 )
+SPEC = half.with_base(SPEC, "Qwen3_5TextModel")

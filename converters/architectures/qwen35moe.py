@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _qwen35 as qwen35
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture
-from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.roles import block, roles, varied
 
 ROLES = roles(

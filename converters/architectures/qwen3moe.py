@@ -51,3 +51,4 @@ SPEC = Architecture(
     ),
     recipe={"rope": "halves"},
 )
+SPEC = half.with_base(SPEC, "Qwen3MoeModel")

@@ -8,8 +8,12 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gated_delta as delta
 from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
-from ggferry.converters.schema.layouts import ADD_ONE, Regroup, Split, Then
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.order import Regroup
+from ggferry.converters.schema.layouts.parts import Split
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -63,3 +67,4 @@ SPEC = Architecture(
     blocks=nextn.BLOCKS,
     recipe=delta.RECIPE,
 )
+SPEC = half.with_base(SPEC, "Qwen3NextModel")

@@ -11,7 +11,8 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, IgnoredKey
-from ggferry.converters.schema.layouts import Pick, Stack, Then, Transpose
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.parts import Pick, Stack, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 
 HPARAMS = (
@@ -85,6 +86,11 @@ SPEC = Architecture(
             shapes=("*.mlp.experts.gate_up_proj: experts 2*ff width", "*.mlp.experts.down_proj: experts width ff"),
         ),
         _HF,
+        # mlx-lm stacks experts otherwise, from which they are taken one by one.
+        replace(
+            _HF, name="apart", names="omni", fields="hf", conventions={},
+            classes=("Qwen3VLMoeForConditionalGeneration",), forbidden_tensors=("*.mlp.experts.gate_up_proj",),
+        ),
         # Qwen3-Omni keeps its experts one by one.
         replace(
             _HF, name="omni", fields="hf", conventions={}, classes=("Qwen3OmniMoeForConditionalGeneration",),

@@ -1,6 +1,6 @@
 """Qwen4-Exp (Qwen3.8-Flash-Next): Qwen3.5's blocks of linear attention and of gated attention with experts, between
 several streams of states; attention to blocks of tokens that an indexer chooses by averaged keys; in one block,
-embeddings of hashed sequences of tokens.
+embeddings of hashed sequences of tokens. A block that predicts further tokens reads the streams themselves.
 
 Sources: `_qwen4`, `_qwen35`, `_gated_delta`. Published checkpoints hold the table of embeddings in many parts; experts
 one by one or, gate and up joined, in two stacks.
@@ -10,12 +10,14 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gated_delta as delta
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _qwen4 as qwen4
 from ggferry.converters.architectures import _qwen35 as qwen35
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, IgnoredKey
-from ggferry.converters.schema.layouts import ADD_ONE, Concat, Squeeze
+from ggferry.converters.schema.layouts.parts import Concat, Squeeze
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.roles import block, roles, varied
 
 PLE = "n_ple == 1 and n == ple_layer"
@@ -45,6 +47,7 @@ ROLES = roles(
         qwen4.connection("hc_ffn", "mlp_hyper_connection"),
         tensors.or_joined(tensors.experts()),
         delta.shared_expert(),
+        qwen4.further(),
     ),
 )
 STACKED = "blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_proj"
@@ -59,8 +62,7 @@ HF = Dialect(
     conventions={**delta.CONVENTIONS, "delta_values": "grouped", "indexer_qk": "joint"},
     fixed={"joined": False},
     drops=(
-        Drop("mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
-        Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
+        *delta.DROPS,
         Drop("model.ple_embedding.layer_multipliers", "numbers of the hash: they are among the keys", follows=True),
         Drop("model.ple_embedding.ngram_heads_*", "numbers of the hash: they are among the keys", follows=True),
         *common.DROPS, *half.drop_vision("model.visual.*", "visual.*"),
@@ -75,7 +77,9 @@ HF = Dialect(
         ),
         *half.RENAMES,
     ),
+    appended_blocks=qwen4.APPENDED,
     export_renames=(
+        *qwen4.EXPORTED,
         (f"{EMBEDDING}.", "model.layers.{ple_layer}.ple.ple_embedding.ngram_embedding.shard_", "n_ple == 1"),
     ),
     ignored_keys=(
@@ -99,5 +103,8 @@ SPEC = Architecture(
             fixed={"joined": True},
         ),
     ),
+    blocks=nextn.BLOCKS,
     recipe={**qwen35.RECIPE, "computation": "streams", "delta_gate": "sigmoid"},
+    caveats=(qwen4.WHOLE_NORM,),
+    of_decoder=("per_layer_token_embd.", "output_hc_", "ple.", "embedding_length_per_layer_input", *qwen4.OF_HASHES),
 )

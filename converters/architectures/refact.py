@@ -9,7 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Split
+from ggferry.converters.schema.layouts.parts import Split
 from ggferry.converters.schema.roles import block, roles
 
 ALIBI = HParam("max_alibi", None, gpt.F32, defaults=(Default(8.0, "the slopes of every Refact"),))

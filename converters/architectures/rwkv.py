@@ -10,7 +10,8 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rwkv as rwkv
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam
-from ggferry.converters.schema.layouts import NEG_EXP, Reshape
+from ggferry.converters.schema.layouts.parts import Reshape
+from ggferry.converters.schema.layouts.values import NEG_EXP
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout

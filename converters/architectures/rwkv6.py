@@ -12,7 +12,8 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.architectures import _rwkv as rwkv
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Halved, Stack, Transpose
+from ggferry.converters.schema.layouts.parts import Stack, Transpose
+from ggferry.converters.schema.layouts.values import Halved
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import block, roles
 

@@ -10,8 +10,9 @@ from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.architectures import _rwkv as rwkv
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Stack, Then, Transpose
-from ggferry.converters.schema.partial_layouts import Reordered
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.order import Reordered
+from ggferry.converters.schema.layouts.parts import Stack, Transpose
 from ggferry.converters.schema.roles import block, roles
 
 BOOL = common.BOOL

@@ -12,7 +12,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.architectures import _rwkv as rwkv
 from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape, Stack, Transpose
+from ggferry.converters.schema.layouts.parts import Reshape, Stack, Transpose
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import also, block, roles, varied
 from ggferry.formats.gguf.values import ValueType

@@ -7,6 +7,7 @@ Source: llama.cpp `src/models/seed-oss.cpp`, transformers `modeling_seed_oss.py`
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -48,3 +49,4 @@ SPEC = Architecture(
     ),
     recipe={"rope": "halves", "ffn_norm": "post_attention_norm"},
 )
+SPEC = half.with_base(SPEC, "SeedOssModel")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.architectures._smollm3 import windows
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam
 from ggferry.converters.schema.block_patterns import rotated_as_listed, rotated_unlike_every_fourth
@@ -62,3 +63,4 @@ SPEC = Architecture(
     recipe={"rope": "pairs"},
     caveats=(ODD,),
 )
+SPEC = half.with_base(SPEC, "SmolLM3Model")

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import SAME, heads_to_qkv
+from ggferry.converters.schema.layouts.base import SAME
+from ggferry.converters.schema.layouts.order import heads_to_qkv
 from ggferry.converters.schema.roles import also, block, roles
 
 HPARAMS = (
@@ -65,3 +67,4 @@ SPEC = Architecture(
     recipe=gpt.RECIPE,
     headers=(gpt.GPT2_HEADER,),
 )
+SPEC = half.with_base(SPEC, "GPTBigCodeModel")

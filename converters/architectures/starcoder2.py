@@ -9,6 +9,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -57,3 +58,4 @@ SPEC = Architecture(
     ),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu_tanh"},
 )
+SPEC = half.with_base(SPEC, "Starcoder2Model")

@@ -18,7 +18,7 @@ from ggferry.converters.architectures import _step as step
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -69,9 +69,9 @@ HPARAMS = (
     replace(routed.SCALE, fields={"hf": "moe_router_scaling_factor"}),
     replace(routed.NORM, fields={"hf": "norm_expert_weight"}),
     *step.listed("limits_stated", "swiglu_limits", F32, null=0.0),
-    replace(limits.of_experts(step.limits("limits_stated")), length="n_blocks"),
+    limits.of_experts(step.limits("limits_stated"), blocks="n_blocks"),
     *step.listed("shared_limits_stated", "swiglu_limits_shared", F32, null=0.0),
-    replace(limits.of_shared(step.limits("shared_limits_stated")), length="n_blocks"),
+    limits.of_shared(step.limits("shared_limits_stated"), blocks="n_blocks"),
     common.TIED, *common.BIASES, common.SILU,
 )
 

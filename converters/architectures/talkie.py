@@ -11,8 +11,8 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape
-from ggferry.converters.schema.partial_layouts import NegatedHalves
+from ggferry.converters.schema.layouts.parts import Reshape
+from ggferry.converters.schema.layouts.values import NegatedHalves
 from ggferry.converters.schema.roles import block, roles
 
 F32 = common.F32

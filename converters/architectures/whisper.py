@@ -7,7 +7,7 @@ runtime names the tensors: the names are ours, in the style of llama.cpp's T5 (d
 
 from ggferry.converters.architectures import _whisper as whisper
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.layouts.parts import Reshape
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf.values import ValueType

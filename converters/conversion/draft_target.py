@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.next_token_blocks import bundled_dialect
 from ggferry.converters.schema.architecture import TARGET, Architecture
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import architectures
@@ -70,7 +71,8 @@ def check_target(graph: ModelGraph, target: str | None, vocabulary: bool) -> Non
     Raises MissingError, UsageError, or InconsistentError for a draft of another width than what it takes over.
     """
     draft, folder = reads_target(graph.architecture), kind_of(graph.checkpoint.container) is Kind.TRAINING
-    if draft and folder and target is None and vocabulary:
+    own = bundled_dialect(graph.checkpoint, graph.architecture) is not None
+    if draft and folder and target is None and vocabulary and not own:
         raise MissingError(
             "speculative draft: it takes the vocabulary of its target model",
             path=graph.checkpoint.path,

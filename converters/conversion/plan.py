@@ -20,6 +20,7 @@ from ggferry.converters.conversion.kinds.mmproj import MmprojKind, instead_of_te
 from ggferry.converters.conversion.kinds.whisper_cpp import WhisperCppKind
 from ggferry.converters.conversion.options import AUTO, types_of
 from ggferry.converters.conversion.request import (
+    FOLDERS,
     GGUF,
     HF_FOLDER,
     MLX_FOLDER,
@@ -86,6 +87,11 @@ class ConversionPlan:
 
 def _kind_name(output: PlannedOutput) -> str:
     return output.kind.name
+
+
+def kind_of_format(to: str) -> OutputKind:
+    """Return the kind of the main output of a value of --to."""
+    return KINDS[FOLDERS.get(to, to)]
 
 
 def by_kind(

@@ -89,7 +89,7 @@ class Request:
         mmproj: Of a multimodal model, which of its two files are written.
         mmproj_outtype: The type of the mmproj file.
         mmproj_out: The name of the mmproj file.
-        out_paths: A file for each type, in place of `out`.
+        out_paths: A file for each type, in place of `out`; of a format that is a folder, that folder.
         target_size: The most bytes of the file, for which types are chosen (`target_size`).
         target_bpw: The same as bits a weight.
         among: The types that are chosen among, separated by commas.
@@ -153,7 +153,7 @@ class Request:
         if self.to in FOLDERS:
             if types[1:]:
                 raise UsageError("several types are for --to gguf")
-            return (OutputSpec(FOLDERS[self.to], types[0], self.out),)
+            return (OutputSpec(FOLDERS[self.to], types[0], *(self.out_paths or (self.out,))),)
         kind = WHISPER_CPP if self.to == WHISPER_CPP else GGUF
         named = (self._out_of(name, len(types)) for name in types)
         outs: Sequence[str | None] = self.out_paths or tuple(named)

@@ -21,14 +21,14 @@ from ggferry.converters.conversion.receipt_options import missing_files, with_re
 from ggferry.converters.conversion.request import FOLDERS, WHISPER_CPP, Request, open_source_of
 from ggferry.converters.conversion.run import others_beside, prove, receipts_of
 from ggferry.converters.conversion_plan.output_metadata import assemble
-from ggferry.converters.conversion_plan.steps import steps_of_types, type_in_file, with_set_digest
+from ggferry.converters.conversion_plan.steps import Plan, steps_of_types, type_in_file, with_set_digest
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.next_token_blocks import are_alone
+from ggferry.converters.next_token_blocks import are_alone, bundled_dialect
 from ggferry.converters.proof.compare import Case, Proof, check_accounting, check_hparams, compare_outputs
 from ggferry.converters.proof.metadata import KeyProof, compare_keys
 from ggferry.converters.proof.receipt import line_of
@@ -257,6 +257,7 @@ def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> Mode
         texts = text_request(request)
         options, mtp = request.options, request.mtp
         only = request.mtp_only or are_alone(output.checkpoint, output.architecture)
+        only = only or bundled_dialect(before, output.architecture) is not None
         if mtp is None and not output.sizes.get("n_nextn") and not only:
             mtp = False  # written by --no-mtp, or by a program that drops them
         fuse = request.fuse_qkv or is_joined(output.architecture)
@@ -310,9 +311,9 @@ def reprove(request: Request, levels: Sequence[str], stage: Stage) -> list[Outpu
         ]
         beside = others_beside(outputs[0], before)
         try:
-            for output in outputs:
-                for drop in output.plan.graph.dropped:
-                    check_replica(plan_in(output), drop)
+            for plan_of_file in (output.plan for output in outputs if isinstance(output.plan, Plan)):
+                for drop in plan_of_file.graph.dropped:
+                    check_replica(plan_of_file, drop)
             outputs = [_with_digest_of_shards(output) for output in outputs]
             proofs = prove(outputs, [output.paths[0] for output in outputs], stage, beside)
         except (TransientError, ChangedError):
@@ -320,7 +321,7 @@ def reprove(request: Request, levels: Sequence[str], stage: Stage) -> list[Outpu
         except GgferryError as error:
             odd = next((output.paths[0] for output in outputs if output.paths[0] == error.path), outputs[0].paths[0])
             raise VerificationError(f"not what this conversion gives: {error.message}", path=odd) from None
-        outputs = [replace(one, plan=replace(plan_in(one), notes=(*one.plan.notes, *sums))) for one in outputs]
+        outputs = [replace(one, plan=replace(one.plan, notes=(*one.plan.notes, *sums))) for one in outputs]
         return receipts_of(outputs, proofs)[: len(levels)]
     finally:
         if beside is not None:
@@ -330,8 +331,8 @@ def reprove(request: Request, levels: Sequence[str], stage: Stage) -> list[Outpu
 
 def _with_digest_of_shards(output: PlannedOutput) -> PlannedOutput:
     """Return an output that exists with the digest that its shards must hold; none where these hold none."""
-    plan = plan_in(output)
-    if len(plan.layouts) < 2:
+    plan = output.plan
+    if not isinstance(plan, Plan) or len(plan.layouts) < 2:
         return output
     with closing(open_checkpoint(output.paths[0])) as again:
         found = ""

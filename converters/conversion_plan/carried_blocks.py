@@ -12,7 +12,7 @@ from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.prequantized.exact_blocks import ScaledBlocks
 from ggferry.converters.prequantized.own_scales import is_applied
-from ggferry.converters.schema.layouts import Stack
+from ggferry.converters.schema.layouts.parts import Stack
 from ggferry.formats.checkpoint import TensorRef
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
-from ggferry.converters.schema.layouts import SAME, Layout
+from ggferry.converters.schema.layouts.base import SAME, Layout
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
 
@@ -35,8 +35,8 @@ class Grade(StrEnum):
     RESCALED = "rescaled"
     """A float32 scale became float16."""
     COMPUTED = "computed"
-    """Values times a power of two, or the float32 sums of a base and its adapters: other numbers, nothing rounded
-    besides."""
+    """Values times a power of two, the float32 sums of a base and its adapters, or what a network makes of embeddings:
+    other numbers, nothing rounded besides."""
     ROUNDED = "rounded"
     """Quantized, or narrowed."""
 
@@ -45,7 +45,7 @@ MEANINGS = {
     Grade.IDENTICAL: "the same bytes",
     Grade.PERMUTED: "the same rows in another order",
     Grade.REPACKED: "other bits, the same values",
-    Grade.COMPUTED: "values times a power of two, or merged with an adapter's; nothing rounded besides",
+    Grade.COMPUTED: "values times a power of two, merged with an adapter's, or made by a network; nothing else rounded",
     Grade.RESCALED: "a float32 scale became float16",
     Grade.ROUNDED: "quantized or narrowed",
 }
@@ -84,6 +84,8 @@ def promised(
     if factor != 1:
         exact = is_power_of_two(factor) and (same_type or widened)
         return Route.TRANSCODE, Grade.COMPUTED if exact else Grade.ROUNDED
+    if layout.formula:
+        return Route.TRANSCODE, Grade.COMPUTED if target.name == "F32" else Grade.ROUNDED
     if not layout.block_safe:
         exact = layout.lossless and (same_type or widened)
         return Route.TRANSCODE, Grade.REPACKED if exact else Grade.ROUNDED
@@ -114,7 +116,7 @@ def measured(
     if same_bytes:
         return unchanged(layout)
     if same_values:
-        return Grade.REPACKED
+        return Grade.COMPUTED if layout.formula else Grade.REPACKED
     return Grade.RESCALED if rescales else Grade.ROUNDED
 
 

@@ -16,7 +16,7 @@ from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.prequantized.own_scales import INPUT_SCALE, SCALE
 from ggferry.converters.schema.architecture import Role
-from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.layouts.base import SAME
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import UnsupportedTypeError
 from ggferry.formats.gguf import shards
@@ -177,6 +177,8 @@ def step_record(step: Step) -> TensorRecord:
             record["merged_from"] = derived.merged
         else:
             record["repacked_from" if step.source_type.quantized else "dequantized_from"] = derived.scheme
+    if step.node.layout.formula:
+        record["computed_as"] = step.node.layout.formula
     if step.why:
         record["why"] = step.why
     return record
@@ -287,7 +289,7 @@ def count_types(refs: Sequence[TensorRef]) -> str:
 
 def _step(graph: ModelGraph, node: Node, decided: Decision) -> Step:
     first = node.inputs[0]
-    if any(ref.type != first.type for ref in node.inputs):
+    if not node.layout.formula and any(ref.type != first.type for ref in node.inputs):
         names = ", ".join(sorted({ref.type.name for ref in node.inputs}))
         raise UnsupportedTypeError(f"{node.name}: parts of different types", path=graph.checkpoint.path, found=names)
     if decided.blocks is not None:

@@ -88,7 +88,7 @@ class PartialMatrix:
                 raise CorruptError("not a measurement that was interrupted", path=self.path)
             if of.data != self.of:
                 raise RefusedError(
-                    "the interrupted measurement is of another model, text, chunk size or earlier matrix",
+                    "the interrupted measurement is of another model, text, chunk size, precision or earlier matrix",
                     path=self.path,
                     hint="give the same again, or --force to begin anew",
                 )
@@ -116,14 +116,16 @@ class PartialMatrix:
 
 
 def measured(
-    checkpoint: Checkpoint, chunks: Sequence[Sequence[int]], weights: Sequence[float], earlier: Sequence[str]
+    recorder: Recorder, chunks: Sequence[Sequence[int]], weights: Sequence[float], earlier: Sequence[str]
 ) -> str:
-    """Return a digest of what is measured: the model's files, the chunks and their weights, what is added."""
+    """Return a digest of what is measured: the model's files, the precision, chunks, weights, what is added."""
     from blake3 import blake3
 
     def stamp(path: str) -> tuple[str, int, int]:
         status = os.stat(path)
         return os.path.basename(path), status.st_size, status.st_mtime_ns
 
-    files = [stamp(path) for path in (*(file.path for file in checkpoint.files if os.path.isfile(file.path)), *earlier)]
-    return blake3(json.dumps([files, [list(chunk) for chunk in chunks], list(weights)]).encode()).hexdigest()
+    sources = (file.path for file in recorder.graph.checkpoint.files if os.path.isfile(file.path))
+    files = [stamp(path) for path in (*sources, *earlier)]
+    what = [files, [list(chunk) for chunk in chunks], list(weights), recorder.bfloat16]
+    return blake3(json.dumps(what).encode()).hexdigest()

@@ -12,16 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.batched_passes import batched
+from ggferry.converters.forward.device import CPU
 from ggferry.converters.forward.evaluate import forward, result_of
-from ggferry.converters.forward.weights import Factor, Product, Weights, in_a_thread
+from ggferry.converters.forward.weights import Factor, Product, Weights, in_a_thread, is_large
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.errors import ShapeError, UnsupportedError, UsageError
 from ggferry.formats.imatrix import Imatrix
 from ggferry.support.heavy import np, torch
+
+if TYPE_CHECKING:
+    from ggferry.quant.types import Floats
 
 OUTPUT = "output.weight"
 HEADS = (OUTPUT, "token_embd.weight")
@@ -29,6 +33,8 @@ HEADS = (OUTPUT, "token_embd.weight")
 ACTIVATIONS = 1 << 30
 """Bytes of activations that the chunks of a group may hold between two matrices."""
 
+PADDED = 64
+"""Rows of bfloat16 are filled up to a multiple of this: oneDNN compiles a product for every number of rows."""
 CACHED = 64
 """Rows that are squared at once: as float64 they fit into a core's cache."""
 
@@ -38,7 +44,11 @@ class Recorder(Weights):
 
     The matrix that makes the logits is recorded but not multiplied: the logits are zeros.
 
+    With `precision` bf16, both factors of a product are rounded to bfloat16, its sums made in float32, and rounded once
+    more (oneDNN's product). llama.cpp rounds the inputs of a BF16 matrix so, too, and those of Q8_0 to eight bits.
+
     Attributes:
+        bfloat16: Whether products are computed so.
         sums: Name → number of the matrix in its stack → float64 `(columns,)`, of the squares.
         plain: The same of the inputs themselves.
         counts: Name → number of the matrix in its stack → tokens seen, each as often as its text weighs.
@@ -48,8 +58,13 @@ class Recorder(Weights):
         weight: How often a token counts.
     """
 
-    def __init__(self, graph: ModelGraph) -> None:
+    def __init__(self, graph: ModelGraph, precision: str = "auto") -> None:
+        """Open a model. Raises UsageError for bf16 on a GPU, whose products are float32."""
         super().__init__(graph)
+        if precision == "bf16" and self.device != CPU:
+            raise UsageError("--precision bf16 is of products on the processor", found=self.device, expected=CPU)
+        fast = precision == "auto" and self.device == CPU and is_large(graph) and _multiplies_bfloat16()
+        self.bfloat16 = precision == "bf16" or fast
         self.sums: dict[str, dict[int, Any]] = {}
         self.plain: dict[str, dict[int, Any]] = {}
         self.counts: dict[str, dict[int, float]] = {}
@@ -58,6 +73,7 @@ class Recorder(Weights):
         self.squares_only: set[str] = set()
         self.weight = 1.0
         self._summed: tuple[torch.Tensor, Any, Any] | None = None
+        self._rounded: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def add(self, earlier: Imatrix, chunk_size: int) -> None:
         """Add the sums of an earlier matrix of the same model, as llama-imatrix's --in-file does.
@@ -104,8 +120,18 @@ class Recorder(Weights):
         if factor.name in HEADS:
             zeros = torch.zeros(1, 1, device=x.device).expand(len(x), self.refs(factor.name)[0].rows)
             return Product((add,), zeros)
+        if self.bfloat16 and (self._rounded is None or self._rounded[0] is not x):
+            self._rounded = x, _rounded(x)
         product = super().product(factor, x)
         return Product((add, *product.parts), product.result)
+
+    def _multiply_rows(self, rows: Floats, x: torch.Tensor, whole: torch.Tensor, at: int) -> None:
+        if not self.bfloat16:
+            super()._multiply_rows(rows, x, whole, at)
+            return
+        known = self._rounded
+        left = known[1] if known is not None and known[0] is x else _rounded(x)
+        whole[:, at : at + len(rows)] = torch.matmul(left, torch.from_numpy(rows).bfloat16().T)[: len(x)]
 
     def _add(self, name: str, item: int, x: torch.Tensor) -> None:
         if self._summed is None or self._summed[0] is not x:  # queries, keys and values are made of the same rows
@@ -122,6 +148,17 @@ class Recorder(Weights):
         counts, seen = self.counts.setdefault(name, {}), self.seen.setdefault(name, {})
         counts[item] = counts.get(item, 0) + count * self.weight
         seen[item] = seen.get(item, 0) + count
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    """Return x in bfloat16, `(tokens rounded up to a multiple of PADDED, columns)`."""
+    return torch.nn.functional.pad(x.bfloat16(), (0, 0, 0, -len(x) % PADDED))
+
+
+def _multiplies_bfloat16() -> bool:
+    """Return whether the processor has instructions for it: elsewhere torch's products of bfloat16 are slow ones."""
+    tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch has no public names for these
+    return any(getattr(torch.cpu, test, bool)() for test in tests)
 
 
 def _double(rows: torch.Tensor) -> torch.Tensor:

@@ -78,6 +78,8 @@ class Result:
 
 
 LOGITS = Result()
+CODES = Result("logits of codes")
+"""Of a model that reads texts and gives codes of sound, which are fewer than its tokens."""
 ENCODER_STATES = Result("states of the encoder", ranked=False)
 LAST_STATES = Result("states of the last block", ranked=False)
 
@@ -156,7 +158,7 @@ class Model:
         """How queries and keys are rotated: 'pairs', 'halves' or 'none'."""
         if self.recipe.rope == "by_axes":
             return "halves" if any(self.sizes.get("rope_sections") or ()) else "pairs"
-        return self.recipe.rope
+        return "halves" if self.sizes.get("rope_halves") else self.recipe.rope
 
     def has(self, name: str) -> bool:
         """Return whether the model has the weight of this name."""
@@ -164,9 +166,33 @@ class Model:
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Return x `(tokens, columns)` through a matrix and its bias, if it has one: `(tokens, rows)`."""
-        rotated = name.rpartition(".")[2] in self.recipe.transposed
+        rotated = name.rpartition(".")[2] in self.recipe.transposed and not self.weights.is_linear(f"{name}.weight")
         apply = self.weights.rotated_linear if rotated else self.weights.linear
-        return self.biased(name, apply(f"{name}.weight", x))
+        y = self.biased(name, apply(f"{name}.weight", x))
+        block, _, last = name.rpartition(".")
+        switched = ADAPTERS in self.kept and self.weights.has(f"{block}.{JOINT.get(last, (last,))[0]}.lora_a")
+        return y + self._switched(name, x, y.shape[-1]) if switched else y
+
+    def _switched(self, name: str, x: Tensor, width: int) -> Tensor:
+        """Return what the adapter of each token adds to a matrix, `(tokens, width)` (Granite Switch).
+
+        A matrix of several parts has an adapter for each. A checkpoint has no matrices of zeros before the others.
+        """
+        block, _, last = name.rpartition(".")
+        parts = JOINT[last] if last in JOINT and not (last == "ffn_up" and width == self.sizes["n_ff"]) else (last,)
+        slots, out = self.kept[ADAPTERS], []
+        for part in parts:
+            (low,), (high,) = (self.weights.refs(f"{block}.{part}.lora_{side}") for side in "ab")
+            stored, rows = len(low.shape) == 4, high.shape[-2]
+            added = torch.zeros((len(x), rows), dtype=x.dtype)
+            for slot in sorted(set(slots.tolist()) - {0}):
+                item, count = (slot - 1, low.shape[0]) if stored else (slot, 0)
+                y = x[slots == slot]
+                for side in "ab":
+                    y = self.weights.item_linear(f"{block}.{part}.lora_{side}", item, y, count)
+                added[slots == slot] = y
+            out.append(added)
+        return torch.cat(out, -1)
 
     def scaled_linear(self, name: str, x: Tensor) -> Tensor:
         """Return x as `linear` does, times the number of the matrix, if it has one ('attn_output.scale', Talkie)."""
@@ -253,6 +279,12 @@ class Model:
         below += beta
         bent = below * (torch.expm1(x.clamp(max=eps)) - x)
         return torch.where(x > 0, above * x * x, bent) + beta * x
+
+
+ADAPTERS = "adapters"
+"""Where a pass keeps the number of the adapter that each token passes through (`Model.kept`), 0 for none."""
+JOINT = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
+"""Matrices that checkpoints have in one, whose parts have adapters of their own."""
 
 
 def as_stored(value: Any) -> Any:

@@ -107,10 +107,10 @@ def compute(products: Sequence[Product], threads: int, pool: ThreadPoolExecutor 
     each(parts, lambda part: part(), min(threads, len(parts)) or 1, pool)
 
 
-def prepare(graph: ModelGraph) -> None:
-    """Begin to load, in the background, what passes over a model of this size need."""
+def prepare(graph: ModelGraph, products: bool = True) -> None:
+    """Begin to load, in the background, what passes over a model of this size need; what multiplies, if `products`."""
     import_ahead("torch", meanwhile=forget_code)  # 0.8 s of one core, in which the other one can work
-    if _is_large(graph) and chosen() == CPU:
+    if products and is_large(graph) and chosen() == CPU:
         PRODUCTS.after(LARGE)
 
 
@@ -127,7 +127,8 @@ def _step(rows: int, columns: int) -> int:
     return min(max(1, CHUNK // (columns * 4)), step + -step % ROWS)
 
 
-def _is_large(graph: ModelGraph) -> bool:
+def is_large(graph: ModelGraph) -> bool:
+    """Return whether a model has so many weights that what multiplies fast is worth its start."""
     return sum(math.prod(node.shape) for node in graph.nodes) >= LARGE
 
 
@@ -152,7 +153,7 @@ class Weights:
     @cached_property
     def _products(self) -> Any:
         """The kernel that multiplies; None on a GPU, and for small models, for whose last digits torch answers."""
-        return PRODUCTS.if_possible() if self.device == CPU and not self.wide and _is_large(self.graph) else None
+        return PRODUCTS.if_possible() if self.device == CPU and not self.wide and is_large(self.graph) else None
 
     def by_kernel(self, factor: Factor) -> bool:
         """Return whether the kernel multiplies with a matrix: then a sum does not depend on what is computed beside it.
@@ -196,6 +197,10 @@ class Weights:
         W is streamed in chunks of rows. Where several source matrices make up a role, their outputs are concatenated.
         """
         return self.multiply(Factor(name), x)
+
+    def is_linear(self, name: str) -> bool:
+        """Return whether a program that quantizes made a linear layer of a Conv1D, with a row for each output."""
+        return any(ref.derived is not None and ref.derived.linear for ref in self.refs(name))
 
     def rotated_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W` `(tokens, columns)` for x `(tokens, rows)`; W is streamed in chunks of rows."""

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from ggferry.converters.hf_export.known_classes import FLAT, PARTIAL, KnownClass
+from ggferry.converters.hf_export.source_tensors import declared_flags
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known, implied
 from ggferry.converters.model_graph.rows import laid_out_values
@@ -14,7 +15,8 @@ from ggferry.converters.model_graph.tensor_roles import origin_of, pattern_regex
 from ggferry.converters.schema.architecture import Dialect, HParam
 from ggferry.converters.schema.derivations import derive, rule_name
 from ggferry.converters.schema.expressions import holds, names_in, solve, verdict
-from ggferry.converters.schema.inverses import HINGES, INVERSES, plain
+from ggferry.converters.schema.inverses.numbers import plain
+from ggferry.converters.schema.inverses.table import HINGES, INVERSES
 from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.json_files.kinds import JSONObject
 
@@ -171,12 +173,14 @@ def configuration(
         extent: What is stated besides what the class has a place for.
     """
     config: JSONObject = {"architectures": [known.name], "model_type": known.model_type}
-    unplaced = []
+    unplaced, true_places = [], declared_flags(graph, dialect, values)
     for param in graph.architecture.hparams:
         places = param.fields.get(dialect.source, "")
         value = values.get(param.name)
         if not places or places == "model_type" or (value is None and not _must_be_silent(param, known, places)):
             continue
+        if param.nonzero and not value and places in true_places:
+            continue  # of some biases that one key says there are (`zero_biases`)
         place = known.place(places)
         declared = param.name in graph.hparams and value != implied(param, values)
         included = extent is Extent.ALL or (declared and extent is Extent.DECLARED)

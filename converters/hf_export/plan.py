@@ -16,6 +16,7 @@ from ggferry.converters.hf_export.shards import INDEX, Entry, Packing, Shards, p
 from ggferry.converters.hf_export.source_tensors import SourceTensor
 from ggferry.converters.hf_export.tensors_back import BackPlan, plan_back
 from ggferry.converters.hf_export.tokenizer_files import as_json, generation, special_ids, tokenizer_files
+from ggferry.converters.metadata.beside import FOLDER_RECEIPT
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.files.find import NO_SPACE_PREFIX
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
@@ -27,7 +28,6 @@ from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.records import dataclass
 
-RECEIPT = "ggferry.receipt.json"
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -99,6 +99,11 @@ class FolderPlan:
         """Bytes of all weights."""
         return self.shards.nbytes
 
+    @property
+    def bytes_of_files(self) -> int:
+        """Bytes of all files, without the receipt's."""
+        return sum(self.shards.sizes.values()) + sum(map(len, self.texts.values()))
+
 
 def plan_folder(options: FolderOptions, checkpoint: Checkpoint, form: Form | None = None) -> FolderPlan:
     """Return what will be written, without reading tensor data. Raises one of `formats.errors`."""
@@ -154,7 +159,7 @@ def _texts(
         files["generation_config.json"] = as_json(generation(tokenizer))
     if pictures is not None:
         files["preprocessor_config.json"] = as_json(clip_pictures(pictures, config["vision_config"]["image_size"]))
-    origin = f"Converted by ggferry {ggferry.__version__} from `{os.path.basename(path)}`; see `{RECEIPT}`."
+    origin = f"Converted by ggferry {ggferry.__version__} from `{os.path.basename(path)}`; see `{FOLDER_RECEIPT}`."
     index = shards.index()
     return {
         "config.json": as_json(config),

@@ -14,18 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.model_graph.rows import MAX_VECTOR, laid_out_values
-from ggferry.converters.schema.layouts import (
-    Elementwise,
-    Layout,
-    Reshape,
-    Same,
-    Shape,
-    Squeeze,
-    Transpose,
-    Unsqueeze,
-    row_count,
-)
-from ggferry.converters.schema.partial_layouts import Columns, Extended, Scaled
+from ggferry.converters.schema.layouts.base import Elementwise, Layout, Same, Shape, row_count
+from ggferry.converters.schema.layouts.columns import Columns
+from ggferry.converters.schema.layouts.parts import Extended, Reshape, Squeeze, Transpose, Unsqueeze
+from ggferry.converters.schema.layouts.values import Scaled
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UnsupportedError
 from ggferry.support.heavy import np
@@ -262,6 +254,11 @@ def undone(rows: Rows, layout: Layout, shape: Shape) -> Rows:
 def _factors(layout: Scaled, rows: Array, count: int) -> Array:
     whole = layout.scaled(np.ones((count, 1), np.float32), 0)
     return whole[rows]
+
+
+def columns_of(part: Rows, first: int, count: int) -> Mapped:
+    """Return rows that are `count` columns of another matrix, from `first` on."""
+    return Mapped(part, lambda values, rows: values[:, first : first + count], (*part.shape[:-1], count))
 
 
 def interleaved(parts: Sequence[Rows], step: int, firsts: Sequence[int], shape: Shape) -> Mapped:

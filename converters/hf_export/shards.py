@@ -15,9 +15,10 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.hf_export.rows_back import columns
 from ggferry.converters.hf_export.source_tensors import SourceTensor
-from ggferry.converters.schema.layouts import row_count
+from ggferry.converters.schema.layouts.base import row_count
 from ggferry.formats.errors import BadValueError, of_os
 from ggferry.formats.gguf.write import PIECE
 from ggferry.formats.json_files.kinds import JSONObject
@@ -127,6 +128,13 @@ class Entry:
     def encoded(self) -> bool:
         """Whether its values are rounded to blocks."""
         return self.packing is not None and self.packing.blocks is None
+
+    @property
+    def grade(self) -> Grade:
+        """How exactly it is kept, as far as that is known before it is written."""
+        if self.narrowed or self.encoded:
+            return Grade.ROUNDED
+        return Grade.REPACKED if self.tensor.lossless else Grade.COMPUTED
 
 
 @dataclass(frozen=True, slots=True)

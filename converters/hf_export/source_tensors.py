@@ -8,38 +8,46 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.hf_export.rows_back import Gathered, Item, OfNode, Rows, Viewed, interleaved, undone
+from ggferry.converters.hf_export.rows_back import (
+    Gathered,
+    Item,
+    Number,
+    OfNode,
+    Rows,
+    Viewed,
+    columns_of,
+    interleaved,
+    undone,
+)
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.model_graph.hparams import is_size
 from ggferry.converters.model_graph.tensor_roles import origin_of, pattern_regex
 from ggferry.converters.schema.architecture import Dialect, From
-from ggferry.converters.schema.expressions import holds
-from ggferry.converters.schema.layouts import (
+from ggferry.converters.schema.expressions import holds, names_in
+from ggferry.converters.schema.layouts.base import Layout, Shape, Then, row_count
+from ggferry.converters.schema.layouts.columns import EveryColumn, SideBySide
+from ggferry.converters.schema.layouts.parts import (
     Concat,
-    Layout,
+    Every,
     Pick,
     Reshape,
-    Shape,
     Split,
     Squeeze,
     Stack,
-    Then,
     Transpose,
     Unsqueeze,
-    row_count,
 )
-from ggferry.converters.schema.partial_layouts import Every, EveryColumn
 from ggferry.formats.errors import UnsupportedError
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
-PARTIAL = (Split, Pick, Every, EveryColumn, Stack, Concat)
+PARTIAL = (Split, Pick, Every, EveryColumn, Stack, Concat, SideBySide)
 """Layouts that take a part of a tensor, or several tensors."""
 PLAIN = ("F32", "F16", "BF16")
 
@@ -117,6 +125,40 @@ def source_tensors(
     return [_tensor(graph, name, uses) for name, uses in found.items()]
 
 
+def declared_flags(graph: ModelGraph, dialect: Dialect, values: Mapping[str, Any]) -> frozenset[str]:
+    """Return the places of a configuration that some hparam makes true."""
+    flags = (param for param in graph.architecture.hparams if values.get(param.name) is True)
+    return frozenset(param.fields.get(dialect.source, "") for param in flags)
+
+
+def zero_biases(
+    graph: ModelGraph, dialect: Dialect, values: Mapping[str, Any], *, inner: bool = False
+) -> Iterator[SourceTensor]:
+    """Yield the biases that a class has and the model has not, where one key says both that it has others.
+
+    They were zeros, and left out when the file was made (`HParam.nonzero`).
+    """
+    places = declared_flags(graph, dialect, values)
+    flags = {
+        param.name
+        for param in graph.architecture.hparams
+        if param.nonzero and not values.get(param.name) and param.fields.get(dialect.source) in places
+    }
+    for role in graph.architecture.roles:
+        origin = origin_of(role, dialect)
+        if origin is None or not (role.name.endswith(".bias") and role.when and flags & set(names_in(role.when))):
+            continue
+        for n in range(values["n_layer"]) if role.per_block else (None,):
+            matrix = graph.by_name.get(role.name.format(n=n).removesuffix("bias") + "weight")
+            if matrix is not None:
+                name = _respelled(origin.patterns[0].format(n=n), dialect, values if n is None else {**values, "n": n})
+                shape = matrix.shape[:1]
+                kind = _plain_type((matrix,))
+                yield SourceTensor(
+                    _inside(name, dialect) if inner else name, shape, Number(0.0, shape), kind, (), ("zeros",), True
+                )
+
+
 def _uses(node: Node, origin: From, dialect: Dialect, values: Mapping[str, Any]) -> list[tuple[str, Use]]:
     match = pattern_regex(node.role.name).fullmatch(node.name)
     block = match.groupdict().get("n") if match else None
@@ -151,7 +193,9 @@ def _respelled(name: str, dialect: Dialect, values: Mapping[str, Any]) -> str:
     for old, new in (*pairs, *renames):
         match = pattern_regex(old).match(name)
         if match:
-            return new.format(**{**values, **match.groupdict()}) + name[match.end() :]
+            named = match.groupdict()
+            further = int(named["n"]) - values["n_layer"] if "n" in named and "{further}" in new else 0
+            return new.format(**{**values, **named, "further": further}) + name[match.end() :]
     return name
 
 
@@ -234,6 +278,9 @@ def _joined(uses: Sequence[Use], steps: Sequence[Layout], parts: Sequence[Rows])
         counts = [int(count) for count in step.rows] or [part.shape[0] // use.count] * use.count
         shape = (counts[use.number], *part.shape[1:])
         return Item(part, sum(counts[: use.number]) * math.prod(part.shape[1:-1]), shape)
+    if isinstance(step, SideBySide):
+        width = part.shape[-1] // use.count  # equally wide, as all that stand so are
+        return columns_of(part, use.number * width, width)
     if isinstance(step, EveryColumn):
         firsts = [each.first for each in steps if isinstance(each, EveryColumn)]
         shape = (*part.shape[:-1], part.shape[-1] * step.of)

@@ -15,7 +15,7 @@ from ggferry.converters.architectures._embeddings import RERANKERS
 from ggferry.converters.hf_export.config import Extent, all_values, configuration
 from ggferry.converters.hf_export.known_classes import KnownClass, known_class
 from ggferry.converters.hf_export.rows_back import Number
-from ggferry.converters.hf_export.source_tensors import SourceTensor, source_tensors
+from ggferry.converters.hf_export.source_tensors import SourceTensor, source_tensors, zero_biases
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.compare import same
@@ -65,6 +65,13 @@ def plan_back(graph: ModelGraph) -> BackPlan:
     if not any(each.name == "hf" for each in graph.architecture.dialects):
         raise UnsupportedError(
             "no checkpoint in Hugging Face's form is known of this architecture",
+            path=graph.checkpoint.path,
+            found=graph.architecture.name,
+        )
+    made = [role.name for role in graph.architecture.roles for one in role.sources.values() if one.layout.formula]
+    if made:
+        raise UnsupportedError(
+            f"{made[0]} is what a network made of the published weights, which nothing gives back",
             path=graph.checkpoint.path,
             found=graph.architecture.name,
         )
@@ -126,7 +133,12 @@ def _tried(graph: ModelGraph, known: KnownClass, dialect: Dialect) -> tuple[Back
     that it has not. Raises GgferryError.
     """
     values = all_values(graph, dialect, known.name)
-    tensors = (*source_tensors(graph, dialect, values, inner=bool(known.config_section)), *_numbers(graph, values))
+    inner = bool(known.config_section)
+    tensors = (
+        *source_tensors(graph, dialect, values, inner=inner),
+        *zero_biases(graph, dialect, values, inner=inner),
+        *_numbers(graph, values),
+    )
     config, missed, unplaced = _config(graph, dialect, known, values, tensors)
     notes = [f"config.json states {name}, which is no key of transformers' {known.name}" for name in missed]
     if known.config_section:
@@ -178,8 +190,9 @@ def _imagined(config: Mapping[str, Any], tensors: tuple[SourceTensor, ...]) -> C
         if tensor.nodes:
             found[tensor.name] = TensorRef(tensor.name, tensor.type, tensor.shape, (Span(0, NOWHERE, tensor.shape),))
         else:
-            number = float(tensor.rows.read(np.zeros(1, np.int64))[0, 0])
-            found[tensor.name] = source.add(tensor.name, [number], (1,), 0)
+            shape = tensor.shape or (1,)
+            read = tensor.rows.read(np.arange(shape[0], dtype=np.int64))
+            found[tensor.name] = source.add(tensor.name, read[:, 0].tolist(), shape, 0)
     return Checkpoint("safetensors", None, (source,), found, metadata=config)
 
 

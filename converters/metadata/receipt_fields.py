@@ -55,6 +55,7 @@ TensorRecord = TypedDict(
         "repacked_from": NotRequired[str],
         "dequantized_from": NotRequired[str],
         "merged_from": NotRequired[str],
+        "computed_as": NotRequired[str],
     },
 )
 """A tensor of the output: what it was made of, how, and how exact it is."""
@@ -244,7 +245,7 @@ class FolderTensor(TypedDict):
 
 
 class FolderReceipt(TypedDict):
-    """The receipt of a folder in Hugging Face's form."""
+    """The receipt of a folder in Hugging Face's form; those before November 2026 lack `dropped` and `verified`."""
 
     ggferry: str
     format: int
@@ -255,6 +256,8 @@ class FolderReceipt(TypedDict):
     architecture: str
     hparams: dict[str, HparamRecord]
     tensors: list[FolderTensor]
+    dropped: NotRequired[list[DroppedRecord]]
+    verified: NotRequired[str]
     tokenizer: TokenizerRecord
     logits: LogitsRecord | None
     testimonies: list[CrossCheckRecord]
@@ -269,3 +272,13 @@ class KeptReceipt(Receipt):
     """What the ledger keeps of a job: the receipt of its first output, with those of the others in `further`."""
 
     further: NotRequired[list[Receipt]]
+
+
+class KeptFolderReceipt(FolderReceipt):
+    """What the ledger keeps of a job whose output is a folder: its receipt, and the record of that receipt's file."""
+
+    receipt_file: FileRecord
+
+
+KeptReceipts = KeptReceipt | KeptFolderReceipt
+"""What the ledger keeps of a job of any kind."""

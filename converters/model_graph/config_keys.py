@@ -68,6 +68,10 @@ WHOLE = ("tie_word_embeddings",)
 text model's default has put into the part."""
 
 
+NUMBERED = "#"
+"""The members of an object whose names are numbers, such as transformers' `per_layer_config`, as a place names them."""
+
+
 class Recorded:
     """A configuration that remembers which of its members were asked for.
 
@@ -90,6 +94,11 @@ class Recorded:
         Where several parts of the configuration have it, the later ones count as asked only if they have the same value
         as the first; those of a key in WHOLE always do.
         """
+        if NUMBERED in place:
+            around, _, rest = place.partition(f".{NUMBERED}.")
+            for number in self.find(around) if isinstance(self.find(around), Mapping) else ():
+                self.ask(f"{around}.{number}.{rest}")
+            return
         first: Any = NOTHING
         self._sought |= {parent for path in self._paths(place) for parent in _parents(path)}
         for path, value in self._found(place):
@@ -140,19 +149,27 @@ def is_objects(value: Any) -> bool:
 def descend(root: Any, place: str) -> Any:
     """Return the member of `root` to which the names in `place` lead, or NOTHING.
 
-    '*' means all members, if they agree. Of a list of objects, that is the list of their members, None for those that
-    lack it.
+    '*' means all members, if they agree; '#' the members by number, None for those that are not there or lack what is
+    asked for. Of a list of objects, that is the list of their members, None for those that lack it.
     """
     name, _, rest = place.partition(".")
     if is_objects(root):
         members = [descend(item, place) for item in root]
         return NOTHING if all(item is NOTHING for item in members) else [None if m is NOTHING else m for m in members]
-    if not isinstance(root, Mapping) or (name != "*" and name not in root):
+    if not isinstance(root, Mapping) or (name not in ("*", NUMBERED) and name not in root):
         return NOTHING
+    if name == NUMBERED:
+        return _numbered(root, rest)
     if name != "*":
         return descend(root[name], rest) if rest else root[name]
     found = [descend(member, rest) for member in root.values()]
     return found[0] if found and all(value == found[0] for value in found) else NOTHING
+
+
+def _numbered(root: Mapping[str, Any], rest: str) -> Any:
+    numbers = [int(name) for name in root if name.isdecimal() and len(name) < 5]
+    members = [descend(root, f"{number}.{rest}") for number in range(1 + max(numbers, default=-1))]
+    return NOTHING if all(member is NOTHING for member in members) else [None if m is NOTHING else m for m in members]
 
 
 def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any], parts: tuple[str, ...] = ()) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ggferry.converters.model_graph.graph import ModelGraph, Node, losses
 from ggferry.converters.schema.architecture import Architecture, Dialect, Role
-from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.layouts.base import SAME
 from ggferry.formats.checkpoint import Checkpoint, Dropped
 from ggferry.formats.errors import MissingError, UsageError
 from ggferry.formats.gguf.values import Value, ValueType, boolean, f32, i32, string, u32

@@ -28,7 +28,7 @@ from ggferry.converters.model_graph.tensor_roles import (
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Role
 from ggferry.converters.schema.derivations import TensorFunction, rule_name
 from ggferry.converters.schema.expressions import evaluate, holds, verdict
-from ggferry.converters.schema.layouts import Layout, Shape
+from ggferry.converters.schema.layouts.base import Layout, Shape
 from ggferry.converters.schema.validate import validate
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, ShapeError

@@ -29,7 +29,7 @@ class Statements:
 
     Attributes:
         config: The configuration, which remembers what was asked for; empty for GGUF files.
-        note: In what it contradicts itself; empty where it does not.
+        notes: In what it contradicts itself.
     """
 
     def __init__(self, checkpoint: Checkpoint, dialect: Dialect, prefix: str, of_text: bool = True) -> None:
@@ -41,9 +41,11 @@ class Statements:
             found = in_force(config, dialect.config_section, self._defaults)
             if found.refused:
                 raise InconsistentError(f"config.json: {found.refused}", path=checkpoint.path)
-        self._rope_assumed, self.note = found.assumed, found.note
+        self._rope_assumed, self.notes = found.assumed, found.notes
         self._from_class: set[str] = set()
         self.config = Recorded(found.config, dialect.config_section)
+        nested = (name for name in dialect.nested if of_text and isinstance(self.config.find(name), Mapping))
+        self._sections = tuple(f"{name}." for name in nested)
 
     def of(self, param: HParam, seen: bool = False) -> tuple[Any, str] | None:
         """Return (value, where it is stated) of `param`, or None where the source does not state it.
@@ -79,10 +81,10 @@ class Statements:
 
         Raises what `of` raises.
         """
-        places = param.fields.get("hf", "")
-        if self._defaults is None or any(self.config.find(place) is not NOTHING for place in places.split("|")):
+        places = self._in_sections(param.fields.get("hf", "").split("|"))
+        if self._defaults is None or any(self.config.find(place) is not NOTHING for place in places):
             return None
-        for place in places.split("|"):
+        for place in places:
             found = self._defaults.find(place)
             if found is not NOTHING and not self._in_declared_kind(place):
                 self._from_class.add(param.name)
@@ -122,9 +124,10 @@ class Statements:
 
         The other places count as read, too, if they agree.
         """
-        places = param.fields.get(column, (param.key or "") if column == "gguf" else "")
+        every = param.fields.get(column, (param.key or "") if column == "gguf" else "").split("|")
+        places = self._in_sections(every)
         declared: tuple[Any, str] | None = None
-        for place in filter(None, places.split("|")):
+        for place in filter(None, self._own_first(places) if param.own_first else places):
             found = self._find(param, place, column)
             silent = found is NOTHING or (found is None and param.null is None)
             if not silent and declared is None:
@@ -133,7 +136,28 @@ class Statements:
                 continue
             if column not in ("gguf", "ggml"):
                 self.config.ask(place)
+        for place in set(every).difference(places) if declared is not None else ():
+            if self._agrees(param, column, place, self.config.find(place), declared):
+                self.config.ask(place)
         return declared
+
+    def _in_sections(self, places: list[str]) -> list[str]:
+        """Return the places that are read: none at the root of what a section has that the configuration states.
+
+        A class that is given MPT's `attn_config` reads what it has there alone, MosaicML's and transformers'.
+        """
+        inside = any(place.startswith(self._sections) for place in places)
+        return [place for place in places if "." in place] if inside else places
+
+    def _own_first(self, places: list[str]) -> list[str]:
+        """Return the places, those first by whose name transformers' class knows the value.
+
+        Of two keys that contradict each other it reads its own, and the other is one of another family.
+        """
+        known = self._defaults
+        if known is None:
+            return places
+        return sorted(places, key=lambda place: known.find(place) is NOTHING)
 
     def _value(self, param: HParam, column: str, place: str, found: Any) -> tuple[Any, str]:
         if place.startswith(PREPROCESSOR):
@@ -151,6 +175,9 @@ class Statements:
             found = _repeated(found)
         if param.words and column != "gguf":
             found = _translated(self._checkpoint, param, place, found)
+        if column == "gguf" and param.kind is ValueType.BOOL and param.length and isinstance(found, Sequence):
+            # llama.cpp's converter writes MiMo-V2's windows as numbers, and its loader takes either (`get_arr`)
+            found = [bool(item) if type(item) is int and item in (0, 1) else item for item in found]
         value = _typed(self._checkpoint, param, found, origin)
         if column != "gguf" and param.unrepresentable is not None and value == param.unrepresentable:
             raise UnsupportedError(
@@ -169,7 +196,8 @@ class Statements:
     def _find(self, param: HParam, place: str, column: str) -> Any:
         if column == "gguf":
             value = self._checkpoint.metadata.get(place if param.global_key else f"{self._prefix}.{place}")
-            return value.data if isinstance(value, Value) else NOTHING
+            other = param.shared and isinstance(value, Value) and (value.type is ValueType.ARRAY) != bool(param.length)
+            return value.data if isinstance(value, Value) and not other else NOTHING
         if column == "ggml":
             return self._checkpoint.header.get(place, NOTHING)
         if self._dialect.header:

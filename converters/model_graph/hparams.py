@@ -15,10 +15,17 @@ from ggferry.converters.model_graph.tensor_roles import Slot
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 from ggferry.converters.schema.derivations import Derivation, derive, rule_name
 from ggferry.converters.schema.expressions import evaluate, holds, names_in, solve, verdict
-from ggferry.converters.schema.layouts import SAME, Layout, Shape
+from ggferry.converters.schema.layouts.base import SAME, Layout, Shape
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.checkpoint_folder.sidecars import PREPROCESSOR
-from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UsageError
+from ggferry.formats.errors import (
+    InconsistentError,
+    MissingError,
+    OutOfRangeError,
+    ShapeError,
+    UnsupportedError,
+    UsageError,
+)
 from ggferry.formats.gguf.values import ValueType
 from ggferry.support.records import dataclass
 
@@ -100,7 +107,12 @@ class Solver:
         self._take_overrides(overrides)
         self._take_fields()
         named = checkpoint.metadata.get("architectures")
-        self.facts = {"hf_class": named[0]} if isinstance(named, list) and named and isinstance(named[0], str) else {}
+        own = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+        if dialect.types:
+            from ggferry.converters.model_graph.class_defaults.class_of_type import class_of_text_half  # few need it
+
+            own = class_of_text_half(checkpoint.metadata, dialect) or own
+        self.facts = {"hf_class": own} if own else {}
 
     @property
     def known(self) -> dict[str, Any]:
@@ -131,7 +143,8 @@ class Solver:
     def early(self) -> dict[str, Any]:
         """What is known before any tensor is examined.
 
-        Stated values, defaults that need nothing else, and what follows from these of the kinds of blocks.
+        Stated values, defaults that need nothing else, and what follows from these of the kinds of blocks, and how many
+        there are.
         """
         early = self.complete
         for param in self.architecture.hparams:
@@ -140,7 +153,8 @@ class Solver:
                 early[param.name] = next(held, early.get(param.name))
         early = {name: value for name, value in early.items() if value is not None}
         for param in self.architecture.hparams:
-            if param.name in self._lists and param.derive and param.name not in early:
+            counted = param.name in self._lists or param.name == "n_layer"
+            if counted and param.derive and param.name not in early:
                 with suppress(KeyError, ValueError, OverflowError, ZeroDivisionError):
                     found = derive(param.derive, early)
                     early |= {} if found is None else {param.name: found}
@@ -158,7 +172,7 @@ class Solver:
             self.sizes[name] = param.value
 
     def _take_overrides(self, overrides: Mapping[str, str]) -> None:
-        by_key = {p.key: p for p in self.architecture.hparams if p.key}
+        by_key = {p.key: p for p in self.architecture.hparams if p.key and not (p.shared and p.length)}
         for key, text in overrides.items():
             param = by_key.get(key.removeprefix(f"{self.architecture.name}."))
             if param is None:
@@ -212,7 +226,7 @@ class Solver:
                 self._settle(open_slots)
         self._check(filled)
         self._check_values()
-        self.notes += [self.statements.note] if self.statements.note else []
+        self.notes += self.statements.notes
         known = {**self._header, **self.complete}
         caveats = (*self.architecture.caveats, *self.dialect.caveats)
         self.notes += [caveat.text.format(**known) for caveat in caveats if holds(caveat.when, known)]
@@ -311,6 +325,9 @@ class Solver:
             return None
         except (ValueError, OverflowError, ZeroDivisionError) as error:
             raise InconsistentError(f"{param.name}: {error}", path=self.checkpoint.path) from None
+        except UnsupportedError as error:
+            error.path = self.checkpoint.path
+            raise
 
     def _holds(self, default: Default) -> bool:
         return (

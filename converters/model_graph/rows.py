@@ -13,9 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.graph import Node
-from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Rowwise, Then, Transpose, row_count
-from ggferry.converters.schema.partial_layouts import Row, Scaled
-from ggferry.converters.schema.tower_layouts import Joined, Resampled
+from ggferry.converters.schema.layouts.base import SAME, Layout, Rowwise, Then, row_count
+from ggferry.converters.schema.layouts.columns import SideBySide
+from ggferry.converters.schema.layouts.parts import BehindZeros, Reshape, Row, Transpose
+from ggferry.converters.schema.layouts.projected import Projected
+from ggferry.converters.schema.layouts.towers import Joined, Resampled
+from ggferry.converters.schema.layouts.values import Scaled
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.tensor_read import read_rows, read_span_rows
@@ -227,8 +230,19 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
             return layout.apply(*(values_of(checkpoint, ref, 0, ref.rows).reshape(1, -1) for ref in node.inputs))
         case Resampled():
             return _resampled(checkpoint, node, layout, start, stop)
+        case BehindZeros():
+            return _behind_zeros(checkpoint, node, layout, start, stop)
+        case Projected():
+            return layout.rows(
+                lambda number, first, last: values_of(checkpoint, node.inputs[number], first, last),
+                tuple(ref.shape for ref in node.inputs),
+                start,
+                stop,
+            )
         case Scaled():
             return layout.scaled(_apply(checkpoint, node, SAME, start, stop), start)
+        case SideBySide():
+            return layout.apply(*(values_of(checkpoint, ref, start, stop) for ref in node.inputs))
         case Rowwise():
             return layout.apply(_apply(checkpoint, node, SAME, start, stop))
         case Then(first=Transpose(), second=second) if second.block_safe and _is_plain(node):
@@ -255,6 +269,16 @@ def _reshaped(checkpoint: Checkpoint, node: Node) -> Node:
     if ref.type.elements != 1 or len(ref.spans) != 1 or ref.spans[0].strides:
         raise UnsupportedError(f"{ref.name}: {ref.type} in pieces or blocks cannot be reshaped", path=checkpoint.path)
     return replace(node, inputs=(replace(ref, shape=shape, spans=(replace(ref.spans[0], shape=shape),)),))
+
+
+def _behind_zeros(checkpoint: Checkpoint, node: Node, layout: BehindZeros, start: int, stop: int) -> Floats:
+    """Return rows of the input, or of zeros."""
+    (ref,) = node.inputs
+    _, at = layout.locate(np.arange(start, stop), ref.shape)
+    out = np.zeros((stop - start, ref.columns), np.float32)
+    if (found := at >= 0).any():
+        out[found] = _scattered(checkpoint, ref, at[found], codec(ref.type.name).values)
+    return out
 
 
 def _resampled(checkpoint: Checkpoint, node: Node, layout: Resampled, start: int, stop: int) -> Floats:

@@ -13,7 +13,8 @@ from typing import Any
 from ggferry.converters.model_graph.tensor_numbers import is_zero
 from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, From, Role
 from ggferry.converters.schema.expressions import holds, verdict
-from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.layouts.base import SAME
+from ggferry.converters.schema.layouts.parts import Transpose
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.checkpoint_folder.modules import DENSE
 from ggferry.formats.errors import (
@@ -151,14 +152,14 @@ def _of_zeros(
     )
 
 
-def any_of_role(role: str, checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect) -> bool:
-    """Return whether a checkpoint has a tensor of the role of that name ('blk.{n}.attn_q.weight')."""
+def count_of_role(role: str, checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect) -> int:
+    """Return how many tensors of a checkpoint have the role of that name ('blk.{n}.attn_q.weight')."""
     origins = [origin_of(each, dialect) for each in architecture.roles if each.name == role]
     patterns = [pattern_regex(pattern) for origin in origins if origin for pattern in origin.patterns]
     names = _base_names(checkpoint, architecture, dialect, _index(architecture, dialect)) if patterns else {}
     meant = _behind(names.values(), dialect)
     spellings = (meant.get(name) or spelled(name, dialect) for name in names.values())
-    return any(pattern.fullmatch(name) for name in spellings for pattern in patterns)
+    return len({name for name in spellings if any(pattern.fullmatch(name) for pattern in patterns)})
 
 
 def _base_prefixes(architecture: Architecture, dialect: Dialect) -> list[str]:
@@ -201,7 +202,8 @@ def _behind(names: Collection[str], dialect: Dialect) -> dict[str, str]:
     found = dict[str, str]()
     counts = dict[str, int]()
     for prefix, other, *rest in dialect.appended_blocks:
-        if other not in counts:
+        numbered = "{n}" in other
+        if numbered and other not in counts:
             both = (
                 match
                 for name in names
@@ -211,7 +213,7 @@ def _behind(names: Collection[str], dialect: Dialect) -> dict[str, str]:
             counts[other] = 1 + max((int(match["n"]) for match in both), default=-1)
         for name in names:
             if match := pattern_regex(prefix).match(name):
-                number = int(match.groupdict().get("n") or 0) + counts[other]
+                number = int(match.groupdict().get("n") or 0) + counts[other] if numbered else 0
                 found[name] = spelled(other.format(n=number) + "".join(rest) + name[match.end() :], dialect)
     return found
 
@@ -330,9 +332,17 @@ def slots(checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, 
     for role, n in (*wide, *deep):
         origin = origin_of(role, dialect)
         if origin is not None:
-            found.append(Slot(role, n, assigned.get((role.name, n), ()), origin))
+            refs = assigned.get((role.name, n), ())
+            found.append(Slot(role, n, refs, _as_linear(origin, refs)))
     _require(checkpoint, [slot for slot in found if not slot.role.when])
     return found
+
+
+def _as_linear(origin: From, refs: Collection[TensorRef]) -> From:
+    """Return where a role is kept: as it is where a program that quantizes has transposed a Conv1D already."""
+    if origin.layout == Transpose() and any(ref.derived is not None and ref.derived.linear for ref in refs):
+        return replace(origin, layout=SAME)
+    return origin
 
 
 def _counted(architecture: Architecture, assigned: Assigned) -> dict[str, int]:

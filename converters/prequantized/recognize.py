@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ggferry.converters.prequantized import sinq_settings
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.prequantized.exact_blocks import exact_types
 from ggferry.converters.prequantized.own_scales import with_own_scales
@@ -30,6 +31,7 @@ from ggferry.support.registry import scan
 
 PLAIN = frozenset({"F32", "F16", "BF16", "F64"})
 NATURAL = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+SINQ = "sinq"
 MARKS = (".qweight", ".weight_packed", ".weight_scale_inv", ".weight_scale")
 RUNTIME = (
     ".input_scale",
@@ -114,18 +116,30 @@ def configuration(checkpoint: Checkpoint) -> Config | None:
         for key in ("quantization_config", "compression_config", "quantization"):
             found = place.get(key)
             if isinstance(found, dict) and (key != "quantization" or {"bits", "group_size"} <= found.keys()):
-                return dict(found)
+                return _of_modelopt(found) if found.get("quant_method") != SINQ else _of_sinq(checkpoint, found)
     if "quantize_config" in checkpoint.sidecars:
         beside = load_json(checkpoint.sidecars["quantize_config"])
         if isinstance(beside, dict):
-            inner = beside.get("quantization")
-            return {"quant_method": "modelopt", **inner} if isinstance(inner, dict) else beside
+            return _of_modelopt(beside)
     if places[0].get("architectures") == ["BitnetForCausalLM"] and places[0].get("weight_bits", 1) == 1:
         return ONLINE
     ends = tuple(_BY_TENSORS)  # one test a name: a checkpoint may have half a million
     marked = [name for name in checkpoint.tensors if name.endswith(ends)]
     found = {method for name in marked for end, method in _BY_TENSORS.items() if name.endswith(end)}
+    if SINQ in found:
+        return _of_sinq(checkpoint, {})
     return {"quant_method": found.pop()} if len(found) == 1 else None
+
+
+def _of_sinq(checkpoint: Checkpoint, found: Config) -> Config:
+    """Return a configuration with the settings of the layers, which stand elsewhere."""
+    return {**found, "quant_method": SINQ, "layers": sinq_settings.layers(checkpoint)}
+
+
+def _of_modelopt(found: Config) -> Config:
+    """Return a configuration; of ModelOpt's hf_quant_config.json, which config.json may have, too, its inner part."""
+    inner = found.get("quantization")
+    return {"quant_method": "modelopt", **inner} if isinstance(inner, dict) and "quant_method" not in found else found
 
 
 ONLINE: Config = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
@@ -135,7 +149,8 @@ _ROTATED = "activations are rotated while the model runs, for which GGUF has no 
 WHY = {
     "eetq": "its int8 lie in the order of a CUDA kernel, which depends on the GPU and is not stated in the file",
     "exl3": "its codebooks are defined by CUDA code alone, with which nothing here can be compared",
-    "higgs": _ROTATED,
+    "fp_quant": "its matrices are rotated, and how its kernels order what they pack no program here can show",
+    "higgs": "its codes lie in an order that FLUTE tuned for one GPU, and its matrices are rotated",
     "quip": _ROTATED,
 }
 """Method → why its weights cannot be read; of the others no scheme is written."""
@@ -145,6 +160,7 @@ UNWRITTEN = "no reader of it is written"
 _BY_TENSORS = {
     ".qweight": "gptq",
     ".W_q": "hqq",
+    sinq_settings.SECOND: SINQ,
     ".weight._data": "quanto",
     ".weight._data._data": "quanto",
     ".q_weight": "exl2",
@@ -187,13 +203,21 @@ def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
     if isinstance(declared, str) and declared.lower() in ("auto-round", "intel/auto-round"):
         return _of_auto_round(config)
     if isinstance(declared, str):
-        return declared.lower()
+        return _SPELLED.get(declared.lower(), declared.lower())
     for key, method in _SIGNS.items():
         if key in config:
             return method
     if "bits" not in config or "group_size" not in config:
         return "unnamed"
     return "gptq" if any(name.endswith((".qweight", ".g_idx")) for name in tensors) else "mlx"
+
+
+_SPELLED = {"compressed_tensors": "compressed-tensors"} | {
+    f"modelopt_{kind}": "modelopt" for kind in ("fp4", "mxfp8", "mixed")
+}
+"""Names of schemes as other programs spell them → ours. Source: vLLM 0.9, `ModelConfig._verify_quantization`, which
+replaces the first; `model_executor/layers/quantization/__init__.py` of today (`QuantizationMethods`), which lists the
+others beside `modelopt`."""
 
 
 def _of_auto_round(config: Config) -> str:
@@ -237,7 +261,8 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
                 raise InconsistentError(f"{made.name!r} is present both plain and quantized", path=checkpoint.path)
             exact, why = exact_types(made.groups, made.shape[-1]) if made.groups else ((), made.why)
             integers = ref.type.name not in FP8 and made.form != "sparse"
-            derived = Derivation(found.scheme, block_type(natural), integers, exact, why, made.form or "quantized")
+            form = made.form or "quantized"
+            derived = Derivation(found.scheme, block_type(natural), integers, exact, why, form, linear=found.linear)
             tensors[made.name] = source.add(
                 made.name, made.shape, made.rows, len(checkpoint.files), derived, made.kind, made.groups
             )

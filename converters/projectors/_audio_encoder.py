@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.layouts.parts import Reshape
 from ggferry.converters.schema.roles import Roles, block, roles
 
 NAMES = (
@@ -29,12 +29,7 @@ ACTIVATION = HParam(
     "a_activation", None, clip.STRING, {"hf": "audio_config.activation_function|audio_config.hidden_act"},
     words={"gelu": "gelu"}, required=False,
 )
-SCALED = HParam(
-    "a_scaled", None, clip.BOOL, {"hf": "audio_config.scale_embedding"}, words={False: False}, required=False
-)
-"""Whether embeddings are multiplied by the root of the width: no published audio encoder does so, and GGUF has no key
-for it."""
-WHISPER = (clip.PROJECTOR, *clip.AUDIO, clip.A_EPS, N_CTX, ACTIVATION, SCALED)
+WHISPER = (clip.PROJECTOR, *clip.AUDIO, clip.A_EPS, N_CTX, ACTIVATION)
 """Hparams of a Whisper encoder before a projector."""
 STACK = HParam("a_stack", "audio.projector.stack_factor", check="0 < a_stack")
 """How many states become one row."""
@@ -65,6 +60,7 @@ def spectrum(**values: float | str | None) -> tuple[IgnoredKey, ...]:
 IGNORED_KEYS = (
     *clip.IGNORED_KEYS,
     IgnoredKey("audio_config.vocab_size", "an encoder of sound has no vocabulary"),
+    IgnoredKey("audio_config.scale_embedding", "a number that the encoder keeps, and multiplies nothing by"),
     IgnoredKey("audio_config.num_hidden_layers audio_config.encoder_layers", "blocks are counted", follows="a_n_layer"),
     IgnoredKey("audio_config.head_dim", "repeats width and heads", follows="a_n_embd/a_n_head"),
     IgnoredKey("preprocessor.feature_size preprocessor.n_mels", "repeats the bins", follows="a_n_mels"),

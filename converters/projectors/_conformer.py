@@ -4,9 +4,9 @@ Source: NeMo `conformer_encoder.py`; llama.cpp `conversion/gemma.py` (ConformerA
 what clip.cpp asks of such a file.
 """
 
-from ggferry.converters.schema.layouts import Reshape, Squeeze
+from ggferry.converters.schema.layouts.parts import Reshape, Squeeze
+from ggferry.converters.schema.layouts.towers import NormFactor, NormShift
 from ggferry.converters.schema.roles import Roles, block, roles
-from ggferry.converters.schema.tower_layouts import NormFactor, NormShift
 
 
 def folded(source: str, width: str) -> Roles:

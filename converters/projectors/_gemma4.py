@@ -9,10 +9,11 @@ from dataclasses import replace
 from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Rearrange, Reshape, Squeeze
-from ggferry.converters.schema.partial_layouts import Columns
+from ggferry.converters.schema.layouts.columns import Columns
+from ggferry.converters.schema.layouts.order import Rearrange
+from ggferry.converters.schema.layouts.parts import Reshape, Squeeze
+from ggferry.converters.schema.layouts.towers import SOFTPLUS, Swap, pixels_to_planes
 from ggferry.converters.schema.roles import block, roles
-from ggferry.converters.schema.tower_layouts import SOFTPLUS, Swap, pixels_to_planes
 from ggferry.formats.gguf.values import ValueType
 
 ONE = Reshape(("1",))

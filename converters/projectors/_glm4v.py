@@ -12,7 +12,7 @@ HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION, clip.V_IMAGE_SIZE, clip.V_PATCH_SIZE, clip.V_N_EMBD,
     clip.V_N_FF, qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS,
     replace(clip.V_EPS, fields={"hf": "vision_config.rms_norm_eps"}),
-    vit.ROPE, qwen.MERGE, *vit.activation(silu="silu", gelu="gelu"),
+    vit.ROPE, qwen.MERGE, *vit.activation(),
     HParam("n_inner", None, fields={}, required=False),
     HParam("n_block_ff", None, fields={}, required=False),
 )

@@ -3,7 +3,7 @@
 from ggferry.converters.projectors import _conformer as conformer
 from ggferry.converters.projectors import _qformer as qformer
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import Reshape, Split, Squeeze
+from ggferry.converters.schema.layouts.parts import Reshape, Split, Squeeze
 from ggferry.converters.schema.roles import block, roles
 
 

@@ -69,16 +69,3 @@ def _side(values: Values, at: int) -> int:
     if len(parts) != 2 or not all(part.isdecimal() and len(part) < 5 for part in parts):
         raise ValueError(f"downsample_rate {values['downsample_rate']!r}: not as '4/8'")
     return int(parts[at])
-
-
-def sizes(values: Values) -> tuple[int, ...]:
-    """Return the sizes of pictures that are cut into tiles, width before height."""
-    flat, side = values["grid_sizes"], values["v_image_size"]
-    if len(flat) % 2 or any(edge <= 0 or edge % side for edge in flat):
-        raise ValueError(f"image_grid_pinpoints {list(flat)}: not of tiles of {side} pixels")
-    return tuple(edge for height, width in zip(flat[::2], flat[1::2], strict=True) for edge in (width, height))
-
-
-def size_count(values: Values) -> int:
-    """Return how many edges the sizes of pictures have."""
-    return len(values["grid_sizes"] if "grid_sizes" in values else values["v_grid_sizes"])

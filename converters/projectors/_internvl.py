@@ -5,9 +5,9 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Caveat, HParam
+from ggferry.converters.schema.architecture import Caveat, Default, HParam
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.layouts.parts import Reshape
 from ggferry.converters.schema.roles import roles, varied
 
 _LARGE = "v_n_embd == 3200 and v_n_layer == 45"
@@ -17,6 +17,15 @@ _LARGE = "v_n_embd == 3200 and v_n_layer == 45"
 def _norm(values: Values) -> str:
     """Return the norm of the blocks: llama.cpp knows one tower with RMSNorm, InternViT-6B, by its sizes."""
     return "rms" if (values["v_n_embd"], values["v_n_layer"]) == (3200, 45) else "layer"
+
+
+def _post_normed(values: Values) -> bool:
+    """Return whether the states that are read were normed.
+
+    Those behind all blocks are, of a tower that is not pooled by a mean (transformers `InternVLVisionModel.layernorm`);
+    another layer, also the same one by its number, is read as it leaves its block.
+    """
+    return not values["mean_pooled"] and values["feature_layers"] in (-1, (-1,))
 
 
 HPARAMS = (
@@ -34,11 +43,14 @@ HPARAMS = (
     clip.V_N_FF,
     *llava.feature_layer("vision_feature_layer|select_layer", usual=(llava.LAST,)),
     llava.SELECTED,
+    HParam("mean_pooled", None, clip.BOOL, {"hf": "vision_config.use_mean_pooling"}, required=False,
+           defaults=(Default(True, "transformers' default", dialect="hf"),)),
+    HParam("post_normed", None, clip.BOOL, derive=_post_normed, required=False),
     clip.projector_act("gelu"),
     clip.V_N_HEAD,
     *clip.COLORS,
     clip.V_EPS,
-    *vit.activation(gelu="gelu", silu="silu"),
+    *vit.activation(),
     HParam(
         "downsample_ratio", None, clip.F32, {"hf": "downsample_ratio"}, required=False, check="0 < downsample_ratio"
     ),
@@ -139,7 +151,13 @@ _OURS += [
     "v.class_embd vision_tower.embeddings.cls_token @vector",
     "v.position_embd.weight vision_tower.embeddings.position_embeddings @grid",
 ]
-ROLES = varied(
+_POST = roles(
+    """
+    v.post_ln.weight f32 when=post_normed==1 : v_n_embd | tf vision_tower.layernorm.weight
+    v.post_ln.bias when=post_normed==1       : v_n_embd | tf vision_tower.layernorm.bias
+    """
+)
+_TOWER = varied(
     roles(vit.patches("vision_model.embeddings.patch_embedding"), _CHAT, _BLOCKS, _PROJECTOR),
     "tf",
     "hf",
@@ -147,3 +165,4 @@ ROLES = varied(
     vector=Reshape(("v_n_embd",)),
     grid=Reshape((f"{_PATCHES}+1", "v_n_embd")),
 )
+ROLES = roles(_TOWER, _POST)

@@ -2,8 +2,9 @@
 
 from ggferry.converters.schema.architecture import Drop
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import Rearrange, Split, Then
-from ggferry.converters.schema.partial_layouts import TrailingBlocks
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.order import Rearrange, TrailingBlocks
+from ggferry.converters.schema.layouts.parts import Split
 from ggferry.converters.schema.roles import Roles, roles
 
 LAYER_NORM = 1e-5

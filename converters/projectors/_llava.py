@@ -5,6 +5,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam
 from ggferry.converters.schema.derivations import Derivation, Values
+from ggferry.formats.gguf.values import ValueType
 
 _BEHIND = "of a block behind the last one whose states are read"
 
@@ -101,5 +102,42 @@ def appended(layer: str) -> Drop:
 LATE = Caveat(
     "",
     "llama.cpp (b11549) leaves the first patch of a picture out and hands on the class token as the last one",
+    differs_in="llama.cpp",
+)
+
+
+def sizes(values: Values) -> tuple[int, ...]:
+    """Return the sizes of pictures that are cut into tiles, width before height."""
+    flat, side = values["grid_sizes"], values["v_image_size"]
+    if len(flat) % 2 or any(edge <= 0 or edge % side for edge in flat):
+        raise ValueError(f"image_grid_pinpoints {list(flat)}: not of tiles of {side} pixels")
+    return tuple(edge for height, width in zip(flat[::2], flat[1::2], strict=True) for edge in (width, height))
+
+
+def size_count(values: Values) -> int:
+    """Return how many edges the sizes of pictures have."""
+    return len(values["grid_sizes"] if "grid_sizes" in values else values["v_grid_sizes"])
+
+
+def merge_type(values: Values) -> str:
+    """Return how llama.cpp calls it that pictures are cut into tiles, and padding is left out."""
+    return "spatial_unpad" if values["v_grid_sizes"] else "flat"
+
+
+NEXT = "LlavaNextForConditionalGeneration"
+_USUAL = (336, 672, 672, 336, 672, 672, 1008, 336, 336, 1008)
+TILES = (
+    HParam("grid_sizes", None, fields={"hf": "image_grid_pinpoints"}, length="n_edges", flat=True, required=False,
+           defaults=(Default(_USUAL, "transformers' default", when=f"hf_class == '{NEXT}'", dialect="hf"),)),
+    HParam("n_edges", None, derive=size_count, required=False),
+    HParam("v_grid_sizes", "vision.image_grid_pinpoints", ValueType.INT32, derive=sizes, length="n_edges",
+           required=False),
+    HParam("merge_type", "vision.mm_patch_merge_type", clip.STRING, derive=merge_type, required=False),
+)
+"""The sizes of pictures that LLaVA 1.6 cuts into tiles."""
+UNENDED = Caveat(
+    "0 < n_edges",
+    "llama.cpp (b11549) hands the rows of tiles on one tile after another: it ends no line of patches with "
+    "image_newline and leaves the rows of padding, which the model cuts away",
     differs_in="llama.cpp",
 )

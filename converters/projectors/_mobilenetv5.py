@@ -5,7 +5,7 @@ Source: timm 1.0.31 `timm/models/mobilenetv5.py` (`_gen_mobilenet_v5`, the defin
 shapes say; kernels and how much a block widens are the definition's.
 """
 
-from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.layouts.parts import Reshape
 from ggferry.converters.schema.roles import Roles, roles
 
 TIMM = "model.vision_tower.timm_model."

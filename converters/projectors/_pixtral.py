@@ -6,7 +6,7 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.layouts.order import heads_halves_to_pairs
 from ggferry.converters.schema.roles import roles
 
 MERGE = HParam(
@@ -21,7 +21,7 @@ HPARAMS = (
     clip.projector_act("gelu"),
     HParam("norm_eps", None, clip.F32, {"hf": "text_config.rms_norm_eps"}, required=False, check="norm_eps <= 0.00001"),
     replace(clip.V_EPS, fields={}, defaults=(Default(1e-5, "transformers: every norm of this tower", dialect="hf"),)),
-    vit.ROPE, MERGE, *vit.activation(silu="silu", gelu="gelu"),
+    vit.ROPE, MERGE, *vit.activation(),
 )
 _HEADS = heads_halves_to_pairs("v_n_head")
 _PROJECTIONS = "\n".join(

@@ -13,7 +13,7 @@ from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Default, Drop, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.layouts.parts import Reshape
 from ggferry.converters.schema.roles import roles
 from ggferry.formats.limits import MAX_WIDTH
 
@@ -48,7 +48,7 @@ def hparams(*more: HParam) -> tuple[HParam, ...]:
     known = replace(encoder.N_CTX, fields={}, defaults=(length,))
     columns = (*clip.AUDIO, clip.A_EPS, encoder.N_CTX, encoder.ACTIVATION)
     variant = (known if one is encoder.N_CTX else one for one in columns)
-    return encoder.under(MEMBERS, *variant, encoder.SCALED, windows, *more)
+    return encoder.under(MEMBERS, *variant, windows, *more)
 
 
 DROPS = (

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Default, HParam, IgnoredKey
-from ggferry.converters.schema.partial_layouts import Item
+from ggferry.converters.schema.layouts.parts import Item
 from ggferry.converters.schema.roles import Roles, roles
 
 NAMES = (("model.visual.", "visual."), ("thinker.visual.", "visual."), ("thinker.model.visual.", "visual."))

@@ -3,18 +3,21 @@
 from collections.abc import Mapping
 
 _TALKER = "its mmproj file is of the talker, which is not read"
+_SOUND = (
+    "its speaker encoder, its code predictor and what makes waves of codes, which llama.cpp reads of an mmproj file, "
+    "are computed by nothing here, so that no file could be proved"
+)
 _RADIO = (
     "a tower that no text model stands behind: llama.cpp's converter knows the class, and takes none of its tensors"
 )
-_ROUTED = "its vision encoder gives patches to experts, its audio encoder is one of its own: no table reads them yet"
 UNREAD: Mapping[str, str] = {
     "CLIPModel": "the one file holds both its encoders",
-    "D1OmniModel": "its two projectors are LFM2's with other networks: no table reads them yet",
+    "D1OmniModel": "its two projectors are LFM2's with other networks, of which llama.cpp's graph alone was read: no "
+    "second definition was found",
     "RADIOModel": _RADIO,
-    **dict.fromkeys(("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration"), _ROUTED),
     "MiMoV2ForCausalLM": "its audio encoder turns sound into codes by a model of its own, in a folder of its own, "
-    "which is not read",
-    "Qwen3TTSForConditionalGeneration": _TALKER,
+    "which is not read; what its vision encoder's sinks are, three programs compute in three ways",
+    "Qwen3TTSForConditionalGeneration": _SOUND,
     "PocketTTSModel": _TALKER,
     "MusicFlamingoForConditionalGeneration": "it turns its states by time, and llama.cpp's musicflamingo is Audio "
     "Flamingo 3",

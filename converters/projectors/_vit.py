@@ -7,7 +7,7 @@ from typing import Any
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Caveat, Default, HParam, IgnoredKey
 from ggferry.converters.schema.derivations import Derivation, Values
-from ggferry.converters.schema.layouts import Split
+from ggferry.converters.schema.layouts.parts import Split
 from ggferry.converters.schema.roles import Roles, block, roles
 
 WIDTH = "v_n_embd"
@@ -104,6 +104,10 @@ def side_of_most_pixels(values: Values) -> int:
     return isqrt(values["v_max_pixels"])
 
 
+TANH = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "quick_gelu": "quick_gelu"}
+"""The activations of a tower whose GELU is the one by tanh, which is what llama.cpp's is (`clip.cpp`, FFN_GELU)."""
+
+
 def activation(place: str = "vision_config.hidden_act", usual: str = "", **words: str) -> tuple[HParam, ...]:
     """Return what says the activation of the blocks, in a configuration and in GGUF.
 
@@ -159,6 +163,25 @@ def pixels(low: str = "preprocessor.min_pixels", high: str = "preprocessor.max_p
         HParam("v_min_pixels", "vision.image_min_pixels", fields={"hf": f"{low}|preprocessor.size.shortest_edge"}),
         HParam("v_max_pixels", "vision.image_max_pixels", fields={"hf": f"{high}|preprocessor.size.longest_edge"}),
     )
+
+NONE_MERGED = Caveat(
+    "v_merge == 1",
+    "llama.cpp (b11549) merges two patches a side or more, and ends where a model merges none",
+    unsupported_by="llama.cpp",
+)
+
+
+def unbiased(place: str) -> tuple[HParam, Caveat]:
+    """Return whether a projector's matrices have biases, as `place` says, and what llama.cpp does without them."""
+    return (
+        HParam("projector_biased", None, clip.BOOL, {"hf": place}, required=False),
+        Caveat(
+            "projector_biased == 0",
+            "llama.cpp (b11549) reads biases of this projector, of which this one has none, and ends without them",
+            unsupported_by="llama.cpp",
+        ),
+    )
+
 
 STRETCHED = Caveat(
     "",

@@ -12,7 +12,7 @@ from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     clip.PROJECTOR, *clip.VISION, vit.usual(clip.V_EPS, 1e-6),
-    *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
+    *vit.activation(usual="gelu_tanh", **vit.TANH),
     HParam("v_merge", "vision.projector.scale_factor", fields={"hf": "downsample_factor"}, check="0 < v_merge"),
     HParam("v_max_tiles", "vision.preproc_max_tiles", fields={"hf": "preprocessor.max_patches"}),
     HParam("n_inner", None, fields={"hf": "alignment_intermediate_size"}, required=False),
@@ -47,6 +47,7 @@ SPEC = Architecture(
             ),
         ),
     ),
+    caveats=(vit.NONE_MERGED,),
     recipe={
         "computation": "projector", "vision": "siglip_mlp", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
     },

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape, Split
+from ggferry.converters.schema.layouts.parts import Reshape, Split
 from ggferry.converters.schema.roles import roles
 
 _HALF = Default(0.5, "the publisher's image_processor.py, where a folder has no preprocessor_config.json", dialect="hf")

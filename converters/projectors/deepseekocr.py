@@ -11,7 +11,7 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _sam as sam
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, Drop, HParam
-from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.layouts.parts import Reshape
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (

@@ -11,9 +11,10 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _sam as sam
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.layouts.parts import Reshape
 from ggferry.converters.schema.roles import roles
 
+_CLASS = "DeepseekOcr2ForConditionalGeneration"
 HPARAMS = (
     clip.PROJECTOR,
     clip.HAS_VISION,
@@ -37,7 +38,8 @@ HPARAMS = (
     sam.known_at(clip.V_EPS, "rms_norm_eps", 1e-6),
     HParam(
         "v_rope_theta", None, clip.F32, {"hf": f"{sam.ENCODER}.rope_parameters.rope_theta|{sam.ENCODER}.rope_theta"},
-        words={1000000: 1000000.0}, required=False,
+        required=False, check="v_rope_theta == 1000000",  # deepseekocr2.cpp knows no other
+        defaults=(Default(10000.0, "transformers' default", when=f"hf_class == '{_CLASS}'", dialect="hf"),),
     ),
     HParam(
         "encoder_act", None, clip.STRING, {"hf": f"{sam.ENCODER}.hidden_act"}, words={"silu": "silu"}, required=False,
@@ -99,7 +101,7 @@ SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="deepseekocr2",
     display_name="DeepSeek-OCR 2, vision encoder",
-    hf_classes=("DeepseekOCR2ForCausalLM", "DeepseekOcr2ForConditionalGeneration"),
+    hf_classes=("DeepseekOCR2ForCausalLM", _CLASS),
     hparams=HPARAMS,
     roles=ROLES,
     blocks={**clip.VISION_BLOCKS, **sam.BLOCKS},

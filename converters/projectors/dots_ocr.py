@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, IgnoredKey
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, IgnoredKey
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -27,7 +27,7 @@ HPARAMS = (
 
 ROLES = roles(
     vit.patches("vision_tower.patch_embed.patchifier.proj"),
-    vit.norm("v.norm_embd", "vision_tower.patch_embed.patchifier.norm", bias=False),
+    vit.norm("v.pre_ln", "vision_tower.patch_embed.patchifier.norm", bias=False),
     vit.blocks(
         "vision_tower.blocks.{n}.",
         vit.norm("ln1", "norm1", bias=False), vit.fused("attn.qkv", "attn.proj", bias="optional"),
@@ -38,11 +38,6 @@ ROLES = roles(
     qwen.merger("vision_tower.merger.mlp.0", "vision_tower.merger.mlp.2"),
 )
 
-_UNNORMED = Caveat(
-    "",
-    "llama.cpp (b11549) does not norm the patches before the blocks, as the publisher's code does (v.norm_embd)",
-    differs_in="llama.cpp",
-)
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="dots_ocr",
@@ -56,7 +51,6 @@ SPEC = Architecture(
             "hf",
             fixed=clip.vision_fixed("dots_ocr"),
             drops=clip.TEXT,
-            caveats=(_UNNORMED,),
             nested=("vision_config",),
             ignored_keys=(
                 *vit.IGNORED_KEYS,
@@ -68,7 +62,6 @@ SPEC = Architecture(
                 IgnoredKey("vision_config.init_merger_std vision_config.attn_implementation", "of training"),
             ),
         ),
-        Dialect("gguf", caveats=(_UNNORMED,)),
     ),
     recipe={"computation": "projector", "vision": "dots_ocr", "norm": "rms", "ffn": "gated", "rope": "halves"},
 )

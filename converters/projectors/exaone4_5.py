@@ -17,7 +17,7 @@ HPARAMS = (
     qwen.N_LAYER, qwen.N_HEAD,
     HParam("v_n_head_kv", "vision.attention.head_count_kv", fields={"hf": "vision_config.num_key_value_heads"},
            check="0 < v_n_head_kv and v_n_head % v_n_head_kv == 0"),
-    *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(silu="silu"), *vit.pixels(),
+    *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(), *vit.pixels(),
     windows.FULL, windows.COUNT, windows.PATTERN, replace(windows.WINDOW, absent=None),
 )
 
@@ -52,5 +52,6 @@ SPEC = Architecture(
             ignored_keys=qwen.IGNORED_KEYS,
         ),
     ),
-    recipe={"computation": "projector", "vision": "qwen_vl", "norm": "rms", "ffn": "gated", "rope": "halves"},
+    recipe={"computation": "projector", "vision": "qwen_vl", "norm": "rms", "ffn": "gated", "activation": "gelu",
+            "rope": "halves"},
 )

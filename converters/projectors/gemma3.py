@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _siglip as siglip
+from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.roles import roles
 
 _HEAD = Drop("vision_tower.head.*", "it pools a picture into one vector, which no text model reads")
@@ -16,9 +17,7 @@ _DEFAULT = "transformers' default"
 HPARAMS = (
     clip.PROJECTOR, *clip.VISION,
     replace(clip.V_EPS, defaults=(Default(1e-6, _DEFAULT, dialect="hf"),)),
-    clip.USE_GELU,
-    HParam("v_hidden_act", None, clip.STRING, {"hf": "vision_config.hidden_act"}, required=False,
-           words={"gelu_pytorch_tanh": "gelu_tanh"}),
+    *vit.activation(usual="gelu_tanh", **vit.TANH),
     HParam("mm_tokens", None, fields={"hf": "mm_tokens_per_image|preprocessor.image_seq_length"}, required=False,
            defaults=(Default(256, _DEFAULT, dialect="hf"),)),
     HParam("v_merge", "vision.projector.scale_factor", derive=siglip.patches_a_square, absent=4, check="0 < v_merge"),
@@ -45,7 +44,7 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"norm_offset": 1.0, "offset_norms": ("soft_emb_norm",)},
-            fixed={**clip.vision_fixed("gemma3"), "use_gelu": True},
+            fixed=clip.vision_fixed("gemma3"),
             drops=(*clip.TEXT, _HEAD),
             renames=siglip.NAMES,
             nested=("vision_config",),

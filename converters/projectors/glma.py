@@ -12,7 +12,8 @@ from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _glma as glm
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.partial_layouts import Row, rotary_halves_to_pairs
+from ggferry.converters.schema.layouts.order import rotary_halves_to_pairs
+from ggferry.converters.schema.layouts.parts import Row
 from ggferry.converters.schema.roles import block, roles
 
 _PARTS = ("audio_config", "whisper_config")

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _granite_vision as granite
+from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _qformer as qformer
 from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.projectors import _vit as vit
@@ -24,7 +25,7 @@ HPARAMS = (
     # llama.cpp norms what goes into the projectors with the tower's epsilon, the model always with this one
     replace(vit.usual(clip.V_EPS, 1e-6), words={1e-6: 1e-6}),
     HParam("tile", None, derive="v_image_size", check="tile % v_patch_size == 0"),
-    *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
+    *vit.activation(usual="gelu_tanh", **vit.TANH),
     HParam("selected", None, clip.STRING, {"hf": "vision_feature_select_strategy"}, words={"full": "full"},
            required=False),
     HParam("row_pairs", None, clip.F32, {"hf": "deepstack_layer_map"}, length="n_pairs", flat=True, required=False),
@@ -44,8 +45,8 @@ HPARAMS = (
     HParam("v_window_side", "vision.projector.window_side", derive=granite.window_side,
            check="v_window_side == 2*v_query_side and v_image_size//v_patch_size % v_window_side == 0"),
     HParam("grid_sizes", None, fields={"hf": "image_grid_pinpoints"}, length="n_edges", flat=True, required=False),
-    HParam("n_edges", None, derive=granite.size_count),
-    HParam("v_grid_sizes", "vision.image_grid_pinpoints", INT32, derive=granite.sizes, length="n_edges"),
+    HParam("n_edges", None, derive=llava.size_count),
+    HParam("v_grid_sizes", "vision.image_grid_pinpoints", INT32, derive=llava.sizes, length="n_edges"),
     HParam("n_inner", None),
     # of the Q-Formers: llama.cpp has no key for these, and takes them for granted
     HParam("query_layers", None, fields={"hf": "qformer_config.num_hidden_layers"}, required=False,

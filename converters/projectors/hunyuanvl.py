@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Caveat, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Split
+from ggferry.converters.schema.layouts.parts import Split
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (

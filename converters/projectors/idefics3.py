@@ -21,7 +21,7 @@ HPARAMS = (
     vit.usual(clip.V_N_HEAD, 16),
     *clip.COLORS,
     vit.usual(clip.V_EPS, 1e-6),
-    *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
+    *vit.activation(usual="gelu_tanh", **vit.TANH),
     HParam(
         "v_merge",
         "vision.projector.scale_factor",
@@ -78,6 +78,7 @@ SPEC = Architecture(
             ),
         ),
     ),
+    caveats=(vit.NONE_MERGED,),
     recipe={
         "computation": "projector",
         "vision": "idefics3",

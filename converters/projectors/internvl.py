@@ -21,7 +21,7 @@ _IGNORED_KEYS = (
     ),
     IgnoredKey("vision_config.use_absolute_position_embeddings", "there is a table of positions", (True,)),
     IgnoredKey(
-        "vision_config.use_mask_token vision_config.use_mean_pooling vision_config.use_flash_attn "
+        "vision_config.use_mask_token vision_config.use_flash_attn "
         "vision_config.num_query_*",
         "which nothing reads",
     ),
@@ -41,7 +41,7 @@ SPEC = Architecture(
         Dialect(
             "hf",
             conventions={"qkv": "fused"},
-            fixed=clip.vision_fixed("internvl"),
+            fixed={**clip.vision_fixed("internvl"), "mean_pooled": True},  # its last states are not normed
             drops=(*clip.TEXT, llava.appended("vision_model.encoder.layers.{n}.")),
             nested=("vision_config",),
             ignored_keys=_IGNORED_KEYS,
@@ -54,6 +54,8 @@ SPEC = Architecture(
             drops=(
                 *clip.TEXT,
                 llava.appended("vision_tower.encoder.layer.{n}."),
+                Drop("vision_tower.layernorm.*", "norms states that are not read",
+                     when="mean_pooled == 1 or feature_layers + 1 != 0"),
                 Drop("vision_tower.embeddings.mask_token", "stands for patches that are hidden in training"),
             ),
             renames=(

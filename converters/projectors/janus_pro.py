@@ -16,7 +16,8 @@ HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION, clip.V_IMAGE_SIZE, clip.V_PATCH_SIZE, clip.V_N_EMBD,
     replace(clip.V_N_FF, fields={}), clip.V_N_LAYER, clip.V_N_HEAD, *clip.COLORS,
     replace(clip.V_EPS, defaults=(Default(1e-6, "transformers' default", dialect="hf"),)),
-    *vit.activation(gelu="gelu"),
+    *vit.activation(),
+    HParam("v_own_activation", None, clip.BOOL, defaults=(Default(True, "as in every Janus"),)),
     HParam("depth", None, fields={"hf": "vision_config.depth"}, words={2: 2}, required=False),
 )
 

@@ -50,7 +50,7 @@ HPARAMS = (
     ),
     HParam("merges", None, fields={"hf": "vision_config.merge_kernel_size"}, length="2", required=False),
     HParam("v_merge", "vision.projector.scale_factor", derive=kimi.side, check="0 < v_merge"),
-    *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
+    *vit.activation(usual="gelu_tanh", **vit.TANH),
     HParam(
         "patch_limit",
         None,
@@ -111,6 +111,7 @@ SPEC = Architecture(
             ),
         ),
     ),
+    caveats=(vit.NONE_MERGED,),
     recipe={
         "computation": "projector", "vision": "kimi", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
         "rope": "pairs",

@@ -12,7 +12,7 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _kimi as kimi
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.layouts.parts import Reshape
 from ggferry.converters.schema.roles import roles
 
 _TABLE = "vision_config.init_pos_emb_"
@@ -26,7 +26,7 @@ HPARAMS = (
            check="positions_wide == positions_high"),
     HParam("merges", None, fields={"hf": "vision_config.merge_kernel_size"}, length="2", required=False),
     HParam("v_merge", "vision.projector.scale_factor", derive=kimi.side, check="0 < v_merge"),
-    *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
+    *vit.activation(usual="gelu_tanh", **vit.TANH),
 )
 
 _SQUARE = "v_n_embd*v_merge*v_merge"
@@ -70,7 +70,7 @@ SPEC = Architecture(
             ),
         ),
     ),
-    caveats=(vit.STRETCHED,),
+    caveats=(vit.STRETCHED, vit.NONE_MERGED),
     recipe={
         "computation": "projector", "vision": "kimi", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
         "rope": "pairs",

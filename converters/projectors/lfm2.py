@@ -11,16 +11,17 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
+from ggferry.converters.schema.layouts.towers import pixels_to_planes
 from ggferry.converters.schema.roles import roles
-from ggferry.converters.schema.tower_layouts import pixels_to_planes
 
+_BIASED, _UNBIASED = vit.unbiased("projector_bias")
 HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION,
     replace(clip.V_IMAGE_SIZE, fields={}, defaults=(
         Default(256, "pictures are of any size; llama.cpp's own converter writes this", dialect="hf"),
     )),
     clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, *clip.COLORS,
-    vit.usual(clip.V_EPS, 1e-6), *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
+    vit.usual(clip.V_EPS, 1e-6), *vit.activation(usual="gelu_tanh", **vit.TANH),
     HParam("v_merge", "vision.projector.scale_factor", fields={"hf": "downsample_factor"}, defaults=(vit.UNMERGED,),
            check="0 < v_merge"),
     HParam("v_resize", "vision.image_resize_algo", clip.STRING, {"hf": "preprocessor.resample"}, required=False,
@@ -28,7 +29,7 @@ HPARAMS = (
     HParam("feature_layer", None, clip.F32, {"hf": "vision_feature_layer"}, words={-1: -1.0}, required=False),
     clip.projector_act("gelu"),
     HParam("n_positions", None, required=False),
-    HParam("n_inner", None, required=False),
+    HParam("n_inner", None, required=False), _BIASED,
 )
 
 _SQUARE = "v_n_embd*v_merge*v_merge"
@@ -77,6 +78,7 @@ SPEC = Architecture(
             ),
         ),
     ),
+    caveats=(vit.NONE_MERGED, _UNBIASED),
     recipe={
         "computation": "projector", "vision": "siglip_mlp", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
     },

@@ -21,7 +21,7 @@ HPARAMS = (
     replace(clip.V_EPS, fields={"hf": "rms_norm_eps"},
             defaults=(Default(1e-6, "vLLM: every norm of this tower", dialect="hf"),)),
     vit.ROPE, replace(qwen.MERGE, key="vision.spatial_merge_size"),
-    *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
+    *vit.activation(usual="gelu_tanh", **vit.TANH),
     HParam("without_merger", None, clip.BOOL, {"hf": "vision_config.disable_merger_proj"}, words={True: True},
            required=False),
     HParam("unit_length", None, clip.BOOL, {"hf": "norm_query_embeds"}, words={False: False}, required=False),

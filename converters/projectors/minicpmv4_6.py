@@ -35,8 +35,9 @@ HPARAMS = (
         "v_merge", "vision.projector.scale_factor", words={4: 4},
         defaults=(Default(4, "squares of two by two patches, twice"),),
     ),
+    # The tower's own number is overwritten by it, stated or not (`MiniCPMV4_6Config.__post_init__`).
     HParam(
-        "insert_block", None, fields={"hf": "insert_layer_id|vision_config.insert_layer_id"}, required=False,
+        "insert_block", None, fields={"hf": "insert_layer_id"}, required=False,
         check="0 <= insert_block and insert_block < v_n_layer",
         defaults=(Default(6, "transformers' default", dialect="hf"),),
     ),
@@ -77,6 +78,7 @@ SPEC = Architecture(
             nested=("vision_config",),
             ignored_keys=(
                 *vit.IGNORED_KEYS,
+                IgnoredKey("vision_config.insert_layer_id", "what the whole model says wins, also where it is silent"),
                 IgnoredKey("merger_times", "squares are merged once more behind the tower", (1,)),
                 IgnoredKey("merge_kernel_size vision_config.window_kernel_size", "squares of two by two", ([2, 2],)),
                 IgnoredKey("drop_vision_last_layer", "every block is computed", (False,)),

@@ -9,8 +9,7 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Rearrange
-from ggferry.converters.schema.partial_layouts import Heads
+from ggferry.converters.schema.layouts.order import Heads, Rearrange
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (

@@ -1,4 +1,4 @@
-"""LLaVA 1.5's tower: CLIP's blocks up to the one before the last, without the class token, and a network.
+"""LLaVA 1.5's and 1.6's tower: CLIP's blocks up to the one before the last, without the class token, and a network.
 
 Source: transformers `CLIPVisionModel`, `LlavaMultiModalProjector`; llama.cpp `tools/mtmd/models/llava.cpp` and
 `legacy-models/convert_image_encoder_to_gguf.py`, whose files have these names.
@@ -13,6 +13,7 @@ from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 _TYPES = ("clip_vision_model",)
+_BIASED, _UNBIASED = vit.unbiased("multimodal_projector_bias")
 
 
 HPARAMS = (
@@ -32,12 +33,15 @@ HPARAMS = (
     HParam("v_feature_layer", "vision.feature_layer", ValueType.INT32, derive=llava.numbered, length="n_read"),
     HParam("n_read", None, derive=llava.read),
     clip.projector_act("gelu"),
+    _BIASED,
+    *llava.TILES,
 )
 
 ROLES = roles(
     vit.patches("vision_tower.embeddings.patch_embedding", bias=False),
     """
-    v.class_embd f32           : v_n_embd | hf vision_tower.embeddings.class_embedding
+    v.class_embd f32             : v_n_embd     | hf vision_tower.embeddings.class_embedding
+    v.image_newline f32 optional : v_projection | hf image_newline
     """,
     vit.table("vision_tower.embeddings.position_embedding", more="+1"),
     vit.norm("v.pre_ln", "vision_tower.pre_layrnorm"),
@@ -55,14 +59,14 @@ ROLES = roles(
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
     projector="mlp",
-    display_name="LLaVA 1.5, vision encoder",
+    display_name="LLaVA 1.5 and 1.6, vision encoder",
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.VISION_BLOCKS,
     dialects=(
         Dialect(
             "hf",
-            classes=("LlavaForConditionalGeneration",),
+            classes=("LlavaForConditionalGeneration", llava.NEXT),
             config_section="vision_config",
             types=_TYPES,
             fixed=clip.vision_fixed("mlp"),
@@ -72,10 +76,12 @@ SPEC = Architecture(
                 Drop("vision_tower.post_layernorm.*", "a norm behind the last block, whose states are not read"),
                 Drop("vision_tower.embeddings.position_ids", "the numbers of positions, in order", follows=True),
             ),
-            renames=siglip.NAMES,
+            renames=(*siglip.NAMES, ("model.image_newline", "image_newline")),
             nested=("vision_config",),
             ignored_keys=(
                 *vit.IGNORED_KEYS,
+                IgnoredKey("preprocessor.image_grid_pinpoints", "repeats config.json"),
+                IgnoredKey("use_image_newline_parameter", "the tensors say it"),
                 IgnoredKey(
                     "vision_config.projection_dim vision_config.vocab_size", "of the whole of CLIP, which also reads"
                 ),
@@ -85,6 +91,8 @@ SPEC = Architecture(
     caveats=(
         vit.SHIFTED,
         llava.LATE,
+        _UNBIASED,
+        llava.UNENDED,
     ),
     recipe={"computation": "projector", "vision": "clip_mlp", "norm": "layer", "ffn": "plain", "activation": "gelu"},
 )

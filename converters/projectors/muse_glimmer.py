@@ -11,9 +11,11 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _tower_sizes as towers
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Dialect, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape, Then, heads_halves_to_pairs
+from ggferry.converters.schema.layouts.base import Then
+from ggferry.converters.schema.layouts.order import heads_halves_to_pairs
+from ggferry.converters.schema.layouts.parts import Reshape
+from ggferry.converters.schema.layouts.towers import Summed
 from ggferry.converters.schema.roles import roles
-from ggferry.converters.schema.tower_layouts import Summed
 
 HPARAMS = (
     clip.PROJECTOR,

@@ -6,12 +6,14 @@ Source: transformers `modeling_audioflamingo3.py`; llama.cpp `conversion/ultravo
 
 from ggferry.converters.projectors import _audio_encoder as encoder
 from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import roles
 
+_BIASED, _UNBIASED = vit.unbiased("projector_bias")
 HPARAMS = (
     *encoder.WHISPER,
-    clip.projector_act("gelu"),
+    clip.projector_act("gelu"), _BIASED,
 )
 ROLES = roles(
     encoder.whisper(),
@@ -38,6 +40,7 @@ SPEC = Architecture(
             ignored_keys=encoder.IGNORED_KEYS,
         ),
     ),
+    caveats=(_UNBIASED,),
     recipe={"computation": "projector", "audio": "musicflamingo", "norm": "layer", "ffn": "plain",
             "activation": "gelu"},
 )

@@ -11,9 +11,9 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.layouts.parts import Reshape
+from ggferry.converters.schema.layouts.towers import Resampled
 from ggferry.converters.schema.roles import roles
-from ggferry.converters.schema.tower_layouts import Resampled
 
 _TIMM = "as timm's, which RADIO is built of"
 _NORMALIZED = {
@@ -99,6 +99,7 @@ SPEC = Architecture(
             ),
         ),
     ),
+    caveats=(vit.NONE_MERGED,),
     recipe={
         "computation": "projector", "vision": "nemotron_v2_vl", "norm": "layer", "ffn": "plain", "activation": "gelu",
     },

@@ -11,8 +11,8 @@ from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, IgnoredKey
+from ggferry.converters.schema.layouts.towers import pixels_to_planes
 from ggferry.converters.schema.roles import roles
-from ggferry.converters.schema.tower_layouts import pixels_to_planes
 
 _PATCHES = "of SigLIP 2's processor, as vLLM takes it"
 
@@ -32,7 +32,7 @@ HPARAMS = (
         ))
     ),
     vit.usual(clip.V_N_HEAD, 12), *clip.COLORS, vit.usual(clip.V_EPS, 1e-6),
-    *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
+    *vit.activation(usual="gelu_tanh", **vit.TANH),
     *(
         HParam(f"{which}_patches", None, fields={"hf": f"preprocessor.{which}_num_patches|{which}_num_patches"},
                required=False, defaults=(Default(count, _PATCHES, dialect="hf"),), check=f"0 < {which}_patches")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _pixtral as pixtral
 from ggferry.converters.schema.architecture import Architecture, HParam
-from ggferry.converters.schema.partial_layouts import Row
+from ggferry.converters.schema.layouts.parts import Row
 from ggferry.converters.schema.roles import roles
 
 SPEC = Architecture(

@@ -13,7 +13,7 @@ from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION, qwen.IMAGE_SIZE, clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF,
-    qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(silu="silu"),
+    qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(),
     *windows.EVERY,
 )
 
@@ -48,5 +48,6 @@ SPEC = Architecture(
             caveats=windows.CAVEATS,
         ),
     ),
-    recipe={"computation": "projector", "vision": "qwen_vl", "norm": "rms", "ffn": "gated", "rope": "halves"},
+    recipe={"computation": "projector", "vision": "qwen_vl", "norm": "rms", "ffn": "gated", "activation": "gelu",
+            "rope": "halves"},
 )

@@ -28,7 +28,7 @@ HPARAMS = (
     qwen.EPS,
     vit.ROPE,
     replace(qwen.MERGE, key="vision.spatial_merge_size"),
-    *vit.activation(gelu_pytorch_tanh="gelu_tanh"),
+    *vit.activation(**vit.TANH),
     *deepstack.BLOCKS,
 )
 

@@ -19,7 +19,7 @@ HPARAMS = (
         clip.HAS_VISION, clip.V_PROJECTION, deepstack.POSITIONS,
         replace(clip.V_IMAGE_SIZE, fields={}, derive=deepstack.image_size), clip.V_PATCH_SIZE, clip.V_N_EMBD,
         clip.V_N_FF, qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE,
-        replace(qwen.MERGE, key="vision.spatial_merge_size"), *vit.activation(gelu_pytorch_tanh="gelu_tanh"),
+        replace(qwen.MERGE, key="vision.spatial_merge_size"), *vit.activation(**vit.TANH),
         *deepstack.BLOCKS,
     ),
     *encoder.hparams(encoder.WIDE, encoder.SEEN_AT_ONCE),

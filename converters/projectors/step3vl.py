@@ -37,7 +37,7 @@ HPARAMS = (
         "vision.preproc_image_size",
         defaults=(Default(3024, "llama.cpp's own converter writes this, of the publisher's processor"),),
     ),
-    *vit.activation(quick_gelu="quick_gelu"),
+    *vit.activation(),
 )
 
 ROLES = roles(
@@ -98,7 +98,7 @@ SPEC = Architecture(
         ),
     ),
     recipe={
-        "computation": "projector", "vision": "step3vl", "norm": "layer", "ffn": "plain", "activation": "quick_gelu",
+        "computation": "projector", "vision": "step3vl", "norm": "layer", "ffn": "plain", "activation": "gelu",
         "rope": "pairs",
     },
 )

@@ -21,7 +21,7 @@ HPARAMS = (
         Default(560, "pictures are of any size; llama.cpp's own converter writes this", dialect="hf"),
     )),
     clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, *clip.COLORS,
-    vit.usual(clip.V_EPS, 1e-6), *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
+    vit.usual(clip.V_EPS, 1e-6), *vit.activation(usual="gelu_tanh", **vit.TANH),
     replace(qwen.MERGE, key="vision.spatial_merge_size"),
     HParam("v_window", "vision.window_size", fields={"hf": "vision_config.window_size"},
            check="2*v_patch_size <= v_window"),

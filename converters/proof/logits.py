@@ -31,7 +31,7 @@ from ggferry.converters.proof.passes import (
 )
 from ggferry.converters.proof.prompts import Prompt, prompts, reach
 from ggferry.converters.proof.tensors import TensorProof
-from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.layouts.base import SAME
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import VerificationError
 from ggferry.support.progress import Phase, Progress, Stage, silent

@@ -21,6 +21,8 @@ from ggferry.support.records import dataclass
 PROMPT_LENGTH = 16
 MOST_TOKENS = 96
 """Most tokens of the prompt for the experts; multiplying a matrix by so many rows costs little more than reading it."""
+SWITCHED = 3
+"""Tokens behind one that switches an adapter on."""
 _MISSED = 0.01
 """The chance that an expert is left without a token, if experts were chosen evenly."""
 _ROWS = 5
@@ -32,7 +34,7 @@ class Prompt:
     """A text of the proof.
 
     Attributes:
-        name: What it is for: 'start', 'far', 'experts'.
+        name: What it is for: 'start', 'far', 'experts', 'adapter 1'.
         tokens: Its token ids.
         places: Positions of the tokens, and the rows for which logits are wanted.
         inputs: What is read in place of tokens, by name.
@@ -69,7 +71,8 @@ def spread(n_vocab: int, length: int = PROMPT_LENGTH, start: int = 0) -> tuple[i
 def prompts(graph: ModelGraph) -> tuple[Prompt, ...]:
     """Return the prompts for both sides: the first positions, then far ones, then tokens enough for the experts.
 
-    What reads no tokens has its fixed inputs in their place.
+    A model whose adapters are switched on by tokens has a short one for each of them besides. What reads no tokens has
+    its fixed inputs in their place.
     """
     if not reads_tokens(graph):
         return tuple(Prompt(name, (), inputs={name: values}) for name, values in fixed_inputs(graph))
@@ -82,6 +85,9 @@ def prompts(graph: ModelGraph) -> tuple[Prompt, ...]:
     if more > 0:
         text = spread(n_vocab, more, 2 * PROMPT_LENGTH)
         found.append(Prompt("experts", text, Places(rows=(more - 1,))))
+    for number, token in enumerate(sizes.get("adapter_tokens") or (), 1):
+        text = (token, *spread(n_vocab, SWITCHED, 2 * PROMPT_LENGTH))
+        found.append(Prompt(f"adapter {number}", text, Places(rows=(len(text) - 1,))))
     return tuple(found)
 
 

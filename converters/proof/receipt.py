@@ -13,7 +13,8 @@ import ggferry
 from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.conversion_plan.steps import Plan, count_types, step_record
 from ggferry.converters.forward.model import as_stored
-from ggferry.converters.metadata.receipt_fields import FileRecord, Receipt
+from ggferry.converters.metadata.receipt_fields import DroppedRecord, FileRecord, Receipt
+from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.references.cross_check import CONVERSATIONS, cross_check_line
 from ggferry.converters.proof.runtime_notes import computed_differently, loads
@@ -78,10 +79,7 @@ def make_receipt(
         },
         "metadata": {**{key: entry.origin for key, entry in plan.metadata.items()}, **_of_shards(plan)},
         "tensors": tensors,
-        "dropped": [
-            {"name": d.ref.name, "file": d.ref.spans[0].file, "reason": d.reason, "loses": d.loses}
-            for d in graph.dropped
-        ],
+        "dropped": dropped_records(graph),
         "tokenizer": dict(proof.tokenizer),
         "logits": proof.logits.as_dict() if proof.logits else None,
         **({"deltas": asdict(proof.deltas)} if proof.deltas else {}),
@@ -91,6 +89,14 @@ def make_receipt(
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
     }
     return cast("Receipt", receipt)
+
+
+def dropped_records(graph: ModelGraph) -> list[DroppedRecord]:
+    """Return the tensors of the source that are not in the output, as a receipt lists them."""
+    return [
+        {"name": each.ref.name, "file": each.ref.spans[0].file, "reason": each.reason, "loses": each.loses}
+        for each in graph.dropped
+    ]
 
 
 def _of_shards(plan: Plan) -> dict[str, str]:

@@ -35,7 +35,7 @@ class Explained:
     note: str = ""
 
 
-_WINDOWLESS = "llama qwen2 qwen2moe qwen2vl qwen3 qwen3moe starcoder2 smollm3 mistral3 dots1 arctic grovemoe"
+_WINDOWLESS = "llama qwen2 qwen2moe qwen2vl qwen3 qwen3moe starcoder2 smollm3 mistral3 dots1 arctic grovemoe qwen3tts"
 EXPLAINED = (
     Explained("unread", "*", "*.vocab_size", "of the specification; llama.cpp counts tokenizer.ggml.tokens"),
     Explained("unread", "falcon", "*.tensor_data_layout", "of the specification; there is one order of rows"),
@@ -47,7 +47,8 @@ EXPLAINED = (
     Explained("unread", "*", "tokenizer.chat_template.* tokenizer.chat_templates", "more templates, asked for by name"),
     Explained("unread", "*", "quantize.imatrix.*", "says what the weights were rounded with"),
     Explained("unread", "stablelm", "*.use_parallel_residual", "llama.cpp sees it by the absence of a norm"),
-    Explained("unread", "bert", "*.feed_forward_activation", "GELU by tanh, which llama.cpp computes in every bert"),
+    Explained("unread", "bert jina-bert-v3", "*.feed_forward_activation",
+              "GELU by tanh, which llama.cpp computes in every bert"),
     Explained("unread", "gptneox", "*.feed_forward_activation", "llama.cpp does as it says; a remark has the rest"),
     Explained(
         "unread", "gpt2 starcoder starcoder2 falcon phi2", "*.feed_forward_activation", "llama.cpp has one GELU",
@@ -111,7 +112,7 @@ EXPLAINED = (
     Explained(
         "unread tensor",
         "cohere2 eurobert gemma gemma2 gemma3 gemma-embedding hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 mellum olmo"
-        " olmo2 olmoe qwen3 qwen3moe qwen3vl qwen3vlmoe step35",
+        " olmo2 olmoe qwen3 qwen3moe qwen3tts qwen3vl qwen3vlmoe step35",
         "blk.{n}.attn_output.bias", "llama.cpp has none", "the output of attention",
     ),
     Explained(

@@ -22,7 +22,7 @@ from ggferry.converters.conversion_plan.grades import Grade, measured
 from ggferry.converters.conversion_plan.steps import type_in_file
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph, Node
-from ggferry.formats.errors import VerificationError
+from ggferry.formats.errors import UnsupportedError, VerificationError
 from ggferry.formats.imatrix import Imatrix
 from ggferry.quant.accuracy.bounds import Limits, rescaling_bound
 from ggferry.quant.accuracy.differences import Differences, differences
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 OWN_SCALE_ROUNDED = 2.0**-21
 """How far a value may lie from the source's, times it, where the scale of its matrix is a reciprocal that was rounded:
 that rounding and one of each of two products, on either side."""
+SUMMED = 2.0**-40
+"""How far a sum computed in float64 may lie from another machine's, as a share of the largest value of its row, before
+either is rounded to float32."""
 SAMPLE = 16
 """Chunks of a tensor that are encoded again to learn what error our own encoder leaves."""
 
@@ -239,6 +242,8 @@ class _Comparison:
         same_bytes = self.bitwise and not self.origin.inputs[0].derived
         rescales = self.rescaled or (self.scales_rounded.is_set() and not self.values_rounded.is_set())
         grade = measured(self.origin.layout, same_bytes=same_bytes, same_values=largest == 0.0, rescales=rescales)
+        if self.origin.layout.formula and self.after.name == "F32":
+            grade = Grade.COMPUTED
         if grade is Grade.REPACKED and any(ref.derived and ref.derived.merged for ref in self.origin.inputs):
             grade = Grade.COMPUTED
         found = TensorProof(
@@ -331,7 +336,15 @@ class _Comparison:
 
         `seen`: by type, what was found for the same elements in other outputs; it is added to.
         """
-        blocks = rows.laid_out(self.output.checkpoint, self.mirror, start, stop)
+        try:
+            blocks = rows.laid_out(self.output.checkpoint, self.mirror, start, stop)
+        except NotImplementedError:  # a layout that computes: of a folder by the names of its source
+            raise UnsupportedError(
+                f"tensor {self.node.name!r} of a folder, which its model multiplies or reshapes, and other bytes",
+                path=self.output.checkpoint.path,
+                found=f"{self.before} to {self.after}",
+                hint="convert to GGUF, and that to the folder",
+            ) from None
         found = seen.get(self.after.name)
         if found is None or not np.array_equal(blocks, found.blocks):
             found = self._judged(start, stop, blocks)
@@ -353,6 +366,8 @@ class _Comparison:
         if self.scaled:
             carried = not np.array_equal(expected, found)
             bound = Limits(self.after.name, (np.abs(expected) * np.float32(OWN_SCALE_ROUNDED)).reshape(-1))
+        elif self.origin.layout.formula and self.after.name == "F32":
+            bound = Limits("F32", _rounded_sums(expected).reshape(-1))
         elif carried:
             bound = Limits(self.after.name, rescaling_bound(self.after.name, blocks, self.mirror.shape[-1]).reshape(-1))
         apart = differences(expected, found, bound)
@@ -467,6 +482,13 @@ class _Comparison:
             found=found,
             expected=expected,
         )
+
+
+def _rounded_sums(expected: Floats) -> Floats:
+    """Return by how much sums rounded to float32 may differ where they were added up in another order."""
+    values = np.abs(expected)
+    limits: Floats = values * np.float32(2.0**-23) + values.max(-1, keepdims=True) * np.float32(SUMMED)
+    return limits
 
 
 def _equal_bytes(a: Any, b: Any) -> bool:

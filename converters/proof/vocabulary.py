@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ggferry.converters.metadata.receipt_fields import TokenizerRecord
 from ggferry.converters.proof.raw_vocabulary import check_held, check_raw
+from ggferry.converters.tokenizers.code_tokens import CodeTokens, code_tokens
 from ggferry.converters.tokenizers.compare import compare
 from ggferry.converters.tokenizers.legacy.byte_level import MergeSource
 from ggferry.converters.tokenizers.legacy.check import check_conversion, check_merges
@@ -102,12 +103,28 @@ def _by_library(
     reference, files = reference_of(sides.checkpoint, sides.options)
     if reference is None or files is None:
         return None
+    apart, codes = sides.apart, code_tokens(sides.checkpoint)
+    if codes is not None:  # the library knows the texts alone
+        _check_codes(codes, output, path)
+        source, output, apart = codes.left_out(source), codes.left_out(output), apart | codes.KEYS
     texts = texts_of(source, reference.added, depth.pieces, depth.own)
     agreement = cross_check(reference, source, encode, texts, vocabulary=True)
     if not reference.forced:  # --pre: the user overrides the pre-tokenizer of the file
         _check(agreement.check.first, path)
-    raw = check_raw(output, reference, agreement.facts, files, path, sides.apart)
+    raw = check_raw(output, reference, agreement.facts, files, path, apart)
     return {**agreement.check.as_dict(), **_notes_of(agreement), "held_against_source": raw}
+
+
+def _check_codes(codes: CodeTokens, output: Tokenizer, path: str) -> None:
+    """Check that the output's last tokens are the codes that the configuration names. Raises VerificationError."""
+    first = len(output.tokens) - len(codes.names)
+    expected = codes.behind(codes.left_out(output))
+    pairs = zip(output.tokens[first:], expected.tokens[first:], strict=True)
+    wrong = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    if wrong is not None:
+        raise VerificationError("a token of a code", path=path, found=wrong[0], expected=wrong[1])
+    if output.to_kv() != expected.to_kv():
+        raise VerificationError("the keys of codes are not the configuration's", path=path)
 
 
 def _notes_of(agreement: Agreement) -> TokenizerRecord:

@@ -11,11 +11,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.metadata.file_names import size_label
 from ggferry.converters.model_graph.open_checkpoint import architecture_named
-from ggferry.converters.next_token_blocks import are_alone, block_of
+from ggferry.converters.next_token_blocks import are_alone, block_of, own_names
 from ggferry.converters.rewrite.changes import Changes
 from ggferry.converters.rewrite.lineage import Lineage
 from ggferry.converters.rewrite.parts import Part, Stored, close, parse_parts
@@ -134,6 +135,15 @@ def plan_graft(trunk: Sequence[Part], blocks: Sequence[Part], out: str) -> NewFi
             hint="ggferry edit --strip-mtp takes them off",
         )
     _check_of_one_model(first, other, name)
+    table = architecture_named(name)
+    apart = own_names(table) if table else frozenset()
+    if apart & {tensor.name for part in blocks for tensor in part.tensors}:
+        raise RefusedError(
+            "the blocks that predict further tokens mix their streams by tensors of their own, which have the names of "
+            "the decoder's: llama.cpp reads two files",
+            path=other.file.path,
+            found=min(apart),
+        )
     own = tuple(tensor for part in trunk for tensor in part.tensors)
     added = tuple(tensor for part in blocks for tensor in part.tensors if block_of(tensor.name) >= 0)
     like, order = first.version, first.file.big_endian
@@ -141,12 +151,20 @@ def plan_graft(trunk: Sequence[Part], blocks: Sequence[Part], out: str) -> NewFi
         raise InconsistentError("another byte order", path=other.file.path)
     ours = {key: raw for key, raw in first.keys.items() if key not in SHARD_KEYS}
     theirs = {key: raw for key, raw in other.keys.items() if key.startswith(f"{name}.")}
-    keys = {key: theirs.get(key, ours.get(key, b"")) for key in other.keys if key in theirs or key in ours}
-    keys |= {key: raw for key, raw in ours.items() if key not in keys}
+    both = {**ours, **theirs}
+    keys = {key: both[key] for key in _in_order([key for key in other.keys if key in both], list(ours))}
     for key, value in _counted_again(first.metadata, own, [*own, *added]).items():
         if value is not None:
             keys[key] = packed_key(key, value, like, order)
     return NewFile(out, keys, (*own, *added), first)
+
+
+def _in_order(known: list[str], others: Sequence[str]) -> list[str]:
+    """Return the known keys, and each other one behind the key that it stands behind."""
+    for before, key in pairwise(("", *others)):
+        if key not in known:
+            known.insert(known.index(before) + 1 if before else 0, key)
+    return known
 
 
 def _check_of_one_model(first: Part, other: Part, name: str) -> None:
@@ -155,6 +173,8 @@ def _check_of_one_model(first: Part, other: Part, name: str) -> None:
         raise InconsistentError(
             "not of one model: general.architecture", path=other.file.path, found=_architecture(other), expected=name
         )
+    table = architecture_named(name)
+    of_decoder = tuple(f"{name}.{start}" for start in table.of_decoder) if table else ()
     path, extra = other.file.path, _number(other.metadata, f"{name}.{PREDICTING}")
     blocks = _number(first.metadata, f"{name}.{COUNTED}")
     expected = _of_decoder(other.metadata, name, blocks + extra, blocks)
@@ -162,7 +182,8 @@ def _check_of_one_model(first: Part, other: Part, name: str) -> None:
     keys = [key for key in {**theirs, **first.metadata} if key.startswith((f"{name}.", "tokenizer.ggml.tokens"))]
     for key in keys:
         found, ours = theirs.get(key), first.metadata.get(key)
-        if found != ours and not (key.startswith("tokenizer.") and None in (found, ours)):
+        absent = None in (found, ours) and key.startswith(("tokenizer.", *of_decoder))
+        if found != ours and not absent:
             raise InconsistentError(f"not of one model: {key}", path=path, found=_shown(found), expected=_shown(ours))
     if _number(other.metadata, f"{name}.{COUNTED}") != blocks + extra:
         raise InconsistentError(f"not of one model: {name}.{COUNTED}", path=path, expected=blocks + extra)

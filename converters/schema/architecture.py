@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from ggferry.converters.schema.derivations import Derivation, TensorFunction
-from ggferry.converters.schema.layouts import SAME, Layout
+from ggferry.converters.schema.layouts.base import SAME, Layout
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.reader import HeaderLayout
@@ -82,6 +82,9 @@ class HParam(Written):
         flat: Whether the source states a list of lists, whose items then stand one behind another.
         repeated: Whether the source may state a list of pairs: items, and how many times they stand one behind another.
         least: The least whole number it may be.
+        own_first: Whether, of several keys of families that share it, that comes first by which transformers' class
+            knows the value: the class reads no other.
+        shared: Whether another hparam has the same key: one where it holds a number, the other where it holds a list.
         nonzero: Whether it is a flag of biases that llama.cpp has no place for: false where all of them are zeros,
             which are dropped. Where no role has the flag, they must be.
     """
@@ -109,7 +112,9 @@ class HParam(Written):
     flat: bool = False
     repeated: bool = False
     least: int = 0
+    own_first: bool = False
     nonzero: bool = False
+    shared: bool = False
 
     def key_of(self, architecture: str) -> str:
         """Return the whole key in a GGUF file of that architecture."""
@@ -250,7 +255,8 @@ class Dialect(Written):
             vision model).
         renames: (prefix, replacement) pairs, both possibly with {n}; the first that fits is used.
         appended_blocks: (prefix, other prefix), both with {n}: blocks of the first are numbered behind those of the
-            second. A first prefix without {n} belongs to the first of them, under what a third item says.
+            second. A first prefix without {n} belongs to the first of them, under what a third item says. A second
+            prefix without {n} takes the place of the first.
         renumbered: (prefix, list) pairs. The number behind the prefix counts the items of the list, an hparam that
             holds the numbers of blocks. A third item is the prefix that takes the place of the first.
         required_tensors: Shell patterns of tensor names. Weights that have all of them are of this dialect, also
@@ -258,6 +264,8 @@ class Dialect(Written):
         classes: Classes of config.json whose models use this dialect, also those of another architecture.
         forbidden_tensors: Shell patterns of tensors that a model found by `classes` must not have; of several dialects
             that fit, the one with the most patterns is taken.
+        bundled: (class, key): a checkpoint of that class holds such a draft for itself where its configuration has the
+            key, and `--mtp-only` writes it.
         types: Of `classes`, only models whose text part (`config_section`) states one of these model types.
         fields: The column of `HParam.fields` it uses; its own name if empty.
         layouts: The GGML-era header layouts it is for; all if empty.
@@ -271,7 +279,8 @@ class Dialect(Written):
             (`config_keys.GENERAL`).
         nested: Members that are configurations of their own in transformers, and may have such keys, too.
         export_renames: (prefix in the role table, prefix in a written checkpoint, condition on hparams), where a
-            checkpoint that is written has other names than those that `renames` leads to.
+            checkpoint that is written has other names than those that `renames` leads to. {further} in the latter is
+            how many blocks behind the decoder's the block {n} of the former is.
         shapes: 'PATTERN: SIZE SIZE …', shapes of tensors by which the dialect is recognized; a name in them stands for
             the same number everywhere.
     """
@@ -289,6 +298,7 @@ class Dialect(Written):
     required_tensors: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     forbidden_tensors: tuple[str, ...] = ()
+    bundled: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     fields: str = ""
     layouts: tuple[str, ...] = ()
@@ -328,6 +338,10 @@ class Architecture(Written):
         runtimes: Current programs that run it; a table claims none by saying nothing.
         blocks: How the names of blocks begin → the hparam that counts them.
         caveats: What the user of any of its models should know.
+        of_decoder: Beginnings of the names of what the decoder has but once and no block that predicts further tokens
+            reads: tensors of GGUF, and keys of hparams without the architecture. A file of such blocks alone has none.
+        further_fused: Whether blocks that predict further tokens have queries, keys and values in one tensor, where
+            those of the decoder have them apart: runtimes take nothing else.
         projector: Of the mmproj file of a multimodal model (`converters/projectors`): its projector types,
             that of pictures first, joined by '+'.
     """
@@ -343,6 +357,8 @@ class Architecture(Written):
     runtimes: tuple[str, ...] = ()
     blocks: Mapping[str, str] = field(default_factory=lambda: {"blk.": "n_layer"})
     caveats: tuple[Caveat, ...] = ()
+    of_decoder: tuple[str, ...] = ()
+    further_fused: bool = False
     projector: str = ""
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ the model has no such hparam. They raise KeyError where a value they need is not
 from __future__ import annotations
 
 from ggferry.converters.schema.derivations import Values
+from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.limits import MAX_LAYERS
 
 Flags = tuple[bool, ...]
@@ -53,8 +54,17 @@ def windowed(values: Values) -> Flags | None:
 
 
 def window_in_use(values: Values) -> int | None:
-    """Return the window, where at least one block has it."""
-    return int(values["window_stated"]) if any(_windowed(values)) else None
+    """Return the window, where at least one block has it. Raises UnsupportedError for one of no tokens."""
+    if not any(_windowed(values)):
+        return None
+    return declared_window(int(values["window_stated"]))
+
+
+def declared_window(tokens: int) -> int:
+    """Return the window that a configuration states. Raises UnsupportedError for 0: GGUF readers take it for none."""
+    if tokens == 0:
+        raise UnsupportedError("sliding_window: GGUF readers take this value as absent", found=0)
+    return tokens
 
 
 def count_windows(values: Values) -> int | None:

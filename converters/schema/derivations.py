@@ -23,6 +23,14 @@ TensorFunction = Callable[[Values], Sequence[float] | None]
 """Returns the values of a small tensor that follows from hparams, in the order of its rows."""
 
 
+WHOLE_HEADS = (
+    *("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "MinistralForCausalLM", "CwmForCausalLM"),
+    *("HeliumForCausalLM", "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+)
+"""Classes of transformers that rotate whole heads, whatever part a configuration states. Not among the tables, since a
+table is loaded where its text names a class (`support.registry.mentioning`)."""
+
+
 def derive(rule: str | Derivation, values: Values) -> Any:
     """Return the value of an hparam that follows from others.
 
@@ -292,6 +300,18 @@ def _splitmix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def unread_fraction(values: Values) -> float:
+    """Return the part of a head that a configuration states and its class does not read.
+
+    Raises ValueError where no class is known that ignores it, or where what scales the frequencies reads it
+    (transformers `modeling_rope_utils.py`).
+    """
+    found = float(values["fraction_stated"])
+    if found != 1 and (values.get("hf_class") not in WHOLE_HEADS or values.get("rope_kind", "default") != "default"):
+        raise ValueError(f"partial_rotary_factor is {found:g}, and whole heads are rotated here")
+    return found
+
+
 def multipliers_of(seed: int, vocabulary: int, count: int) -> tuple[int, ...]:
     """Return the odd numbers by which the `count` tokens of a sequence are multiplied: no product passes 2⁶³."""
     half = max(1, _LONGEST // max(vocabulary, 1) // 2)
@@ -306,6 +326,7 @@ HPARAMS: dict[str, Derivation] = {
     "yarn_log_multiplier": yarn_log_multiplier,
     "rope_dimensions": rope_dimensions,
     "latent_fraction": latent_fraction,
+    "unread_fraction": unread_fraction,
     "space_width": space_width,
     "space_expansion": space_expansion,
     "space_head": space_head,

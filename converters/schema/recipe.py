@@ -117,6 +117,8 @@ MixOrder = Literal["wkvrg", "rkvwg"]
 Decay = Literal["rate", "log"]
 """Whether the state's decay is stored as the rate -exp(w), or as its logarithm w."""
 
+FurtherReads = Literal["normed", "raw"]
+"""Whether a block that predicts further tokens reads the states of the block before it normalized, or as they are."""
 DraftRows = Literal["ids", "offsets"]
 """What the tensor `d2t` of a draft with a vocabulary of its own holds for each row of its output: the target's id of
 the token, or how far that id is ahead of the row's number."""
@@ -205,6 +207,7 @@ class Recipe:
     classifier: Classifier = "tanh"
     rows: Rows = "logits"
     draft_rows: DraftRows = "ids"
+    further_reads: FurtherReads = "normed"
     vision: str = ""
     audio: str = ""
     batch_norm: BatchNorm = "folded"
@@ -270,6 +273,7 @@ class Conventions(TypedDict, total=False):
     classifier: Classifier
     rows: Rows
     draft_rows: DraftRows
+    further_reads: FurtherReads
     vision: str
     audio: str
     batch_norm: BatchNorm

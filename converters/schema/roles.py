@@ -11,7 +11,7 @@ from typing import Any, Never
 from ggferry.converters.schema.architecture import From, Role
 from ggferry.converters.schema.derivations import TENSORS, TensorFunction
 from ggferry.converters.schema.expressions import check_condition, check_size
-from ggferry.converters.schema.layouts import SAME, Layout
+from ggferry.converters.schema.layouts.base import SAME, Layout
 from ggferry.formats.errors import TableError
 from ggferry.support.places import BadWord, Place, caller
 

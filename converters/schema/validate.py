@@ -15,7 +15,8 @@ from typing import Any, Never, get_args
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Role
 from ggferry.converters.schema.derivations import HPARAMS, Derivation
 from ggferry.converters.schema.expressions import check_condition, check_size, names_in
-from ggferry.converters.schema.layouts import Layout, Rearrange
+from ggferry.converters.schema.layouts.base import Layout
+from ggferry.converters.schema.layouts.order import Rearrange
 from ggferry.converters.schema.recipe import Conventions, recipe_of
 from ggferry.formats.errors import TableError
 from ggferry.formats.gguf.values import KEY_PATTERN
@@ -52,7 +53,8 @@ class _Validator:
     def run(self) -> None:
         hparams = self.spec.hparams
         self.once("two hparams of one name", ((hparam.name, hparam.place) for hparam in hparams))
-        self.once("two hparams for one key", ((hparam.key, hparam.place) for hparam in hparams if hparam.key))
+        keyed = ((f"{h.key}[]" if h.shared and h.length else h.key, h.place) for h in hparams if h.key)
+        self.once("two hparams for one key", keyed)
         for hparam in self.spec.hparams:
             self.hparam(hparam)
         self.once("two dialects of one name", ((dialect.name, dialect.place) for dialect in self.spec.dialects))

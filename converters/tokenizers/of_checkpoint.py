@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ggferry.converters.model_graph.open_checkpoint import header_layouts
+from ggferry.converters.tokenizers.code_tokens import code_tokens
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.files.rwkv_world import KEY, read_world
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars
@@ -74,8 +75,11 @@ def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = Vo
         )
     beside = dict(checkpoint.sidecars) | ({"tokenizer.model": options.model} if options.model else {})
     where = find.files_of(options.source) if options.source else beside
+    codes = code_tokens(checkpoint)
+    texts = rows - len(codes.names) if rows and codes else rows
     try:
-        return find.load(where, rows=rows or None, pre=options.pre, keep_json=options.keep_json, trim=options.trim)
+        found = find.load(where, rows=texts or None, pre=options.pre, keep_json=options.keep_json, trim=options.trim)
+        return codes.behind(found) if codes else found
     except MissingError as error:
         error.hint = error.hint or "--tokenizer FILE or DIR, or --no-vocab writes the tensors alone"
         raise

@@ -136,6 +136,17 @@ def transposed(ref: TensorRef, name: str, path: str, order: Sequence[int] = (1, 
     return made(ref, name, moved(ref.shape), spans, path)
 
 
+def flat(ref: TensorRef, name: str, path: str) -> TensorRef:
+    """Return the tensor as a vector of its elements in their order. Raises UnsupportedError where it is not in one
+    contiguous piece."""
+    whole = boxes(ref, path)
+    if len(whole) != 1 or whole[0].strides not in (None, _steps(whole[0])):
+        hint = "save it as one file first"
+        raise UnsupportedError(f"{ref.name} lies in several pieces", path=path, expected="one", hint=hint)
+    elements = (prod(ref.shape),)
+    return replace(ref, name=name, shape=elements, spans=(replace(whole[0], shape=elements, strides=None, at=None),))
+
+
 def _steps(span: Span) -> tuple[int, ...]:
     """Return the strides of a piece that is contiguous."""
     return tuple(prod(span.shape[axis + 1 :]) for axis in range(len(span.shape)))

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import MissingError
+from ggferry.formats.pytorch.nested_state import plain_names
+from ggferry.support.printable import printable
 
 
 def classes_of(checkpoint: Checkpoint, trainer: str, hint: str) -> list[str]:
@@ -23,3 +25,17 @@ def renamed(checkpoint: Checkpoint, trainer: str, tensors: Mapping[str, TensorRe
     note = f"tensors have {trainer}'s names; those of transformers were taken"
     header = {**checkpoint.header, "names": trainer}
     return replace(checkpoint, tensors=tensors, header=header, notes=(*checkpoint.notes, note))
+
+
+def unwrapped(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint without the names of modules that training puts around others (DDP, torch.compile, FSDP).
+
+    Raises DuplicateError where two tensors would have one name.
+    """
+    plain = plain_names(checkpoint.tensors, checkpoint.path)
+    if all(name == short for name, short in plain.items()):
+        return checkpoint
+    tensors = {short: replace(checkpoint.tensors[name], name=short) for name, short in plain.items()}
+    example = next(f"{name!r} is {short!r}" for name, short in plain.items() if name != short)
+    note = f"names of tensors are taken without the modules that training puts around a model: {printable(example)}"
+    return replace(checkpoint, tensors=tensors, notes=(*checkpoint.notes, note))

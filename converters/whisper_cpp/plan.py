@@ -11,7 +11,8 @@ from ggferry.converters.hf_export.source_tensors import SourceTensor, source_ten
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known, Param
-from ggferry.converters.schema.layouts import SAME, Reshape
+from ggferry.converters.schema.layouts.base import SAME
+from ggferry.converters.schema.layouts.parts import Reshape
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.whisper_cpp.file_types import ftype_of, types_in_file
 from ggferry.converters.whisper_cpp.vocabulary import START, special_ids, tokens_in_file

@@ -21,7 +21,7 @@ from ggferry.converters.forward.importance_matrix import HEADS, OUTPUT, chunks_o
 from ggferry.converters.forward.weights import Factor, Product, Weights, in_a_thread
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.schema.layouts import Transpose
+from ggferry.converters.schema.layouts.parts import Transpose
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.write.write_tensors import Job, Writing, importances, mark, write_job
 from ggferry.formats.errors import UnsupportedError

@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import CHUNK
-from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.layouts.base import SAME
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.declared_checksums import verify_checksums
 from ggferry.formats.errors import BadValueError

@@ -3,7 +3,7 @@
 The names are those of `transformers` (`model.safetensors`, `pytorch_model.bin`, their `.index.json` and
 `-00001-of-00002` shards), `peft` (`adapter_model.*`), Mistral (`consolidated.safetensors`) and Meta
 (`consolidated.00.pth`). The readers declare them (`formats.reader.WeightsName`). Finding the weights lists the folder
-and opens no file.
+and opens no file but the Hub cache's `refs/main`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 
 from ggferry.formats.errors import (
@@ -21,6 +22,7 @@ from ggferry.formats.errors import (
     UnknownFormatError,
     UnsupportedError,
 )
+from ggferry.formats.files.local_files import read_start
 from ggferry.formats.limits import MAX_PARTS, MAX_SHARDS
 from ggferry.formats.reader import (
     WeightsName,
@@ -35,6 +37,9 @@ from ggferry.support.records import dataclass
 INDEX = ".index.json"
 _TUNED = re.compile(r"hf_model_(?P<number>\d{4})_(?P<epoch>\d{1,6})\.pt", re.ASCII)
 """Files of one model as torchtune numbered them until 0.4, from 1, each epoch in the same folder."""
+
+_VARIANT = re.compile(r"(pytorch_model\.\w{1,32})(?:-\d{5}-of-\d{5})?\.bin", re.ASCII)
+"""PyTorch files that transformers saved with `variant="fp16"` (`modeling_utils._add_variant`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,13 @@ def _shard() -> re.Pattern[str]:
 
 def _part_number(name: str, of: WeightsName) -> int | None:
     """Return the number of a part, from 0; None for the name of anything else."""
-    match = re.fullmatch(rf"{re.escape(of.stem)}\.(\d\d)\.{re.escape(of.suffix)}", name, re.ASCII)
+    match = _part(of).fullmatch(name)
     return int(match[1]) if match else None
+
+
+@cache
+def _part(of: WeightsName) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(of.stem)}\.(\d\d)\.{re.escape(of.suffix)}", re.ASCII)
 
 
 def _as_part(path: str) -> WeightsName | None:
@@ -104,7 +114,7 @@ def find_weights(folder: str) -> Weights | None:
     names = names_in(folder)
     found = find_forms(folder)
     if not found:
-        return _lone(folder, names)
+        return _lone(folder, names) or _snapshot(folder, names)
     first, *others = found
     unread = [os.path.basename(other.index or other.files[0]) for other in others]
     notes = [f"{name} is in the folder too and was not read" for name in unread]
@@ -254,7 +264,30 @@ def _lone(folder: str, names: frozenset[str]) -> Weights | None:
             return Weights(container, folder, (os.path.join(folder, matches[0]),))
         if matches:
             raise AmbiguousError("several files could be the model", path=folder, found=matches[:6], hint="name one")
-    return None
+    variants = sorted({match[1] for match in map(_VARIANT.fullmatch, names) if match})
+    if len(variants) > 1:
+        raise AmbiguousError("several variants of the model", path=folder, found=variants[:6], hint="name a file")
+    if not variants:
+        return None
+    single, container = f"{variants[0]}.bin", lone_suffixes()[".pt"]
+    alone = Weights(container, folder, (os.path.join(folder, single),))
+    return alone if single in names else _sharded(folder, names, variants[0], "bin")
+
+
+def _snapshot(folder: str, names: frozenset[str]) -> Weights | None:
+    """Return the weights of the snapshot that a model's folder in the Hub's cache calls `main`, or of its only one."""
+    if not {"snapshots", "blobs"} <= names:
+        return None
+    try:
+        found = [read_start(os.path.join(folder, "refs", "main"), 64, folder).decode("ascii").strip()]
+    except (NotFoundError, UnicodeDecodeError):
+        found = sorted(os.listdir(os.path.join(folder, "snapshots")))
+    snapshot = os.path.join(folder, "snapshots", found[0]) if len(found) == 1 else ""
+    if not re.fullmatch(r"[0-9A-Za-z]+", os.path.basename(snapshot)) or not os.path.isdir(snapshot):
+        return None
+    weights = find_weights(snapshot)
+    note = f"snapshot {found[0]} of the Hub's cache was opened"
+    return weights and replace(weights, notes=(note, *weights.notes))
 
 
 def _require(folder: str, names: frozenset[str], expected: Sequence[str]) -> None:

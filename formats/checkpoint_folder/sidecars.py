@@ -57,6 +57,7 @@ SIDECARS = (
     SidecarFile("generation_config", ("generation_config.json",), tokenizer=True),
     SidecarFile("params.json", ("params.json",), tokenizer=True),
     SidecarFile("adapter_config", ("adapter_config.json",)),
+    SidecarFile("sinq_layers", ("model.safetensors.index.json.meta.json",)),
     SidecarFile("quantize_config", ("quantize_config.json", "quant_config.json", "hf_quant_config.json")),
     SidecarFile(
         "tokenizer.model", ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", *MISTRAL), True, True

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from ggferry.formats.errors import BusyError, NotFoundError, RefusedError, UsageError, of_os
 from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.partial_files import exists_already, rename_new, sync_folder
-from ggferry.formats.files.partial_names import leftovers, new_token, partial_path
+from ggferry.formats.files.partial_names import Leftovers, leftovers, new_token, partial_path
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.platform import here
 
@@ -112,17 +112,10 @@ class OutputFolder:
 
         Raises BusyError while another writer is at work on it.
         """
-        left, dead = leftovers(os.path.dirname(self.target)), []
-        for path in left.of(self.target):
-            if path == self.path or os.path.islink(path) or not os.path.isdir(path):
-                continue
-            try:
-                here.unlock_folder(here.lock_folder(path))
-            except BlockingIOError:
-                raise BusyError("another writer is at work on this folder", path=self.target) from None
-            except OSError:
-                continue
-            dead.append(path)
+        left = leftovers(os.path.dirname(self.target))
+        dead, live = _dead_and_live(path for path in left.of(self.target) if path != self.path)
+        if live:
+            raise BusyError("another writer is at work on this folder", path=self.target)
         older = left.of(self.target + _OLDER)
         with suppress(OSError):
             if dead and not os.listdir(self.target):
@@ -170,10 +163,19 @@ class OutputFolder:
             os.rename(self.target, older)
             try:
                 os.rename(self.path, self.target)
-            except OSError:
-                os.rename(older, self.target)
+            except OSError as error:
+                self._put_back(older, error)
                 raise
             self.path = older
+
+    def _put_back(self, older: str, error: OSError) -> None:
+        """Give the older folder its name again. Raises what `of_os` makes of `error` where that fails, too."""
+        try:
+            os.rename(older, self.target)
+        except OSError:
+            failure = of_os(error, "cannot be replaced, and the older folder has a private name now", self.target)
+            failure.found, failure.hint = os.path.basename(older), "the next run that writes this folder puts it back"
+            raise failure from None
 
     def discard(self) -> None:
         """Remove what has no name yet, or what was replaced."""
@@ -186,6 +188,38 @@ class OutputFolder:
 
     def __exit__(self, *_: object) -> None:
         self.discard()
+
+
+def _dead_and_live(paths: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return those of unfinished folders whose writer is gone, and those whose writer lives."""
+    dead, live = list[str](), list[str]()
+    for path in paths:
+        if os.path.islink(path) or not os.path.isdir(path):
+            continue
+        try:
+            here.unlock_folder(here.lock_folder(path))
+        except BlockingIOError:
+            live.append(path)
+        except OSError:
+            continue
+        else:
+            dead.append(path)
+    return dead, live
+
+
+def sweep_folders(targets: Iterable[str]) -> list[str]:
+    """Remove what killed writers left of these folders, and return what stays, because its writer lives.
+
+    An older folder that waits to be replaced is left to the next writer, who puts it back.
+    """
+    stays = list[str]()
+    for target in targets:
+        with suppress(OSError):
+            dead, live = _dead_and_live(Leftovers(os.path.dirname(target)).of(target))
+            stays += live
+            for path in dead:
+                shutil.rmtree(path, ignore_errors=True)
+    return stays
 
 
 def _name_new(path: str, target: str) -> None:

@@ -40,7 +40,8 @@ T = TypeVar("T")
 def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identity, str] | None = None) -> None:
     """Check what can be known before anything is written: that `path` can become a file.
 
-    It must be a valid name, must be none of the `sources`, and must be free unless it may be overwritten. Raises
+    It must be a valid name, must be none of the `sources`, and must be free unless it may be overwritten. Where it is
+    not free, the private name goes that a run left which was killed as soon as its file had this one. Raises
     UsageError, NotFoundError, RefusedError.
     """
     folder, name = os.path.split(path)
@@ -61,6 +62,7 @@ def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identit
         raise UsageError(f"not a name of a file of {here.NAME}: {reason}", path=path, hint="choose another name")
     refuse_sources([path], sources or {})
     if not overwrite and os.path.lexists(path):
+        sweep([path], beside="")
         raise exists_already(path)
 
 
@@ -260,7 +262,7 @@ def sweep(targets: Iterable[str], beside: str) -> list[str]:
 
     Args:
         targets: Paths of outputs.
-        beside: Suffix that names the file claimed with each output, such as its receipt.
+        beside: Suffix that names the file claimed with each output, such as its receipt; '' where there is none.
 
     Returns:
         The paths that stay, because their writer lives or because that cannot be known.

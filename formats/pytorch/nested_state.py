@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from ggferry.formats.errors import DuplicateError, InconsistentError, UnsupportedError
@@ -11,8 +11,12 @@ from ggferry.formats.pytorch.state_dict import WRAPPERS, State, find_state, tens
 from ggferry.quant.types import BlockType
 
 _OPTIMIZER = frozenset({"state", "param_groups"})  # torch.optim.Optimizer.state_dict()
-_ADDED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""Modules that torch.compile, FSDP and activation checkpointing put around others."""
+_ADDED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module.")
+"""Modules that torch.compile, FSDP, activation checkpointing and Lightning's Fabric put around others."""
+_AROUND = ("module.", "base_model.model.")
+"""What DistributedDataParallel and PEFT put around a whole model."""
+_MEMBER, _WHOLE = "model.", ("model.model.", "model.lm_head.")
+"""The name a LightningModule usually gives its model, and names of whole models within it."""
 TRAINING = "state of the training, not of the model"
 
 
@@ -63,11 +67,18 @@ def plain_names(names: Iterable[str], path: str) -> dict[str, str]:
 
     Raises DuplicateError where two become one.
     """
-    listed = list(names)
-    around = "module." if listed and all(name.startswith("module.") for name in listed) else ""
-    plain = {name: name.removeprefix(around) for name in listed}
+    plain = {name: name for name in names}
     for added in _ADDED:
         plain = {name: short.replace(added, "") for name, short in plain.items()}
+    while around := _around(plain.values()):
+        plain = {name: short.removeprefix(around) for name, short in plain.items()}
     if len(set(plain.values())) < len(plain):
         raise DuplicateError("duplicate tensor name once wrapping modules are left out", path=path)
     return plain
+
+
+def _around(names: Collection[str]) -> str:
+    """Return what stands before the names of all tensors, where it is that of a module around the model."""
+    found = next((each for each in _AROUND if names and all(name.startswith(each) for name in names)), "")
+    member = all(name.startswith(_MEMBER) for name in names) and any(name.startswith(_WHOLE) for name in names)
+    return found or (_MEMBER if member else "")

@@ -168,7 +168,7 @@ class _Walk:
 
 
 def _is_small(value: Any) -> bool:
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return len(value) <= MAX_WORD and all(type(number) is int and _is_small(number) for number in value)
     if isinstance(value, int):
         return -(1 << 63) <= value < 1 << 63

@@ -146,6 +146,6 @@ WEIGHTS = (
     WeightsName(4, META, "consolidated", "pth", numbered=True),
     WeightsName(6, CONTAINER, "adapter_model", "bin"),
 )
-LONE = (".pth", ".pt")  # a .bin may be anything
+LONE = (".pth", ".pt", ".ckpt")  # a .bin may be anything
 
 SPEC = Reader(CONTAINER, probe, open_checkpoint, CONTAINERS, SUFFIXES, WEIGHTS, LONE)

@@ -158,7 +158,7 @@ def delete(
     why = _unproved(receipts, str(recipe["verify"])) or _unpinned(entry)
     if why := why or (None if despite else _lossy(entry, row)):
         raise VerificationError(f"the source stays: {why}", path=entry.source)
-    if odd := not_intact(entry.outputs, receipts, scratch):
+    if odd := not_intact(entry.outputs, receipt, scratch):
         raise VerificationError("the output is not what was proved; its source stays", path=odd)
     there = [each.path for each in entry.files if stores.exists(each.path)]
     expected = {record["blake3"] for record in receipt["source"]["files"]}

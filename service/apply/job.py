@@ -10,13 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from ggferry.converters.conversion.options import is_sized
-from ggferry.converters.metadata.beside import RECEIPT, files_written
-from ggferry.converters.metadata.receipt_fields import KeptReceipt, Receipt
+from ggferry.converters.metadata.beside import FOLDER_FORMATS, RECEIPT
+from ggferry.converters.metadata.receipt_fields import KeptReceipts, Receipt
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of
+from ggferry.formats.files.output_folder import sweep_folders
 from ggferry.formats.files.partial_files import sweep
 from ggferry.formats.gguf.shards import names_of_shards
 from ggferry.formats.packed.scratch import Scratch
@@ -35,9 +37,9 @@ from ggferry.service.records.ledger import (
 from ggferry.service.records.ledger_rows import check_complete
 from ggferry.service.records.option_paths import with_paths
 from ggferry.service.records.plan_file import outputs_of, sizes_of
-from ggferry.service.records.receipts import kept
+from ggferry.service.records.receipts import files_kept, kept, receipts_of
 from ggferry.service.storage.mirror import Mirror
-from ggferry.service.storage.publish import Writer, prepare, publish_all
+from ggferry.service.storage.publish import Writer, prepare, prepare_folder, publish_all, publish_files
 from ggferry.service.storage.ranged_file import DATA_BLOCK
 from ggferry.service.storage.stores import Found, check_unchanged, is_remote, local_path
 from ggferry.service.storage.urls import Access, configure_access
@@ -107,7 +109,7 @@ class Outcome:
 
     state: str
     error: Mapping[str, Any] | None = None
-    receipt: KeptReceipt | None = None
+    receipt: KeptReceipts | None = None
     same_as: str | None = None
     adopted: bool = False
     peak: int = 0
@@ -187,7 +189,8 @@ class _Run:
         scratch = Scratch(settings.scratch)
         stack.callback(scratch.close)
         self.folder = scratch.path
-        stack.callback(_sweep, self.outs)  # of a worker that was killed
+        self.is_folder = (self.entry.get("recipe") or {}).get("to") in FOLDER_FORMATS
+        stack.callback(sweep_folders if self.is_folder else _sweep, self.outs)  # of a worker that was killed
         self.mirror = Mirror(os.path.join(self.folder, "from"))
         stack.callback(self.mirror.close)
         self.trouble: BaseException | None = None
@@ -200,7 +203,9 @@ class _Run:
         for each in (*self.files, *self.beside):
             check_unchanged(each)
         for output, size in zip(self.outputs, sizes_of(self.entry), strict=True):
-            if is_remote(output):  # of several shards, the size is that of all of them
+            if is_remote(output) and self.is_folder:
+                prepare_folder(output, self.writer, self._tell)
+            elif is_remote(output):  # of several shards, the size is that of all of them
                 is_exact = names_of_shards(output) == [output] and not is_sized(self.entry["recipe"])
                 prepare(output, size if is_exact else -1, self.writer, self._tell)
         remote = [each for each in (*self.files, *self.beside) if is_remote(each.path)]
@@ -226,8 +231,9 @@ class _Run:
             done = self.twin.done
             return Outcome(SKIPPED if done else QUEUED, SAME if done else None, same_as=self.twin.id)
         receipts: list[Receipt] = answer.result["receipts"]
-        adopted = self._upload(receipts) if is_remote(self.outputs[0]) else bool(answer.result["adopted"])
-        return Outcome(DONE, receipt=kept(receipts), adopted=adopted, peak=answer.peak)
+        found = kept(receipts, answer.result.get("receipt_file"))
+        adopted = self._upload(found) if is_remote(self.outputs[0]) else bool(answer.result["adopted"])
+        return Outcome(DONE, receipt=found, adopted=adopted, peak=answer.peak)
 
     @property
     def outs(self) -> list[str]:
@@ -302,16 +308,21 @@ class _Run:
         self.twin = self.desk.key(self.job, key)
         return {"ok": self.twin is None, "transport": transport}
 
-    def _upload(self, receipts: Sequence[Receipt]) -> bool:
+    def _upload(self, found: KeptReceipts) -> bool:
         """Upload the outputs; return whether they were there already."""
-        total = sum(int(file["bytes"]) for file in files_written(*receipts))
-        self.desk.event(self.job, {"event": "stage", "title": Phase.UPLOADING, "total": total})
+        files, receipts = files_kept(found), receipts_of(found)
+        self.desk.event(
+            self.job, {"event": "stage", "title": Phase.UPLOADING, "total": sum(int(file["bytes"]) for file in files)}
+        )
+        confirm = partial(self.desk.confirm, self.job)
+        if self.is_folder:
+            return publish_files(self.outputs[0], files, self.outs[0], self.folder, self.writer, confirm, self._sent)
         return publish_all(
             dict(zip(self.outputs, receipts, strict=True)),
             os.path.dirname(self.outs[0]),
             self.folder,
             self.writer,
-            lambda: self.desk.confirm(self.job),
+            confirm,
             self._sent,
         )
 

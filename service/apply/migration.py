@@ -11,9 +11,10 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
-from ggferry.converters.metadata.beside import RECEIPT
+from ggferry.converters.metadata.beside import FOLDER_FORMATS, RECEIPT
 from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, fault_of, of_os
 from ggferry.formats.files.local_files import confined
+from ggferry.formats.files.output_folder import sweep_folders
 from ggferry.formats.files.partial_files import sweep as sweep_partials
 from ggferry.formats.free_space import free_bytes
 from ggferry.formats.packed.scratch import PREFIX, sweep
@@ -38,7 +39,7 @@ from ggferry.service.storage import retry, stores
 from ggferry.service.storage.publish import check_destination
 from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.service.storage.urls import RETRY_TIMEOUT, Access, configure_access, granted, read_secrets
-from ggferry.service.workers.analyze import request_of
+from ggferry.service.workers.analyze import check_recipe
 from ggferry.support.platform import here
 
 ENGINES = ("local", "ray")
@@ -103,7 +104,7 @@ def _checked(request: MigrationRequest, made: Made | None = None) -> Made:
     check_engine(request.engine)
     for entry in entries:
         if entry.verdict == CONVERT and entry.output:
-            request_of(entry.source, entry.recipe(head))
+            check_recipe(entry.source, entry.recipe(head))
             for output in filter(is_remote, entry.outputs):
                 check_destination(output)
     if not request.outside_dest and (elsewhere := outside(head, entries)):
@@ -248,8 +249,12 @@ class Migration:
 
         (`publish.prepare` does so in stores.)
         """
-        outputs = (output for entry in entries if entry.verdict == CONVERT for output in entry.outputs)
-        return sweep_partials((local_path(output) for output in outputs if not is_remote(output)), RECEIPT)
+        files, folders = list[str](), list[str]()
+        for entry in entries:
+            is_folder = entry.recipe(self.head).get("to") in FOLDER_FORMATS
+            local = [local_path(output) for output in entry.outputs if not is_remote(output)]
+            (folders if is_folder else files).extend(local if entry.verdict == CONVERT else ())
+        return [*sweep_partials(files, RECEIPT), *sweep_folders(folders)]
 
     # --- before ------------------------------------------------------------------------------------------------
 

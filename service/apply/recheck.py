@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ggferry.converters.conversion.options import LEVELS
+from ggferry.converters.metadata.beside import is_folder
 from ggferry.formats.errors import GgferryError, of_os
 from ggferry.service.records.fields import LedgerRow
 from ggferry.service.records.ledger import BUCKETS, DONE, Ledger
 from ggferry.service.records.ledger_rows import raise_damaged
 from ggferry.service.records.option_paths import with_paths
 from ggferry.service.records.plan_file import outputs_of
-from ggferry.service.records.receipts import receipts_of
-from ggferry.service.storage.stores import exists, is_remote, local_path
+from ggferry.service.records.receipts import receipt_of_output, receipts_of
+from ggferry.service.storage.stores import exists, is_remote, local_path, split
 from ggferry.service.workers.existing_output import not_intact, unproved
 from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
@@ -44,17 +46,26 @@ def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[t
 
 def _digests(row: LedgerRow, scratch: str) -> str | None:
     outputs, receipts = outputs_of(row["entry"]), receipts_of(row["receipt"])
-    if gone := next((output for output in outputs if not exists(output)), None):
+    places = [_seen_by(output, receipt) for output, receipt in zip(outputs, receipts, strict=False)]
+    places += outputs[len(places) :]
+    if gone := next((output for output, place in zip(outputs, places, strict=True) if not exists(place)), None):
         return _named(gone, outputs, "is gone")
-    if odd := not_intact(outputs, receipts, scratch):
+    if odd := not_intact(outputs, row["receipt"], scratch):
         return _named(odd, outputs, "is not what its receipt says")
     level = str(row["entry"]["recipe"].get("verify", "full"))
     whys = (unproved(receipt, level) for receipt in receipts) if level != LEVELS[0] else ()
     return next(filter(None, whys), None)
 
 
+def _seen_by(output: str, receipt: Mapping[str, Any]) -> str:
+    """Return the file by which an output is seen to be there: stores have no folders."""
+    return receipt_of_output(output, receipt) if is_folder(receipt) else output
+
+
 def _named(output: str, outputs: Sequence[str], problem: str) -> str:
-    """Return a problem with the output that has it, where there are several."""
+    """Return a problem with the output that has it, where there are several, or with the file of a folder."""
+    if output not in outputs:
+        return f"{split(output)[1]} {problem}"
     return f"{output} {problem}" if len(outputs) > 1 else problem
 
 
@@ -67,8 +78,9 @@ def _proof(row: LedgerRow, supervisor: Supervisor) -> str | None:
         own = {**recipe, "outtype": receipt["options"]["outtype"]} if len(outputs) > 1 else recipe
         command = {"op": "recheck", "output": local_path(output), "recipe": own, "threads": 1}
         if row["deleted"]:  # on purpose; what can be asked of the output alone is
-            tensors = {tensor["name"]: tensor["type"] for tensor in receipt["tensors"]}
-            command |= {"op": "reopen", "tensors": tensors}
+            tensors = {tensor["name"]: tensor["type"] for tensor in receipt["tensors"] if "packed" not in tensor}
+            packed = [tensor["name"] for tensor in receipt["tensors"] if "packed" in tensor]
+            command |= {"op": "reopen", "tensors": tensors, "packed": packed}
         try:
             supervisor.run({**command, "source": local_path(entry["source"]), "trees": entry.get("trees")})
         except WorkerFailed as failure:

@@ -84,6 +84,7 @@ def run(
         RefusedError: The plan's file exists already.
         NotFoundError: A root does not exist; a bad file is a line of the plan.
     """
+    from ggferry.converters.conversion.plan import check_request
     from ggferry.converters.conversion.request import request_of
     from ggferry.converters.proof.references.examine import chosen
     from ggferry.formats.files.partial_files import check_target
@@ -95,6 +96,7 @@ def run(
 
     types = types_of(options.get("outtype") or "keep")
     conversion, *_ = [request_of("", {**options, "outtype": each}) for each in types]
+    check_request(conversion)
     chosen(conversion.witness, conversion.level)
     check_target(request.out, overwrite=conversion.force)
     given = [each for each in options_of("plan") if _is_declared(each, options)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ggferry.converters.metadata.beside import RECEIPT, files_written
+from ggferry.converters.metadata.beside import RECEIPT, is_folder
 from ggferry.formats.errors import (
     ChecksumError,
     GgferryError,
@@ -23,11 +23,11 @@ from ggferry.formats.errors import (
 from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.partial_files import write_text
 from ggferry.service.client.transport import FIRST, TRIES, Transport
-from ggferry.service.records.receipts import receipts_of
+from ggferry.service.records.receipts import files_kept, receipts_of
 from ggferry.support.printable import printable_json
 
 if TYPE_CHECKING:
-    from ggferry.converters.metadata.receipt_fields import KeptReceipt
+    from ggferry.converters.metadata.receipt_fields import KeptReceipts
     from ggferry.formats.json_files.kinds import JSONObject
     from ggferry.service.records.fields import ListedModel, ModelRecord, PlanRecord, Totals, UploadRecord, Usage
 
@@ -97,9 +97,9 @@ class Client:
         found_job: ModelRecord = self._get(f"/jobs/{quote(job, safe='')}")
         return found_job
 
-    def receipt(self, job: str) -> KeptReceipt:
+    def receipt(self, job: str) -> KeptReceipts:
         """Return the receipt of a done job; of several outputs the first, the others in its member `further`."""
-        found: KeptReceipt = self._get(f"/jobs/{job}/receipt")
+        found: KeptReceipts = self._get(f"/jobs/{job}/receipt")
         return found
 
     def totals(self) -> Totals:
@@ -241,17 +241,21 @@ class Client:
     ) -> list[Fetched]:
         """Fetch the files of a done job and the receipts of its outputs to the folder `out`.
 
-        A job that was skipped because another did the same has the files of that one.
-        Each file's sha256 must be that of the receipt, else nothing gets its name. What an earlier attempt fetched is
-        taken up.
+        An output that is a folder gets one of its name in there. A job that was skipped because another did the same
+        has the files of that one. Each file's sha256 must be that of the receipt, else nothing gets its name. What an
+        earlier attempt fetched is taken up.
 
         Raises:
             RefusedError: The job is not done, or a file exists (without `force`).
             ChecksumError: What came is not what was proved.
         """
         files = self._get(f"/jobs/{job}/files")
-        receipts = receipts_of(self.receipt(job))
-        proved = {each["name"]: each["sha256"] for each in files_written(*receipts)}
+        kept = self.receipt(job)
+        receipts = receipts_of(kept)
+        proved = {each["name"]: each["sha256"] for each in files_kept(kept)}
+        if is_folder(receipts[0]):  # its receipt is one of its files
+            name = str(self._get(f"/jobs/{job}")["output"]).replace("\\", "/").rpartition("/")[2]
+            out, receipts = os.path.join(out, _safe(name)), []
         os.makedirs(out, exist_ok=True)
         paths = [os.path.join(out, _safe(each["name"])) for each in files]
         beside = [os.path.join(out, _safe(each["output"]["files"][0]["name"])) + RECEIPT for each in receipts]

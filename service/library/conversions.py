@@ -8,13 +8,17 @@ from dataclasses import replace
 from typing import Unpack
 
 from ggferry.converters.conversion.kinds.gguf import plan_in
+from ggferry.converters.conversion.kinds.kind import PlannedOutput
 from ggferry.converters.conversion.options import types_of
 from ggferry.converters.conversion.plan import plan_source
 from ggferry.converters.conversion.request import split_mmproj
 from ggferry.converters.conversion.run import Result, quantize_request
 from ggferry.converters.conversion.run import convert as run
 from ggferry.converters.conversion.verify import reverify
+from ggferry.converters.conversion_plan.grades import Route
 from ggferry.converters.conversion_plan.steps import Plan, Step
+from ggferry.converters.hf_export.plan import FolderPlan
+from ggferry.converters.hf_export.shards import Entry
 from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.formats.checkpoint import Dropped
 from ggferry.formats.errors import UsageError
@@ -144,7 +148,7 @@ def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
     measured = options.get("target_size") is not None or options.get("target_bpw") is not None
     with local_source(os.fspath(source), tensors=measured) as path, recorded():
         made = plan_source(request("plan", path, options))
-        first, *further = (_plan(plan_in(output)) for output in made.main)
+        first, *further = map(_planned, made.main)
         mmproj = _plan(plan_in(made.mmproj)) if made.mmproj else None
         return replace(first, mmproj=mmproj, further=tuple(further))
 
@@ -236,6 +240,41 @@ def _conversion(result: Result, mmproj: Conversion | None) -> Conversion:
         tuple(result.receipt["notes"]),
         result.lines,
         mmproj,
+    )
+
+
+def _planned(output: PlannedOutput) -> ConversionPlan:
+    return _plan_of_folder(output.plan) if isinstance(output.plan, FolderPlan) else _plan(output.plan)
+
+
+def _plan_of_folder(made: FolderPlan) -> ConversionPlan:
+    """Return what a folder will be, whose keys are those of its config.json."""
+    graph, config = made.graph, made.back.config
+    return ConversionPlan(
+        source=known_by(graph.checkpoint.path),
+        architecture=graph.architecture.name,
+        tensors=tuple(map(_tensor_of_folder, made.shards.entries)),
+        keys={key: PlannedKey(value, type(value).__name__, "config.json") for key, value in config.items()},
+        dropped=dropped(graph.dropped),
+        assumed=_assumed({name: param for name, param in graph.hparams.items() if param.known is Known.ASSUMED}),
+        notes=tuple(dict.fromkeys((*graph.checkpoint.notes, *graph.notes, *made.notes))),
+        bytes_read=graph.checkpoint.nbytes,
+        bytes_written=made.bytes_of_files,
+    )
+
+
+def _tensor_of_folder(entry: Entry) -> PlannedTensor:
+    refs = tuple(ref for node in entry.tensor.nodes for ref in node.inputs)
+    return PlannedTensor(
+        entry.tensor.name,
+        tuple(ref.name for ref in refs),
+        entry.tensor.shape,
+        ", ".join(dict.fromkeys(ref.type.name for ref in refs)),
+        entry.type.name,
+        Route.REPACK if entry.packing is not None and not entry.encoded else Route.TRANSCODE,
+        entry.grade,
+        entry.nbytes,
+        entry.packing.form if entry.packing is not None else "",
     )
 
 

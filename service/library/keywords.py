@@ -144,8 +144,15 @@ class Planning(SourceOptions, TypeOptions, total=False):
         mmproj: Of a multimodal model, which files: 'both', 'only' the encoder, or 'none' of that.
         mmproj_outtype: The type of that file; None: as `outtype` if it is a float, else f16.
         mmproj_out: Its name; None: that of the text model after 'mmproj-'.
+        to: 'gguf', 'safetensors' for a folder in Hugging Face's form, 'mlx' for one of MLX's, or 'whisper.cpp' for its
+            ggml-….bin.
+        dtype: The type of all weights of a folder; None keeps plain types and makes float32 of quantized ones.
+        max_shard_size: Bytes of weights in a file of a folder.
     """
 
+    to: Literal["gguf", "safetensors", "mlx", "whisper.cpp"]
+    dtype: Literal["f32", "f16", "bf16"] | None
+    max_shard_size: int | str | None
     outtype: str
     mmproj: Literal["both", "only", "none"]
     mmproj_outtype: str | None
@@ -180,18 +187,12 @@ class Converting(Planning, ProofOptions, total=False):
         force: Whether an existing output is replaced.
         text: A file whose lines both tokenizers encode, too.
         jobs: Worker threads; None: one per core.
-        to: 'gguf', 'safetensors' for a folder in Hugging Face's form, or 'whisper.cpp' for its ggml-….bin.
-        dtype: The type of all weights of a folder; None keeps plain types and makes float32 of quantized ones.
-        max_shard_size: Bytes of weights in a file of a folder.
     """
 
     verify: Literal["full", "fast", "none"]
     force: bool
     text: StrPath | None
     jobs: int | None
-    to: Literal["gguf", "safetensors", "mlx", "whisper.cpp"]
-    dtype: Literal["f32", "f16", "bf16"] | None
-    max_shard_size: int | str | None
 
 
 class EditOptions(TypedDict, total=False):

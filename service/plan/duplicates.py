@@ -30,16 +30,27 @@ def mark(entries: Sequence[Entry], open_file: Open, whole: Callable[[Found], boo
     """
     found = list(entries)
     models = [i for i, entry in enumerate(found) if entry.verdict in (CONVERT, SKIP) and entry.files]
-    groups = _split(models, lambda i: _sizes(found[i]))
-    for count in (FIRST, SAMPLES):
-
-        def samples(i: int, count: int = count) -> Hashable:
-            return tuple(_samples(each, open_file, count) for each in _all(found[i]))
-
-        groups = [same for alike in groups for same in _split(alike, samples)]
-    for same in groups:
-        _settle(found, same, open_file, whole)
+    for alike in _split(models, lambda i: _sizes(found[i])):
+        for same in _sampled(found, alike, open_file):
+            _settle(found, same, open_file, whole)
     return found
+
+
+def _sampled(found: Sequence[Entry], alike: list[int], open_file: Open) -> list[list[int]]:
+    """Return runs of entries whose samples agree, of entries with equal sizes.
+
+    File by file, weights first: they differ where models do, and sidecar files seldom.
+    """
+    files = {i: _all(found[i]) for i in alike}
+    runs = [alike]
+    for count in (FIRST, SAMPLES):
+        for at in range(len(files[alike[0]])):
+
+            def sample(i: int, at: int = at, count: int = count) -> str:
+                return _samples(files[i][at], open_file, count)
+
+            runs = [run for members in runs for run in _split(members, sample)]
+    return runs
 
 
 def _settle(found: list[Entry], same: Sequence[int], open_file: Open, whole: Callable[[Found], bool]) -> None:

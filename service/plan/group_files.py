@@ -101,7 +101,9 @@ def groups(tree: Tree) -> list[Group]:
     found = _of_ollama(tree)
     stored = {path for group in found for path in (*group.files, *group.beside)}
     for folder in sorted(tree.folders):
-        names = {name: each for name, each in tree.folders[folder].items() if os.path.join(folder, name) not in stored}
+        names = tree.folders[folder]
+        if stored:
+            names = {name: each for name, each in names.items() if os.path.join(folder, name) not in stored}
         found += _Folder(folder, names).groups()
     used = {path for group in found for path in group.beside if path not in tree.files or tree.files[path].bytes >= 0}
     kept = [
@@ -135,6 +137,7 @@ class _Folder:
     def __init__(self, path: str, names: Mapping[str, Found]) -> None:
         self.path, self.names = path, names
         self.left = dict(names)
+        self.unreadable = {name: found.trouble for name, found in names.items() if found.trouble}
 
     def groups(self) -> Iterator[Group]:
         for steps in (self._odd, self._training, self._gguf_shards, self._parts, self._rest):
@@ -145,10 +148,12 @@ class _Folder:
 
         It is not converted without that file.
         """
+        if not self.unreadable or group.kind not in MODELS:
+            return group
         looked_for = sidecar_names() if group.kind in (FOLDER, ADAPTER) else ("tokenizer.model", "config.json")
-        for name, found in self.names.items():
-            if found.trouble and group.kind in MODELS and (name in looked_for or name.endswith(folders.INDEX)):
-                error = revive(found.trouble)
+        for name, trouble in self.unreadable.items():
+            if name in looked_for or name.endswith(folders.INDEX):
+                error = revive(trouble)
                 error.message = f"{name} beside it cannot be read: {error.message}"
                 return Group(BROKEN, group.source, group.files, error=error)
         return group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ggferry.converters.conversion.options import types_of
+from ggferry.converters.conversion.request import GGUF
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, UsageError, fault_of
 from ggferry.formats.files.local_files import confined
@@ -58,12 +60,16 @@ from ggferry.support.platform import here
 
 HEADER_TIMEOUT = 300.0  # seconds to read the headers of one model
 UNPACKED = 4 << 20  # bytes of a packed file a second, that no healthy disk and processor fall below
-HEADERS_A_WORKER = 1000  # models; a start costs as much as fifty of them
+HEADERS_A_WORKER = 4000  # models; a start costs as much as a hundred of them
 _KILLED = "killed"
 DELAYS = (1.0, 3.0)  # seconds before a model's headers are asked for again
 AWAY = (errors.AccessError, errors.TransientError, errors.ChangedError)
 """Errors that say nothing about a file: when it is planned again, it may be fine."""
 STAGING = 16  # heads fetched from a store at a time
+_TRAINING_STATE = re.compile(
+    r"(?:optimizer|scheduler|sampler|dl_state_dict)(?:_\d+)?\.(?:pt|bin)|scaler\.pt|rng_state(?:_\d+)?\.pth|training_args\.bin"
+)
+"""What the Trainer of transformers and Accelerate save beside a model (`trainer.py`, `utils/constants.py`)."""
 UNPINNED = "the server states no version: it is read once more at the end, and not deleted"
 Progress = Callable[[int, int], None]
 """Models examined so far, models in all."""
@@ -254,7 +260,8 @@ def _facts(
     group: Group, request: PlanRequest, supervisor: Worker, mirror: Mirror, mount: Mapping[str, Any]
 ) -> dict[str, Any]:
     options = with_paths(request.recipe, lambda path: mirror.path_of(path) if is_remote(path) else path)
-    recipe = {"outtype": request.outtype, "verify": request.verify, **options, **_own(group)}
+    beside = _own(group, options)
+    recipe = {"outtype": request.outtype, "verify": request.verify, **options, **beside}
     command = {
         "op": "analyze",
         "source": group.source,
@@ -266,7 +273,7 @@ def _facts(
     }
     try:
         facts = _run(command, supervisor, HEADER_TIMEOUT + _unpacking(group, mount))
-        own = {**_own(group), **facts.pop("options")}
+        own = {**beside, **facts.pop("options")}
         return {**facts, "options": {**request.recipe, **{k: v for k, v in own.items() if v is not None}}}
     except WorkerFailed as failure:
         return {"error": failure.error}
@@ -306,8 +313,9 @@ def _run(command: Mapping[str, Any], supervisor: Worker, timeout: float) -> dict
             time.sleep(left.pop(0))
 
 
-def _own(group: Group) -> dict[str, Any]:
-    own = {"tokenizer_model": group.tokenizer_model, "base": group.base}
+def _own(group: Group, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are found beside a model; only a GGUF file is made of an adapter."""
+    own = {"tokenizer_model": group.tokenizer_model, "base": group.base if options.get("to", GGUF) == GGUF else None}
     return {name: path for name, path in own.items() if path is not None}
 
 
@@ -342,7 +350,10 @@ def _entry(
         own = [source, *(each.path for each in files)]
         if group.packed and error["class"] == errors.UnknownFormatError.__name__:
             return Entry(source, ARCHIVE, f"{_reason(error, own)}: unpack it first", **common)
-        return Entry(source, _verdict(error), _reason(error, own), error=error, **common)
+        verdict = _verdict(error)
+        if verdict in (UNSUPPORTED, CORRUPT) and _TRAINING_STATE.fullmatch(os.path.basename(source)):
+            return Entry(source, OTHER, f"state of a training, not a model: {_reason(error, own)}", **common)
+        return Entry(source, verdict, _reason(error, own), error=error, **common)
     facts = dict(facts)
     made, more = facts.pop("outputs"), int(facts.pop("bytes_beside", 0))
     common["beside"] = (*beside, *listed(further_files(facts["options"], (*group.files, *group.beside))), *of_options)
@@ -350,10 +361,11 @@ def _entry(
     facts["notes"], facts["lost"] = (*facts["notes"], *checksum_notes), tuple(facts["lost"])
     if facts.get("verdict") == SKIP:
         return Entry(source, facts.pop("verdict"), facts.pop("reason"), **common, **facts)
+    to = str(facts["options"].get("to") or GGUF)
     named = [
         Further(
             str(each["outtype"]),
-            names.output(source, group, str(each["name"]), str(each["outtype"]), int(each["shards"])),
+            names.output(source, group, str(each["name"]), str(each["outtype"]), int(each["shards"]), to),
             each["bytes"],
         )
         for each in made

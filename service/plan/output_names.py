@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import chain, count
 
 from ggferry.converters.conversion.options import AUTO
-from ggferry.converters.metadata.beside import RECEIPT
+from ggferry.converters.metadata.beside import FOLDER_FORMATS, FOLDER_RECEIPT, RECEIPT
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.packed.kinds import unpacked_name
@@ -26,13 +26,26 @@ class Names:
     def __init__(self, head: Head, taken: set[str]) -> None:
         self.head = head
         self._taken = {path for path in taken if path + RECEIPT not in taken}
+        self._known = taken
 
-    def output(self, source: str, group: Group, conventional: str, outtype: str, shards: int = 1) -> str:
+    @cached_property
+    def _folders(self) -> set[str]:
+        """The places of folders that hold files; not those of what an earlier run has made, which are its names."""
+        made = {split(path)[0] for path in self._known if split(path)[1] == FOLDER_RECEIPT}
+        folders = {split(path)[0] for path in self._known} - made
+        return {self._place(above) for folder in folders for above in _with_above(folder)}
+
+    def output(
+        self, source: str, group: Group, conventional: str, outtype: str, shards: int = 1, to: str = "gguf"
+    ) -> str:
         """Return the path of a model's output of this type; of several shards, that of the first.
 
         A file keeps its name (`x.q4_0.bin` → `x.q4_0.gguf`); a folder's model gets the conventional name inside it. If
-        another file has that name, the whole old name stands before the suffix, then a number.
+        another file has that name, the whole old name stands before the suffix, then a number. What is no GGUF file
+        gets its conventional name, then a number.
         """
+        if to != "gguf":
+            return self._other(split(source)[0], conventional, is_folder=to in FOLDER_FORMATS)
         folder, name = split(source)
         stem = _stem(name, group) + _type(outtype)
         if group.kind in (FOLDER, ADAPTER):
@@ -45,6 +58,18 @@ class Names:
         files = next(paths for paths in named if self._taken.isdisjoint(paths))
         self._taken.update(files)
         return files[0]
+
+    def _other(self, folder: str, conventional: str, *, is_folder: bool) -> str:
+        """Return the path of a folder or of a file of whisper.cpp's, as `convert` names them.
+
+        A folder gets no name of one that holds models, or the outputs of others.
+        """
+        stem, ending = (conventional, "") if is_folder else os.path.splitext(conventional)
+        names = map(_short, chain((stem,), (f"{stem}-{n}" for n in count(2))))
+        paths = (join(self._place(folder), f"{name}{ending}") for name in names)
+        path = next(each for each in paths if each not in self._taken and not (is_folder and each in self._folders))
+        self._taken.add(path)
+        return path
 
     def _place(self, folder: str) -> str:
         if self.head.dest is None:
@@ -66,6 +91,14 @@ def _files(stem: str, shards: int) -> list[str]:
 
 def _type(outtype: str) -> str:
     return "" if outtype.lower() in ("keep", AUTO) else f"-{outtype.upper()}"
+
+
+def _with_above(folder: str) -> list[str]:
+    """Return a folder and those that it lies in."""
+    found = [folder]
+    while (above := split(found[-1])[0]) and above != found[-1]:
+        found.append(above)
+    return found
 
 
 def _short(stem: str) -> str:

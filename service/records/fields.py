@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NotRequired
 from typing_extensions import TypedDict  # pydantic refuses that of typing below Python 3.12
 
 if TYPE_CHECKING:
-    from ggferry.converters.metadata.receipt_fields import KeptReceipt
+    from ggferry.converters.metadata.receipt_fields import KeptReceipts
 
 # --- a plan --------------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class LedgerRow(JobRow):
     """A job's row in the ledger. Where entry and receipt are left out, it is a `ListedJob`."""
 
     entry: PlanLine
-    receipt: KeptReceipt | None
+    receipt: KeptReceipts | None
     further: NotRequired[list[FurtherRecord] | None]
 
 

@@ -22,6 +22,7 @@ from ggferry.support.heavy import sa
 
 DAMAGED = ("Could not decode to UTF-8", "malformed JSON", "malformed database schema")
 """What SQLite says of a value in a row, and of the declaration of a table; it counts some as passing trouble."""
+ENCODINGS = ("UTF8", "SQL_ASCII")  # of PostgreSQL's databases; the latter keeps bytes as they come
 LOCK = 0x67676A74  # of PostgreSQL's advisory locks; any number that is ours
 FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0  # seconds before what failed is asked again; doubled each time
 
@@ -179,8 +180,12 @@ class LedgerDatabase:
         return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
 
     def _make_tables(self, connection: Any) -> None:
-        """Make the tables, or bring older ones up to date. Raises UsageError for those of a newer ggferry."""
+        """Make the tables, or bring older ones up to date.
+
+        Raises UsageError for those of a newer ggferry, and for a database that cannot hold every name of a file.
+        """
         self._alone(connection)
+        self._check_encoding(connection)
         version = SCHEMA
         declared = sa.inspect(connection).has_table(self.schema.name)
         if declared and (found := connection.execute(sa.select(self.schema.c.version)).scalars().all()):
@@ -190,6 +195,13 @@ class LedgerDatabase:
         prepare(connection, LEDGER, (self.jobs, self.attempts, self.schema), f"{version:04}", self.shown)
         if not connection.execute(sa.select(self.schema.c.version)).scalars().all():
             connection.execute(sa.insert(self.schema).values(version=SCHEMA))
+
+    def _check_encoding(self, connection: Any) -> None:
+        encoding = "UTF8" if self._sqlite else connection.execute(sa.text("SHOW server_encoding")).scalar_one()
+        if encoding not in ENCODINGS:
+            words = "the ledger's database cannot hold every name of a file"
+            hint = "createdb --encoding UTF8 --template template0 NAME"
+            raise UsageError(words, path=self.shown, found=f"encoding {encoding}", expected="UTF8", hint=hint)
 
     def _alone(self, connection: Any) -> None:
         """Wait until nobody else registers jobs or creates tables; SQLite's transactions exclude each other anyway."""

@@ -75,6 +75,8 @@ def _odd_receipt(receipt: Mapping[str, Any]) -> str | None:
     further = receipt.get("further", [])
     if not isinstance(further, list) or not all(isinstance(each, dict) for each in further):
         return "further is of another kind"
+    if not isinstance(receipt.get("receipt_file") or {}, dict):
+        return "receipt_file is of another kind"
     for each in (receipt, *further):
         for end in ("source", "output"):
             part = each.get(end, {"files": []})

@@ -12,16 +12,18 @@ ENV = "env:"
 POSTGRES = ("postgres", "postgresql")
 SECRETS = ("password", "passwd", "secret", "token")  # in the names of parameters that a URL may carry behind its '?'
 HIDDEN = "***"
-WAITS: dict[str, int] = {
+CONNECTING: dict[str, int | str] = {
+    "client_encoding": "utf8",
     "connect_timeout": 10,
     "keepalives_idle": 15,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""Timeouts of a connection to PostgreSQL, in seconds, the last one in ms.
+"""What a connection to PostgreSQL begins with: timeouts in seconds, the last one in ms.
 
-With them, a network that swallows packets ends in an error.
+With them, a network that swallows packets ends in an error. Without the encoding, a database of SQL_ASCII answers in
+bytes (psycopg's documentation, "strings adaptation").
 """
 ENVIRONMENT = {
     "PGPASSWORD": "password",
@@ -114,13 +116,13 @@ def _each(value: Any) -> tuple[Any, ...]:
 def connect_options(url: str) -> dict[str, Any]:
     """Return the options of `create_engine` besides the URL.
 
-    What the URL itself says about waiting takes precedence.
+    What the URL itself says takes precedence.
     """
     parts = sa.make_url(url)
     if parts.get_backend_name() == "sqlite":
         return {"connect_args": {"timeout": 60}}
-    waits = {key: value for key, value in WAITS.items() if key not in parts.query}
-    return {"pool_pre_ping": True, "connect_args": waits if parts.drivername == "postgresql+psycopg" else {}}
+    begin = {key: value for key, value in CONNECTING.items() if key not in parts.query}
+    return {"pool_pre_ping": True, "connect_args": begin if parts.drivername == "postgresql+psycopg" else {}}
 
 
 def with_environment(url: str) -> str:

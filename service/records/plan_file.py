@@ -18,7 +18,7 @@ from typing import Any
 
 import ggferry
 from ggferry.converters.conversion.options import types_of
-from ggferry.converters.metadata.beside import RECEIPT
+from ggferry.converters.metadata.beside import FOLDER_FORMATS, RECEIPT
 from ggferry.formats.errors import CorruptError, NotFoundError, UsageError
 from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.opened_files import Identity
@@ -348,7 +348,7 @@ def parse_plan(lines: Iterable[bytes], path: str) -> tuple[Head, list[Entry]]:
     if head is None:
         raise UsageError("plan is empty", path=path, hint="ggferry plan ROOT -o FILE")
     _check_types(head, entries, path)
-    _check_outputs(entries, path)
+    _check_outputs(head, entries, path)
     _check_twice(head, entries, numbers, path)
     return head, entries
 
@@ -427,9 +427,13 @@ def _check_types(head: Head, entries: Iterable[Entry], path: str) -> None:
             )
 
 
-def _check_outputs(entries: Iterable[Entry], path: str) -> None:
-    """Check that no output has the name of another or of a receipt: the second would be taken for the first's."""
+def _check_outputs(head: Head, entries: Iterable[Entry], path: str) -> None:
+    """Check that no output has the name of another or of a receipt: the second would be taken for the first's.
+
+    Nor is one inside another that is a folder: what is in there is what its receipt lists.
+    """
     seen: dict[str, str] = {}
+    folders: set[str] = set()
     for entry in entries:
         for each in entry.outputs if entry.verdict == CONVERT else ():
             output = local_path(each)
@@ -439,6 +443,14 @@ def _check_outputs(entries: Iterable[Entry], path: str) -> None:
             if output.endswith(RECEIPT):
                 raise UsageError("output has the name of a receipt", path=path, found=each)
             seen[output] = entry.source
+            if entry.recipe(head).get("to") in FOLDER_FORMATS:
+                folders.add(output)
+    for output in seen if folders else ():
+        above = split(output)[0]
+        while above and above not in folders and above != split(above)[0]:
+            above = split(above)[0]
+        if above in folders:
+            raise UsageError("an output in the folder of another", path=path, found=output, expected=f"not in {above}")
 
 
 def _check_twice(head: Head, entries: Sequence[Entry], numbers: Sequence[int], path: str) -> None:

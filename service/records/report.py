@@ -17,7 +17,7 @@ from ggferry.service.records.fields import LedgerRow, PlanSummary, ReportedModel
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED, STATES, Ledger
 from ggferry.service.records.ledger_rows import raise_damaged
 from ggferry.service.records.plan_file import CONVERT, VERDICTS, Entry, Head, outputs_of
-from ggferry.service.records.receipts import receipts_of
+from ggferry.service.records.receipts import grade_of, receipts_of
 from ggferry.support.printable import printable_json
 
 TURNS = {
@@ -196,7 +196,7 @@ def _written(row: LedgerRow) -> int:
 
 def _grades(rows: Sequence[LedgerRow]) -> Counter[str]:
     return Counter(
-        tensor["grade"]
+        grade_of(tensor)
         for row in rows
         for receipt in receipts_of(row["receipt"])
         for tensor in receipt.get("tensors", ())

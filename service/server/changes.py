@@ -10,7 +10,7 @@ from typing import Any
 from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, UsageError
 from ggferry.service.records.fields import Bulk, ModelRecord, Usage
 from ggferry.service.records.ledger import DONE, HELD, QUEUED
-from ggferry.service.records.receipts import receipts_of
+from ggferry.service.records.receipts import files_kept
 from ggferry.service.server import functions
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.problems import HttpError, of_disk
@@ -162,4 +162,4 @@ def file_names(service: Service, job: str) -> list[str]:
     receipt = row["receipt"]
     if row["state"] != DONE or receipt is None:
         return []
-    return [str(each["name"]) for one in receipts_of(receipt) for each in one["output"]["files"]]
+    return [str(each["name"]) for each in files_kept(receipt)]

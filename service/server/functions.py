@@ -8,7 +8,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from ggferry.converters.conversion.options import is_sized
-from ggferry.converters.metadata.receipt_fields import KeptReceipt
+from ggferry.converters.metadata.receipt_fields import KeptReceipts
 from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.apply.job import Settings as JobSettings
@@ -221,7 +221,7 @@ def tokenize(service: Service, caller: Caller, job: str, request: TokenizeReques
     return [Token(each["id"], each["piece"]) for each in found]
 
 
-def receipt(service: Service, job: str, file: str | None = None) -> KeptReceipt:
+def receipt(service: Service, job: str, file: str | None = None) -> KeptReceipts:
     """Return the receipt of a done job; each of its output files also has its sha256. Raises RefusedError.
 
     Of several outputs that of the first, the others in its member `further`; with `file`, that of one of them alone.

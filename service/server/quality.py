@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
 
+from ggferry.converters.metadata.beside import is_folder
 from ggferry.formats.errors import GgferryError, RefusedError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.service.records.ledger import DONE
@@ -197,14 +198,7 @@ class Qualities:
             )
         if is_remote(source):
             raise RefusedError("its source is not on this machine", path=source, hint="compare two local models")
-        outputs = []
-        for receipt in receipts_of(row["receipt"]):
-            files, tensors = receipt["output"]["files"], receipt["tensors"]
-            elements = sum(prod(tensor["shape"]) for tensor in tensors)
-            bits = 8 * sum(tensor["bytes"] for tensor in tensors) / elements if elements else 0.0
-            outputs.append((str(receipt["options"]["outtype"]), files[0]["name"], sum(f["bytes"] for f in files), bits))
-        folder = os.path.dirname(str(row["output"]))
-        named = [(kind, os.path.join(folder, name), size, bits) for kind, name, size, bits in outputs]
+        named = [_output_of(str(row["output"]), receipt) for receipt in receipts_of(row["receipt"])]
         return _Task(source, recipe, [*trees, self._settings.outputs], named, text, context, chunks)
 
     def _compare(self, key: str, task: _Task) -> None:
@@ -259,6 +253,19 @@ class Qualities:
         table = self._store.t.qualities
         condition = (table.c.id == key) & (table.c.owner == self._owner)
         self._store.run(sa.update(table).where(condition).values(**values))
+
+
+def _output_of(output: str, receipt: Mapping[str, Any]) -> tuple[str, str, int, float]:
+    """Return what an output is called by its type, its path, its bytes, and the bits of a weight."""
+    files, tensors = receipt["output"]["files"], receipt["tensors"]
+    elements, size = sum(prod(tensor["shape"]) for tensor in tensors), sum(each["bytes"] for each in files)
+    if is_folder(receipt):
+        kind, path = str(receipt["to"]), output
+        weights = sum(each["bytes"] for each in files if str(each["name"]).endswith(".safetensors"))
+    else:
+        kind, path = str(receipt["options"]["outtype"]), os.path.join(os.path.dirname(output), files[0]["name"])
+        weights = sum(tensor["bytes"] for tensor in tensors)
+    return kind, path, size, 8 * weights / elements if elements else 0.0
 
 
 def _figure(found: JSONObject) -> tuple[float, float]:

@@ -10,12 +10,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.metadata.beside import MAX_RECEIPT, MMPROJ, RECEIPT, files_written
+from ggferry.converters.metadata.beside import FOLDER_RECEIPT, MAX_RECEIPT, MMPROJ, RECEIPT, files_written
 from ggferry.converters.proof.receipt import to_json
 from ggferry.formats.errors import (
     ChangedError,
@@ -33,6 +33,9 @@ from ggferry.service.storage.backends import other_filesystems as anyfs
 from ggferry.service.storage.backends import s3
 from ggferry.service.storage.ranged_file import RangedFile
 from ggferry.service.storage.stores import READ_ONLY, exists, place, read_whole, remove, stat
+
+if TYPE_CHECKING:
+    from ggferry.converters.metadata.receipt_fields import FileRecord
 
 TRIES = 3  # uploads of one file; a damaged one is nobody's fault
 STALE = 7 * 24 * 3600  # seconds; no upload takes as long, and S3's own rule for these is often the same
@@ -96,6 +99,20 @@ def prepare(url: str, size: int, writer: Writer, tell: Callable[[str], None] = l
     receipt = _check_receipt(url + RECEIPT)
     if exists(url) and receipt is None and 0 <= size != stat(url).bytes:
         raise RefusedError("exists already", path=url, found=f"{stat(url).bytes} bytes", hint=HINT)
+    _check_creates(url, writer, tell)
+
+
+def prepare_folder(url: str, writer: Writer, tell: Callable[[str], None] = lambda words: None) -> None:
+    """Make sure that a folder can be written, as `prepare` does for a file; what has a name in it is seen later."""
+    receipt = f"{url}/{FOLDER_RECEIPT}"
+    if _is_s3(url):
+        s3.check_name(receipt, LONGEST)
+    sweep_folder(url, writer)
+    _check_receipt(receipt)
+    _check_creates(receipt, writer, tell)
+
+
+def _check_creates(url: str, writer: Writer, tell: Callable[[str], None]) -> None:
     if not _creates(url, writer) and _home(url) not in _reported:
         _reported.add(_home(url))
         tell(f"{_home(url)} does not know conditional writes: it cannot detect two writers of one name at one time")
@@ -122,13 +139,9 @@ def publish_all(
     Returns whether all files were there already. A run that is killed in between leaves complete files without a
     receipt: the next run finds them equal and adds it.
     """
-    there, sent = next(iter(receipts)).rpartition("/")[0], False
-    for record in reversed(
-        files_written(*receipts.values())
-    ):  # the first file, by whose name the output goes, comes last
-        local, name = os.path.join(folder, record["name"]), f"{there}/{record['name']}"
-        confirm()
-        sent |= publish(local, name, record["blake3"], scratch, progress, writer)
+    there = next(iter(receipts)).rpartition("/")[0]
+    files = files_written(*receipts.values())[::-1]  # the first, by whose name the output goes, comes last
+    were_there = publish_files(there, files, folder, scratch, writer, confirm, progress)
     seconds = dict.fromkeys(record["name"] for each in receipts.values() for record in each.get(MMPROJ, ())[:1])
     for name in (f"{each}{RECEIPT}" for each in seconds):
         put_receipt(read_bytes(os.path.join(folder, name), MAX_RECEIPT), f"{there}/{name}")
@@ -139,6 +152,29 @@ def publish_all(
         if stat(url).version != version:
             remove(url + RECEIPT)
             raise RefusedError("replaced by another writer while it was published", path=url, hint=HINT)
+    return were_there
+
+
+def publish_files(
+    there: str,
+    files: Sequence[FileRecord],
+    folder: str,
+    scratch: str,
+    writer: Writer,
+    confirm: Callable[[], None],
+    progress: Progress,
+) -> bool:
+    """Upload files from `folder` to the place `there`, in their order. Arguments and result are those of `publish_all`.
+
+    Of an output that is a folder, `there` is the output, and the last file its receipt: a store has no folders, and
+    until the receipt is there, what is below is no output. A run that is killed in between leaves complete files, which
+    the next one finds equal.
+    """
+    sent = False
+    for record in files:
+        confirm()
+        local, name = os.path.join(folder, record["name"]), f"{there}/{record['name']}"
+        sent |= publish(local, name, record["blake3"], scratch, progress, writer)
     return not sent
 
 
@@ -334,6 +370,15 @@ def sweep(url: str, writer: Writer) -> list[str]:
         if mark in copies or (writer.fence > 1 and mark not in live):
             s3.abort(s3.Copying(url, upload))
     return swept
+
+
+def sweep_folder(url: str, writer: Writer) -> list[str]:
+    """Remove the partials of all files of a folder, as `sweep` does those of one, and return their names."""
+    inside = f"{url}/"
+    found = list(s3.named_like(inside) if _is_s3(url) else ((each, None) for each in anyfs.beside(inside)))
+    partials = [(name, parse_partial(name), upload) for name, upload in found]
+    files = {name if partial is None else partial.output for name, partial, upload in partials if partial or upload}
+    return [gone for each in sorted(files) for gone in sweep(each, writer)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ from ggferry.converters.conversion.request import MMPROJ, Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.target_size import with_chosen_types, without_size
 from ggferry.converters.conversion.verify import reverify
-from ggferry.converters.metadata.beside import TEXT
+from ggferry.converters.metadata.beside import FOLDER_FORMATS, FOLDER_RECEIPT, TEXT, is_folder
 from ggferry.converters.metadata.receipt_fields import FileRecord, OutputReceipt, Receipt
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import ChangedError, TransientError, VerificationError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import confined
-from ggferry.formats.files.sources import Source, mount, open_source, unmount
+from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
 from ggferry.formats.packed.holding import holding
 from ggferry.service.records.plan_file import digest_of, version_class
 from ggferry.service.storage.broker import BrokeredFile
@@ -102,26 +102,28 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> Converted:
     if not answer["ok"]:
         return {}
     transport = dict(zip(files, answer.get("transport", ()), strict=False))
-    for out in command["outs"]:
+    for out in command["outs"] if request.to not in FOLDER_FORMATS else ():  # a folder gets its name in one step
         recover(out)
     found: dict[str, OutputReceipt] = {}
     there = [out for out in command["outs"] if os.path.lexists(out)]
     if there:  # the receipt states the types that a size led to, and they are the same each time
         request = with_chosen_types(request, parent.stage)
     for receipt in adopt(only(request, there), files, parent.stage) if there else ():
-        _note_transport(receipt, transport)
-        found[_name_of(receipt)] = receipt
+        if not is_folder(receipt):  # that of a folder is one of its files
+            _note_transport(receipt, transport)
+        found[_name_of(receipt, command["outs"])] = receipt
     missing = [out for out in command["outs"] if os.path.basename(out) not in found]
 
     def approve(receipt: OutputReceipt) -> None:
         _note_transport(receipt, transport)
-        _note_texts(receipt, found, command["outs"])
+        if not is_folder(receipt):
+            _note_texts(receipt, found, command["outs"])
         if not made_of(receipt, files):
             raise ChangedError("changed while it was converted", path=command["source"], hint="plan again")
-        if len(receipt["output"]["files"]) > 1 and _name_of(receipt) not in map(os.path.basename, command["outs"]):
-            planned = ", ".join(map(os.path.basename, command["outs"]))
+        name, names = _name_of(receipt, command["outs"]), [*map(os.path.basename, command["outs"])]
+        if len(receipt["output"]["files"]) > 1 and name not in names:
             raise ChangedError(
-                "the shards are not as planned", found=_name_of(receipt), expected=planned, hint="plan again"
+                "the shards are not as planned", found=name, expected=", ".join(names), hint="plan again"
             )
         if not parent.ask("publish")["ok"]:
             raise TransientError("the lease on this job was lost; nothing was published", path=command["source"])
@@ -133,7 +135,9 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> Converted:
             results = convert(only(request, missing), parent.stage, approve)
         for out, result in zip(missing, results, strict=False):
             found[os.path.basename(out)] = result.receipt
-    return {"receipts": [found[os.path.basename(out)] for out in command["outs"]], "adopted": not missing}
+    receipts = [found[os.path.basename(out)] for out in command["outs"]]
+    own = _own_file(command["outs"][0]) if is_folder(receipts[0]) else None
+    return {"receipts": receipts, "adopted": not missing, "receipt_file": own}
 
 
 def only(request: Request, outs: Sequence[str]) -> Request:
@@ -144,8 +148,15 @@ def only(request: Request, outs: Sequence[str]) -> Request:
     return replace(request, out_paths=tuple(outs), options=replace(request.options, outtype=",".join(types)))
 
 
-def _name_of(receipt: OutputReceipt) -> str:
-    return str(receipt["output"]["files"][0]["name"])
+def _name_of(receipt: OutputReceipt, outs: Sequence[str]) -> str:
+    """Return the name of an output, of those that a job makes; of a folder that is the only one."""
+    return os.path.basename(outs[0]) if is_folder(receipt) else str(receipt["output"]["files"][0]["name"])
+
+
+def _own_file(folder: str) -> FileRecord:
+    """Return the record of the receipt's file, which is one of the folder's."""
+    with LocalFile(os.path.join(folder, FOLDER_RECEIPT)) as file:
+        return {"name": FOLDER_RECEIPT, "bytes": file.size, "blake3": digest(file)}
 
 
 def _note_texts(receipt: OutputReceipt, found: dict[str, OutputReceipt], outs: Sequence[str]) -> None:
@@ -155,7 +166,7 @@ def _note_texts(receipt: OutputReceipt, found: dict[str, OutputReceipt], outs: S
     """
     beside: list[FileRecord] | None = cast("Receipt", receipt).get(TEXT)
     if beside is None:
-        found[_name_of(receipt)] = receipt
+        found[_name_of(receipt, outs)] = receipt
         return
     names = [os.path.basename(out) for out in outs]
     beside[:] = [file for name in names if name in found for file in found[name]["output"]["files"]]
@@ -218,7 +229,9 @@ def _reopen(command: Mapping[str, Any], parent: Parent) -> Mapping[str, Any]:
     """
     checkpoint = open_checkpoint(command["output"])
     try:
-        found = {ref.name: ref.type.name for ref in checkpoint.tensors.values()}
+        apart = {name.rpartition(".")[0] for name in command.get("packed", ())}  # each written as several tensors
+        refs = [ref for ref in checkpoint.tensors.values() if ref.name.rpartition(".")[0] not in apart]
+        found = {ref.name: ref.type.name for ref in refs}
     finally:
         checkpoint.close()
     if found != command["tensors"]:

@@ -10,19 +10,29 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+from ggferry.converters.conversion.kinds.hf_folder import HfFolderKind, is_ours
 from ggferry.converters.conversion.options import LEVELS
+from ggferry.converters.conversion.plan import KINDS
 from ggferry.converters.conversion.receipt_options import declared_options
-from ggferry.converters.conversion.request import Request, split_mmproj
+from ggferry.converters.conversion.request import GGUF, Request, split_mmproj
 from ggferry.converters.conversion.verify import reprove
-from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, files_written
+from ggferry.converters.metadata.beside import (
+    FOLDER_FORMATS,
+    FOLDER_RECEIPT,
+    MAX_RECEIPT,
+    RECEIPT,
+    files_written,
+    is_folder,
+)
 from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, RefusedError, VerificationError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.text import load_object
+from ggferry.service.records.receipts import OWN, files_kept, receipts_of
 from ggferry.service.storage.stores import is_remote, join, local_path, split
 from ggferry.support.progress import Stage
 
@@ -34,7 +44,7 @@ How the source was fetched does not distinguish outputs either.
 """
 OF_THE_PROOF = ("verify", "witness")
 """Options that leave no trace in the output."""
-MEASURED_OF_TENSORS = ("grade", "max_error", "relative_rms", "band", "outlier")
+MEASURED_OF_TENSORS = ("exact", "grade", "max_error", "relative_rms", "band", "outlier")
 
 
 def adopt(request: Request, sources: Sequence[str], stage: Stage) -> list[OutputReceipt]:
@@ -51,26 +61,33 @@ def adopt(request: Request, sources: Sequence[str], stage: Stage) -> list[Output
         found = reprove(request, levels, stage)
     except VerificationError as error:
         raise _refusal(str(error.path or requests[0].out), error.message) from None
-    for request, receipt, before, level in zip(requests, found, declared, levels, strict=True):
+    for number, (request, receipt, before, level) in enumerate(zip(requests, found, declared, levels, strict=True)):
         if not made_of(receipt, sources):
             raise ChangedError("changed while it was read", path=request.source, hint="plan again")
         passes = before["verified"] == level and _passes(receipt) != _passes(before)
         if _settled(receipt) != _settled(before) or passes:
             raise _refusal(str(request.out), "its receipt is not the one that this job would write")
+        if is_folder(before):  # what writing has measured is in it alone
+            found[number] = cast("OutputReceipt", before)
     return found
 
 
 def _declared(request: Request, sources: Sequence[str]) -> JSONObject:
     """Return the receipt beside an output. Raises RefusedError where it is not of this request and these sources."""
     out = str(request.out)
-    if not os.path.lexists(out + RECEIPT):
+    place = os.path.join(out, FOLDER_RECEIPT) if request.to in FOLDER_FORMATS else out + RECEIPT
+    if not os.path.lexists(place):
         raise RefusedError("exists already, without a receipt", path=out, hint=HINT)
     try:
-        declared = load_object(out + RECEIPT, MAX_RECEIPT)
+        declared = load_object(place, MAX_RECEIPT)
     except CorruptError:
         raise _refusal(out, "its receipt cannot be read") from None
     if why := _foreign(declared, sources, request, _level(declared, request)):
         raise _refusal(out, why)
+    if request.to in FOLDER_FORMATS:
+        if not is_ours(out):
+            raise _refusal(out, "its files are not those of its receipt")
+        return declared
     for name in _written(declared):
         if not os.path.lexists(os.path.join(os.path.dirname(out), name)):
             hint = "convert --mmproj only makes it again; or move away what is there"
@@ -98,18 +115,26 @@ def _foreign(receipt: Mapping[str, Any], sources: Sequence[str], request: Reques
     It must state a proof at `level`. What else it says is compared with what is found.
     """
     try:
-        declared = json.loads(json.dumps(declared_options(request)))
+        declared = json.loads(json.dumps(_options(request)))
+        if receipt.get("to", GGUF) != request.to:
+            return "its receipt is of another format"
         if any(receipt["options"].get(key) != value for key, value in declared.items() if key not in OF_THE_PROOF):
             return "its receipt is of other options"
         if not made_of(receipt, sources):
             return "its receipt is of another source"
-        if os.path.basename(str(request.out)) not in _written(receipt):
+        if not is_folder(receipt) and os.path.basename(str(request.out)) not in _written(receipt):
             return "its receipt is of another file"
         if request.level != LEVELS[0] and (why := unproved(receipt, level)):
             return why
     except (KeyError, TypeError, AttributeError):
         return "its receipt is none"
     return None
+
+
+def _options(request: Request) -> JSONObject:
+    """Return what the receipt of a request's output states of its options."""
+    kind = KINDS[request.outputs[0].kind]
+    return kind.declared(request) if isinstance(kind, HfFolderKind) else declared_options(request)
 
 
 def _settled(receipt: Mapping[str, Any]) -> Any:
@@ -154,16 +179,35 @@ def _written(receipt: Mapping[str, Any]) -> dict[str, str]:
     return {os.path.basename(str(r["name"])): str(r["blake3"]) for r in files_written(receipt)}
 
 
-def not_intact(outs: Sequence[str], receipts: Sequence[Mapping[str, Any]], scratch: str = "") -> str | None:
-    """Return the first of a job's outputs that is not what its receipt states; None when all are.
+def not_intact(outs: Sequence[str], kept: Mapping[str, Any] | None, scratch: str = "") -> str | None:
+    """Return the first of a job's outputs that is not what its receipt states, of a folder the file; None when all are.
 
-    Each must have a receipt of its own, and every file of it the bytes that the receipt states. A file that several
-    share is read once. Raises AccessError or TransientError where a place does not answer.
+    Each must have a receipt of its own in what the ledger `kept`, and every file of it the bytes that the receipt
+    states. A file that several share is read once. Raises AccessError or TransientError where a place does not answer.
     """
-    seen: dict[str, str] = {}
+    receipts, seen = receipts_of(kept), dict[str, str]()
     for number, out in enumerate(outs):
-        if number >= len(receipts) or not _is_intact(out, receipts[number], scratch, seen):
+        if number >= len(receipts):
             return out
+        if is_folder(receipts[number]):
+            if odd := _odd_file(local_path(out), kept or {}, scratch):
+                return odd
+        elif not _is_intact(out, receipts[number], scratch, seen):
+            return out
+    return None
+
+
+def _odd_file(folder: str, kept: Mapping[str, Any], scratch: str) -> str | None:
+    """Return the first file of a folder that is not what was proved, or is gone, with the folder."""
+    name = FOLDER_RECEIPT
+    try:
+        kept[OWN]["blake3"]  # without it the ledger knows nothing of one file
+        for record in files_kept(kept):
+            name = str(record["name"])
+            if _digest(join(folder, name), scratch) != record["blake3"]:
+                return join(folder, name)
+    except (KeyError, TypeError, NotFoundError):
+        return join(folder, name)
     return None
 
 

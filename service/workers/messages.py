@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NotRequired
 
 from typing_extensions import TypedDict  # pydantic refuses that of typing below Python 3.12
 
-from ggferry.converters.metadata.receipt_fields import OutputReceipt
+from ggferry.converters.metadata.receipt_fields import FileRecord, OutputReceipt
 from ggferry.formats.json_files.kinds import JSONObject
 
 if TYPE_CHECKING:
@@ -93,10 +93,14 @@ class Analysis(TypedDict):
 
 
 class Converted(TypedDict, total=False):
-    """The receipts of a job's outputs, and whether all of them existed; nothing where it was not to be done."""
+    """The receipts of a job's outputs, and whether all of them existed; nothing where it was not to be done.
+
+    `receipt_file`: the record of the receipt's own file, of a folder.
+    """
 
     receipts: list[OutputReceipt]
     adopted: bool
+    receipt_file: FileRecord | None
 
 
 class Rechecked(TypedDict):

@@ -74,6 +74,7 @@ def test_a_configuration_as_transformers_writes_it_is_all_used(name: str) -> Non
 
 SIZELESS = {
     "Glm4MoeForCausalLM": (),
+    "Glm4MoeModel": (),
     "Glm4vMoeForConditionalGeneration": ("text_config",),
     "Qwen3OmniMoeForConditionalGeneration": ("thinker_config", "text_config"),
 }
@@ -431,10 +432,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
                 "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 700.0},
             }
         },
-    ),
-    "a part of each head turned, in pairs": (
-        "llama",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}},
     ),
 }
 

@@ -52,6 +52,8 @@ def test_tensors_are_those_that_were_converted(folder: Path) -> None:
         "litgpt/falcon",
         "torchtune/llama",
         "torchtune/qwen2",
+        "torchtune/gemma",
+        "torchtune/phi3",
     ],
 )
 def test_it_becomes_a_proved_gguf(tmp_path: Path, name: str) -> None:
@@ -123,7 +125,7 @@ def test_a_matrix_that_is_stored_by_columns_is_the_same_model(tmp_path: Path) ->
 BAD_TUNE: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any], type[e.GgferryError], str]] = {
     "another class": (
         lambda s: None,
-        {"architectures": ["Phi3ForCausalLM"]},
+        {"architectures": ["Qwen3ForCausalLM"]},
         e.UnsupportedError,
         "names of this class",
     ),
@@ -138,6 +140,18 @@ BAD_TUNE: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any], type[
         "torchtune",
     ),
 }
+
+
+def test_a_part_that_is_not_there_is_named(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "x", lambda s: s.pop("layers.1.attn.q_proj.weight"), {}, "torchtune/phi3")
+    with pytest.raises(e.MissingError, match=r"layers\.1\.self_attn\.q_proj\.weight"):
+        understand(open_checkpoint(os.fspath(folder)))
+
+
+def test_gemma_2_whose_norms_it_names_otherwise_than_it_applies_them_is_refused(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "x", lambda s: None, {"architectures": ["Gemma2ForCausalLM"]}, "torchtune/gemma")
+    with pytest.raises(e.UnsupportedError, match="exchanges the norms"):
+        understand(open_checkpoint(os.fspath(folder)))
 
 
 @pytest.mark.parametrize("name", BAD_TUNE)

@@ -154,3 +154,83 @@ def second(folder: Path) -> Path:
         "output_multiplier": 0.7,
     }
     return flash(folder, "DFlash2DraftModel", heads, dflash_config=own)
+
+
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v4",
+    "vocab_size": 512,
+    "hidden_size": WIDTH,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_nextn_predict_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 20,
+    "o_lora_rank": 12,
+    "o_groups": 2,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.3,
+    "norm_topk_prob": True,
+    "scoring_func": "sqrtsoftplus",
+    "swiglu_limit": 2.5,
+    "hc_mult": 4,
+    "hc_eps": 1e-6,
+    "hc_sinkhorn_iters": 6,
+    "sliding_window": 48,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 3000.0,
+    "compress_rope_theta": 90000.0,
+    "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 16},
+    "max_position_embeddings": 64,
+    "compress_ratios": [0, 4, 0, 0, 0],
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "dspark_block_size": 5,
+    "dspark_noise_token_id": 3,
+    "dspark_target_layer_ids": [0, 0],
+    "dspark_markov_rank": 20,
+}
+
+
+def stages(folder: Path, name: str = "DeepseekV4DSparkModel", at: str = "", **more: Any) -> Path:
+    """DSpark of DeepSeek V4, in the names of its target's checkpoint, behind `at`."""
+    c = {**DEEPSEEK, "architectures": [name], **more}
+    heads, width, count = c["num_attention_heads"], c["head_dim"], c["hc_mult"]
+    last = c["num_nextn_predict_layers"] - 1
+    own: Shapes = {
+        "attn_norm.weight": (WIDTH,),
+        "ffn_norm.weight": (WIDTH,),
+        "attn.attn_sink": (heads,),
+        "attn.wq_a.weight": (c["q_lora_rank"], WIDTH),
+        "attn.q_norm.weight": (c["q_lora_rank"],),
+        "attn.wq_b.weight": (heads * width, c["q_lora_rank"]),
+        "attn.wkv.weight": (width, WIDTH),
+        "attn.kv_norm.weight": (width,),
+        "attn.wo_a.weight": (c["o_groups"] * c["o_lora_rank"], heads * width // c["o_groups"]),
+        "attn.wo_b.weight": (WIDTH, c["o_groups"] * c["o_lora_rank"]),
+        "ffn.gate.weight": (c["n_routed_experts"], WIDTH),
+        "ffn.gate.bias": (c["n_routed_experts"],),
+    }
+    for branch in ("attn", "ffn"):
+        own |= {f"hc_{branch}_fn": ((2 + count) * count, count * WIDTH), f"hc_{branch}_scale": (3,)}
+        own |= {f"hc_{branch}_base": ((2 + count) * count,)}
+    for of in ("shared_experts", *(f"experts.{n}" for n in range(c["n_routed_experts"]))):
+        inner = (c["moe_intermediate_size"], WIDTH)
+        own |= {f"ffn.{of}.w1.weight": inner, f"ffn.{of}.w2.weight": inner[::-1], f"ffn.{of}.w3.weight": inner}
+    shapes = {f"{at}mtp.{n}.{part}": shape for n in range(last + 1) for part, shape in own.items()}
+    shapes |= {f"{at}mtp.0.main_proj.weight": (WIDTH, 2 * 64), f"{at}mtp.0.main_norm.weight": (WIDTH,)}
+    heads_of_last: Shapes = {
+        "norm.weight": (WIDTH,),
+        "hc_head_fn": (count, count * WIDTH),
+        "hc_head_base": (count,),
+        "hc_head_scale": (1,),
+        "markov_head.markov_w1.weight": (512, 20),
+        "markov_head.markov_w2.weight": (512, 20),
+        "confidence_head.proj.weight": (1, WIDTH + 20),
+    }
+    shapes |= {f"{at}mtp.{last}.{part}": shape for part, shape in heads_of_last.items()}
+    return save(folder, c, shapes)

@@ -72,11 +72,17 @@ def runner_of(folder: Path, name: int, *, before: bool = False, both: bool = Fal
     It dies when it gives its output the `name`th name, counted from one: just before, or just after; `both`: its
     coordinator with it.
     """
-    marker, script, runner = folder / "died", folder / "dying.py", folder / "python"
-    script.write_text(SCRIPT.format(marker=str(marker), wanted=name, before=before, both=both))
+    marker = folder / "died"
+    return runner_by(folder, SCRIPT.format(marker=str(marker), wanted=name, before=before, both=both)), marker
+
+
+def runner_by(folder: Path, text: str) -> Path:
+    """Return a program to start workers with, which run this script in the place of theirs."""
+    script, runner = folder / "dying.py", folder / "python"
+    script.write_text(text)
     runner.write_text(f'#!/bin/sh\nexec {sys.executable} -P {script} "$4" "$5"\n')
     runner.chmod(0o755)
-    return runner, marker
+    return runner
 
 
 @contextmanager

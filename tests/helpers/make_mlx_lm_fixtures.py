@@ -30,8 +30,34 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3next": ("qwen3next", SIZES | {"moe_intermediate_size": 32}, {"mode": "mxfp4"}),
     "granitemoe": ("granitemoe", SIZES | {"intermediate_size": 128}, {"bits": 3, "group_size": 64}),
     "kimi-linear": ("kimi linear", {"moe_intermediate_size": 32}, {"mode": "mxfp8"}),
+    "falcon-h1": (
+        "falcon-h1",
+        SIZES | {"attention_in_multiplier": 1.0, "mamba_d_ssm": 96, "mamba_n_heads": 12},
+        {"bits": 4, "group_size": 32},
+    ),
+    "falcon-h1-tied": (
+        "falcon-h1",
+        SIZES
+        | {"attention_in_multiplier": 1.0, "key_multiplier": 1.0, "tie_word_embeddings": True}
+        | {"mamba_d_ssm": 96, "mamba_n_heads": 12},
+        {"bits": 5, "group_size": 32},
+    ),
+    "dbrx": (
+        "dbrx",
+        {"d_model": 64, "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 5, "moe_top_k": 2}},
+        {"bits": 4, "group_size": 32},
+    ),
+    "gptneox": (
+        "gptneox",
+        {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 8},
+        {"bits": 4, "group_size": 32},
+    ),
+    "gptj": ("gptj", {"n_embd": 64, "n_inner": 256, "n_head": 8}, {"bits": 3, "group_size": 32}),
+    "rwkv7": ("", {}, {"bits": 4, "group_size": 32}),
+    "kimi-k3": ("", {}, {}),
 }
-"""Name → tiny model, its sizes, and how it is quantized."""
+"""Name → tiny model, its sizes, and how it is quantized, if it is."""
+MIXTURES = ("mixtral", "qwen3moe", "deepseek3", "qwen3next", "granitemoe", "kimi-linear")
 
 
 def older(config: dict[str, Any]) -> dict[str, Any]:
@@ -40,6 +66,8 @@ def older(config: dict[str, Any]) -> dict[str, Any]:
     config = {"rope_theta": rotary["rope_theta"], "rope_scaling": None, **config}
     config |= {"partial_rotary_factor": rotary["partial_rotary_factor"]} if "partial_rotary_factor" in rotary else {}
     config |= {"num_experts": config["num_local_experts"]} if "num_local_experts" in config else {}
+    if config["model_type"] == "gpt_neox":
+        config |= {"rotary_emb_base": rotary["rope_theta"], "rotary_pct": rotary.get("partial_rotary_factor", 0.25)}
     if config["model_type"] != "kimi_linear":
         return config
     kinds = config.pop("layer_types")
@@ -54,6 +82,29 @@ def older(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"first_k_dense_replace": 1, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid"}
 
 
+def rwkv7(folder: Path) -> None:
+    """Write an RWKV-7 as flash-linear-attention has it."""
+    from converters.architectures.test_rwkv import RWKV7, as_hf, fla_name, goose_vectors
+
+    as_hf(goose_vectors(), folder, RWKV7 | {"model_type": "rwkv7"}, fla_name)
+
+
+def kimi_k3(folder: Path) -> None:
+    """Write a Kimi K3 by the names of its publisher, without what sees."""
+    from converters.architectures.test_runtime_alone import saved
+    from safetensors.numpy import load_file, save_file
+
+    saved("kimi-k3", folder)
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("vision_tower")}
+    save_file(kept, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "kimi_k3"}
+    inner = config["text_config"]
+    inner |= {"model_type": "kimi_linear", "latent_moe_use_norm": True, "mla_use_output_gate": True}
+    inner["linear_attn_config"]["use_full_rank_gate"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def sources(folder: Path) -> None:
     """Write the models that mlx-lm is given."""
     from safetensors.torch import load_file, save_file
@@ -61,6 +112,9 @@ def sources(folder: Path) -> None:
     from helpers.tiny_models import make
 
     for name, (model, sizes, _) in MODELS.items():
+        if not model:
+            {"rwkv7": rwkv7, "kimi-k3": kimi_k3}[name](folder / name)
+            continue
         make(model, folder / name, **sizes)
         config = older(json.loads((folder / name / "config.json").read_text()))
         (folder / name / "config.json").write_text(json.dumps(config))
@@ -101,13 +155,17 @@ def quantized(folder: Path) -> None:
         model, config = load_model(folder / name)
         as_type(mx.float16, model)
         arguments = {"group_size": None, "bits": None, **how}
-        model, config = quantize_model(model, config, **arguments)
+        if how:
+            model, config = quantize_model(model, config, **arguments)
         save_model(OUT / name, model)
         save_config(config | {"torch_dtype": "float16"}, OUT / name / "config.json")
         (OUT / name / "model.safetensors.index.json").unlink()
-        settings, weights = config["quantization"], dict(tree_flatten(model.parameters()))
+        own = {"group_size": 64, "bits": 4}  # `to_quantized`
+        settings, weights = config.get("quantization", {}), dict(tree_flatten(model.parameters()))
         for base in (key.removesuffix(".scales") for key in weights if key.endswith(".scales")):
-            found = np.array(values(weights, base, settings.get(base, settings))) + np.float32(0)
+            found = np.array(
+                values(weights, base, {**own, **settings[base]} if base in settings else settings)
+            ) + np.float32(0)
             answers["values"].setdefault(name, {})[base] = hashlib.sha256(found.tobytes()).hexdigest()
         if "global_scale" in how:
             continue  # MLX computes with it on a GPU alone

@@ -2,7 +2,8 @@
 
 Run by hand, where the library is installed (`pip install --no-deps amd-quark`, …); the tests need none of them.
 
-    python tests/helpers/make_quark_fixtures.py quark | awq AUTOAWQ/awq/modules/linear | mxfp6 | modelopt | stacks
+    python tests/helpers/make_quark_fixtures.py quark | quark_blocks | awq AUTOAWQ/awq/modules/linear | mxfp6
+    python tests/helpers/make_quark_fixtures.py modelopt | stacks
     python tests/helpers/make_quark_fixtures.py sparse    (compressed-tensors 0.11.0, the last that has it)
 """
 
@@ -89,6 +90,20 @@ def quark() -> None:
             "export": {"weight_format": "real_quantized", "pack_method": "order" if in_order else "reorder"},
         }
         store(name, "amd-quark 0.13, StaticScaledRealQuantizer", tensors, layer(packed) + 0.0, config)
+
+
+def quark_blocks() -> None:
+    """Numbers in blocks, as Quark exports those that other programs made, dequantized by its emulation of kernels."""
+    from quark.torch.kernel.hw_emulation.hw_emulation_interface import dequantize_fp8_per_block
+
+    values = nn.functional.pad(weight(70, 96), (0, 32, 0, 26)).reshape(3, 32, 2, 64)
+    scale = (values.abs().amax((1, 3)) / 448).bfloat16().float()
+    codes = (values / scale[:, None, :, None]).reshape(96, 128)[:70, :96].to(torch.float8_e4m3fn)
+    own = {"dtype": "fp8_e4m3", "qscheme": "per_block", "is_dynamic": False, "block_size": [32, 64]}
+    config = {"quant_method": "quark", "global_quant_config": {"weight": own}, "export": {"pack_method": "reorder"}}
+    tensors = {f"{LAYER}.weight": codes, f"{LAYER}.weight_scale": scale}
+    meaning = dequantize_fp8_per_block(codes, scale, (32, 64))
+    store("quark-fp8-blocks", "amd-quark 0.13, dequantize_fp8_per_block", tensors, meaning, config)
 
 
 def _scales(values: torch.Tensor, dtype: str, scheme: str, more: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -262,5 +277,13 @@ def sparse() -> None:
 
 
 if __name__ == "__main__":
-    made: Any = {"quark": quark, "awq": awq, "mxfp6": mxfp6, "sparse": sparse, "modelopt": modelopt, "stacks": stacks}
+    made: Any = {
+        "quark": quark,
+        "quark_blocks": quark_blocks,
+        "awq": awq,
+        "mxfp6": mxfp6,
+        "sparse": sparse,
+        "modelopt": modelopt,
+        "stacks": stacks,
+    }
     made[sys.argv[1]](*sys.argv[2:])

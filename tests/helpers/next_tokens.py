@@ -1,4 +1,8 @@
-"""Tiny models with blocks that predict further tokens, which transformers does not make: the decoder's own, changed."""
+"""Tiny models with blocks that predict further tokens, which transformers does not make: the decoder's own, scaled.
+
+No two of a model's blocks are alike; a shift in place of the factor would drown random weights, so that hardly anything
+that a block reads would be seen in what it gives.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from helpers import own_next_tokens as special
 from helpers.tiny import TOKENS
 from helpers.tiny_models import make
 
@@ -38,11 +43,23 @@ LIKE = {"step35": 0}
 """Families whose blocks are like another one than the last: Step's is dense, and looks at everything."""
 APART = ("qwen3next", "qwen3next irregular", "qwen35", "qwen35moe", "qwen35 that sees")
 """Families that keep theirs under `mtp.`, which attends to everything whatever the last block does."""
-MODELS = {**LAST, **{name: {} for name in APART}}
+MODELS: dict[str, dict[str, Any]] = {**LAST, **{name: {} for name in (*APART, *special.OWN_BLOCKS)}}
+ONLY_ALONE = tuple(special.ONLY_ALONE)
+SPOILED = {"qwen3next": 1e-4}
+"""Families one of whose rows float32 spoils in the decoder: transformers' is 2e-4 off a pass in float64, ours 3e-5."""
+EXTRAS = {name: family.extras for name, family in special.OWN_BLOCKS.items()}
+
+
+def most(name: str) -> int:
+    """Return how many such blocks a model of this name may have here."""
+    family = special.FAMILIES.get(name)
+    return family.count if family else 2 if name in LAST else 1
 
 
 def predicting(name: str, folder: Path, count: int = 1, **changes: Any) -> np.ndarray:
     """transformers' logits; the model stands in `folder` with blocks behind its last one, copies of that."""
+    if name in special.FAMILIES:
+        return special.predicting(name, folder, count, **changes)
     logits = make(name, folder, **{**MODELS.get(name, {}), **changes})
     config, path = json.loads((folder / "config.json").read_text()), folder / "model.safetensors"
     tensors, rng = load_file(path), np.random.default_rng(7 if name == "step35" else 5)  # 5: a row that float32 spoils
@@ -54,7 +71,8 @@ def predicting(name: str, folder: Path, count: int = 1, **changes: Any) -> np.nd
     of_one = {key: value for key, value in tensors.items() if key.startswith(like)}
     for n in range(blocks, blocks + count):
         at = f"model.layers.{n}."
-        tensors |= {key.replace(like, at): value + 0.25 for key, value in of_one.items()}
+        share = special.SHARE ** (1 + n - blocks)
+        tensors |= {key.replace(like, at): value * share for key, value in of_one.items()}
         shapes = {
             "eh_proj": (width, 2 * width),
             "enorm": (width,),
@@ -76,7 +94,7 @@ def apart(logits: np.ndarray, config: dict[str, Any], tensors: dict[str, np.ndar
     stem = next(key for key in tensors if f"layers.{attending}." in key).partition("layers.")[0]
     start = f"{stem}layers.{attending}."
     of_one = {key: value for key, value in tensors.items() if key.startswith(start)}
-    tensors |= {key.replace(start, "mtp.layers.0."): value + 0.25 for key, value in of_one.items()}
+    tensors |= {key.replace(start, "mtp.layers.0."): value * special.SHARE for key, value in of_one.items()}
     shapes = {
         "fc": (width, 2 * width),
         "pre_fc_norm_embedding": (width,),
@@ -88,15 +106,17 @@ def apart(logits: np.ndarray, config: dict[str, Any], tensors: dict[str, np.ndar
     return logits
 
 
-def states_before(folder: Path) -> np.ndarray:
+def states_before(name: str, folder: Path, tokens: list[int] = TOKENS) -> np.ndarray:
     """transformers' normalized states of the last block of the decoder, float32 `(tokens, width)`."""
+    if name in special.FAMILIES:
+        return special.states_before(name, folder, tokens)
     import torch
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
     model = getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        return model(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states[-1][0].numpy()
+        return model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0].numpy()
 
 
 def _states_of(block: Any) -> Any:
@@ -118,6 +138,8 @@ def _states_of(block: Any) -> Any:
 def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
     """What transformers' own module of such a block computes of the saved model, float32 `(rows, vocab)`: for each
     block in turn, one row fewer than the block before it."""
+    if name in special.FAMILIES:
+        return special.further_logits(name, folder, count)
     import torch
     import transformers
     from transformers.modeling_layers import MtpLayer
@@ -148,7 +170,7 @@ def further_logits(name: str, folder: Path, count: int = 1) -> np.ndarray:
         for ahead in range(1, 1 + count):
             n = last + ahead
             block = copy.deepcopy(decoder.layers[like])
-            block.load_state_dict({key: value + 0.25 for key, value in block.state_dict().items()})
+            block.load_state_dict({key: value * special.SHARE**ahead for key, value in block.state_dict().items()})
             if north:  # in llama.cpp's graph of such a block queries and keys rotate, and see everything
                 block.self_attn.sliding_window = 1 << 20
             layer = MtpLayer(of_text, lambda *_, block=block: _states_of(block), type(decoder.norm), like).eval()

@@ -509,6 +509,19 @@ def _merged(found: Any) -> Any:
     return torch.cat([found.pooler_output, *(getattr(found, "deepstack_features", None) or ())], -1)
 
 
+def dots3note_a(folder: Path) -> Made:
+    import torch
+    import transformers as t
+
+    from helpers.models.dots import DOTS, DOTS_EYES
+
+    model = saved(folder, t.Dots3NoteForConditionalGeneration(t.Dots3NoteConfig(text_config=DOTS, **DOTS_EYES)))
+    settings = {**PIXELS, "min_pixels": 1764, "max_pixels": 2304}
+    (folder / "preprocessor_config.json").write_text(json.dumps({"vision_config": settings}))  # as published
+    mel, length, tower = spectrum(16, 75), torch.tensor([75 * 160]), model.double().model.audio_tower
+    return {"spectrum": mel}, lambda: tower(_wide(mel)[None], length).pooler_output
+
+
 AUDIO_ENCODERS: dict[str, Callable[[Path], Made]] = {
     one.__name__: one
     for one in (
@@ -516,7 +529,7 @@ AUDIO_ENCODERS: dict[str, Callable[[Path], Made]] = {
         qwen3a, granite_speech, granite_speech_in_whole_blocks,
         granite_speech_plus, lfm2a, lfm2a_as_wide_as_llama_cpp_wants,
         gemma4_of_an_embedder, gemma4a, gemma4a_unbounded, gemma4v_of_both, gemma4v, gemma4uv, gemma4ua,
-        qwen2_5o_ear, qwen2_5o_eye, qwen3_omni_ear, qwen3_omni_eye,
+        qwen2_5o_ear, qwen2_5o_eye, qwen3_omni_ear, qwen3_omni_eye, dots3note_a,
     )
 }
 PUBLISHED = ("ultravox", "glma_of_its_publisher", "meralion", "lfm2a", "lfm2a_as_wide_as_llama_cpp_wants")

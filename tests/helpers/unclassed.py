@@ -135,7 +135,46 @@ def plamo3() -> tuple[dict[str, Any], Shapes]:
     return config, shapes
 
 
-UNCLASSED = {"grok 1": grok1, "grok 2": grok2, "plamo": plamo, "plamo 2": plamo2, "plamo 3": plamo3}
+SWITCHES, SUBSTITUTES = (7, 200, 31), (40, 9, 77)
+"""Tokens that switch an adapter on, and those that are embedded in their place."""
+
+
+def granite_switch() -> tuple[dict[str, Any], Shapes]:
+    """Granite with three adapters in every matrix, as `granite-switch` composes it: the switch counts as a block."""
+    rank = 6
+    shapes = _embeddings("model.embed_tokens.weight", "model.norm.weight", "")
+    for n in range(BLOCKS):
+        at = f"model.layers.{n}."
+        shapes |= {f"{at}{name}_layernorm.weight": (WIDTH,) for name in ("input", "post_attention")}
+        for name, columns, parts in (
+            ("self_attn.qkv_proj", WIDTH, (HEADS * HEAD, HEADS_KV * HEAD, HEADS_KV * HEAD)),
+            ("self_attn.o_proj", HEADS * HEAD, (WIDTH,)),
+            ("shared_mlp.input_linear", WIDTH, (FF, FF)),
+            ("shared_mlp.output_linear", FF, (WIDTH,)),
+        ):
+            shapes[f"{at}{name}.base_layer.weight"] = (sum(parts), columns)
+            for number, rows in enumerate(parts):
+                part = f"_slices.{number}" if len(parts) > 1 else ""
+                shapes[f"{at}{name}.lora_A{part}"] = (len(SWITCHES), 1, rank, columns)
+                shapes[f"{at}{name}.lora_B{part}"] = (len(SWITCHES), 1, rows, rank)
+    config = {
+        "architectures": ["GraniteSwitchForCausalLM"], "model_type": "granite_switch",
+        **SIZES, "num_hidden_layers": BLOCKS + 1, "layer_types": ["attention"] * (BLOCKS + 1), "intermediate_size": 512,
+        "shared_intermediate_size": FF, "tie_word_embeddings": True, "position_embedding_type": "rope",
+        "attention_multiplier": 0.3, "embedding_multiplier": 4.0, "residual_multiplier": 0.6, "logits_scaling": 2.5,
+        "num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 5000.0, "num_adapters": len(SWITCHES),
+        "adapter_token_ids": list(SWITCHES), "adapter_substitute_token_ids": list(SUBSTITUTES), "control_dims": 0,
+        "control_token_gain": 15.0, "max_lora_rank": rank, "adapter_ranks": [rank, 2, 4],
+        "adapter_names": ["a", "b", "c"], "projection_head_dim": HEAD,
+        "lora_target_modules": ["qkv_proj", "o_proj", "shared_input_linear", "shared_output_linear"],
+    }
+    return config, shapes
+
+
+UNCLASSED = {
+    "granite switch": granite_switch, "grok 1": grok1, "grok 2": grok2, "plamo": plamo, "plamo 2": plamo2,
+    "plamo 3": plamo3,
+}
 
 
 def make_unclassed(name: str, folder: Path, **changes: Any) -> Path:

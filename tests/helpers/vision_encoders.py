@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from helpers.models.dots import DOTS, DOTS_EYES
 from helpers.multimodal import TEXT, save
 
 PIXELS = {"min_pixels": 1764, "max_pixels": 2304}
@@ -102,15 +103,23 @@ def ended(model: Any, picture: Any) -> Any:
     return torch.cat((found, end), 1).flatten(0, 1)[:-1]
 
 
-def squares(model: Any, picture: Any) -> Any:
-    """The features of patches in the order of their squares, two frames each; and of deepstack blocks."""
+def one_frame(model: Any, picture: Any) -> Any:
+    """The features of patches in the order of their squares, a frame each; experts in float64, too."""
+    for module in model.modules():  # each block has a configuration of its own
+        if hasattr(module, "config"):
+            module.config._experts_implementation = "eager"
+    return squares(model, picture, 1)
+
+
+def squares(model: Any, picture: Any, span: int = 2) -> Any:
+    """The features of patches in the order of their squares, of `span` frames each; and of deepstack blocks."""
     import torch
 
     size = model.config.vision_config.patch_size
     _, height, width = picture.shape
     rows, columns = height // size, width // size
     cut = picture.view(3, rows // 2, 2, size, columns // 2, 2, size).permute(1, 4, 2, 5, 0, 3, 6)
-    frames = cut.reshape(rows * columns, 3, 1, size, size).repeat(1, 1, 2, 1, 1).flatten(1)
+    frames = cut.reshape(rows * columns, 3, 1, size, size).repeat(1, 1, span, 1, 1).flatten(1)
     found = _features(model)(pixel_values=frames, image_grid_thw=torch.tensor([[1, rows, columns]]))
     deep = getattr(found, "deepstack_features", None) or ()
     return torch.cat([_flat(found.pooler_output), *(_flat(rows) for rows in deep)], -1)
@@ -167,6 +176,12 @@ def unnormed(model: Any, picture: Any) -> Any:
     cut = picture.view(3, rows, size, columns, size).permute(1, 3, 0, 2, 4).reshape(rows * columns, -1)
     seen = inner.vision_tower(pixel_values=cut.repeat(1, 2), grid_thw=torch.tensor([[1, rows, columns]]))
     return _flat(inner.vision_projection(inner.vision_adapter(seen.last_hidden_state)))
+
+
+def one_tile(model: Any, picture: Any) -> Any:
+    """The features of a picture as one tile, before they are put together (LLaVA 1.6)."""
+    states = model.model.vision_tower(picture[None], output_hidden_states=True).hidden_states
+    return _flat(model.model.multi_modal_projector(states[model.config.vision_feature_layer][:, 1:]))
 
 
 def projected(model: Any, picture: Any) -> Any:
@@ -263,6 +278,12 @@ VISION_ENCODERS = {
         {**_PLAIN, "model_type": "clip_vision_model", "num_hidden_layers": 4, "projection_dim": 16}, whole, (48, 48),
         {"model_type": "llama"}, {"vision_feature_layer": -2},
     ),
+    "llava_next": VisionEncoder(
+        "LlavaNextConfig", "LlavaNextForConditionalGeneration",
+        {**_PLAIN, "model_type": "clip_vision_model", "num_hidden_layers": 4, "projection_dim": 16}, one_tile, (48, 48),
+        {"model_type": "llama"},
+        {"vision_feature_layer": -2, "image_grid_pinpoints": [[48, 96], [96, 48], [96, 96], [144, 48]]},
+    ),
     "lfm2": VisionEncoder(
         "Lfm2VlConfig", "Lfm2VlForConditionalGeneration",
         {"model_type": "siglip2_vision_model", "hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 3,
@@ -349,6 +370,13 @@ VISION_ENCODERS = {
         whole, (768, 768),
         {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
          "mlp_layer_types": ["dense", "sparse"]},
+    ),
+    "dots3note_v": VisionEncoder(
+        "Dots3NoteConfig", "Dots3NoteForConditionalGeneration",
+        {"hidden_size": 24, "intermediate_size": 40, "moe_intermediate_size": 16, "num_hidden_layers": 5,
+         "num_attention_heads": 3, "patch_size": 6, "adapter_in_dim": 24, "adapter_out_dim": 48,
+         "pyramid_num_routed": [-1, 4, 1, 0, 6]},
+        one_frame, (48, 60), DOTS, {"audio_config": DOTS_EYES["audio_config"]}, PIXELS,
     ),
     "muse-glimmer": VisionEncoder(
         "MuseGlimmerConfig", "MuseGlimmerForConditionalGeneration",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +85,10 @@ def test_github_would_take_them(kind: str, tmp_path: Path) -> None:
     broken = tmp_path / "broken.yml"
     broken.write_text(Path(paths[0]).read_text().replace("runs:" if kind == "actions" else "jobs:", "walks:"))
     assert run("check-jsonschema", "--builtin-schema", f"vendor.github-{kind}", str(broken), cwd=tmp_path).returncode
+
+
+def test_every_system_runs_what_make_test_runs() -> None:
+    """One list of markers: a machine of GitHub has no Chromium, Wine or PostgreSQL either."""
+    places = ("Makefile", ".github/workflows/ci.yml")
+    found = [re.findall(r"-m ['\"](not slow[^'\"]*)['\"]", (ROOT / place).read_text()) for place in places]
+    assert [len(each) for each in found] == [2, 2] and len({*found[0], *found[1]}) == 1

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ggferry.converters.model_graph.class_defaults.text_models import model_types
+from ggferry.converters.model_graph.class_defaults.text_models import ClassDefaults, in_force, model_types
 from ggferry.converters.model_graph.open_checkpoint import architectures
 from ggferry.converters.schema.architecture import Architecture
 
@@ -75,3 +75,16 @@ def test_every_alias_of_a_class_is_read(part: int) -> None:
 
 def test_every_reason_is_of_a_model_type() -> None:
     assert {kind for kind, _ in OTHERWISE} <= {*model_types()}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_of_two_names_that_contradict_each_other_counts_what_transformers_takes(part: int) -> None:
+    for kind in sorted(model_types())[part::PARTS]:
+        cls, listed = CONFIG_MAPPING[kind], model_types()[kind]
+        for alias, key in listed.aliases.items():
+            if type(taken := getattr(cls(), key, None)) is int:
+                config = {key: taken + 2, alias: taken}
+                found = in_force(config, "", ClassDefaults("", {}, listed.aliases))
+                assert found.config[key] == getattr(cls(**config), key) == taken, (kind, alias)
+                assert f"{key} and {alias} contradict" in " ".join(found.notes)

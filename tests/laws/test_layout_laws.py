@@ -8,29 +8,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggferry.converters.schema.expressions import evaluate, holds, solve
-from ggferry.converters.schema.layouts import (
-    ADD_ONE,
-    NEG_EXP,
-    SAME,
-    Concat,
-    Halved,
-    Layout,
-    Pick,
+from ggferry.converters.schema.layouts.base import SAME, Layout, Same, Then, row_count
+from ggferry.converters.schema.layouts.columns import Columns
+from ggferry.converters.schema.layouts.order import (
+    Heads,
     Rearrange,
+    TailPairs,
+    TrailingBlocks,
+    heads_halves_to_pairs,
+    heads_to_qkv,
+    rotary_halves_to_pairs,
+)
+from ggferry.converters.schema.layouts.parts import (
+    Concat,
+    Pick,
     Reshape,
-    Same,
     Split,
     Squeeze,
     Stack,
-    Then,
     Transpose,
     Unsqueeze,
     Unstack,
-    heads_halves_to_pairs,
-    heads_to_qkv,
-    row_count,
 )
-from ggferry.converters.schema.partial_layouts import Columns, Heads, Scaled, TrailingBlocks, rotary_halves_to_pairs
+from ggferry.converters.schema.layouts.values import ADD_ONE, NEG_EXP, Halved, Scaled
 from ggferry.quant.codec import codecs
 
 SIZES = {"n_head": 6, "n_head_kv": 3, "head_dim": 16, "n_embd": 96, "n_rot": 10}
@@ -49,6 +49,8 @@ UNARY = {
     "behind, of a stack": (TrailingBlocks(2, heads_halves_to_pairs("n_head")), (4, 48, 64)),
     "turned part of heads": (rotary_halves_to_pairs("n_head"), (96, 64)),
     "turned part of a bias": (rotary_halves_to_pairs("n_head_kv"), (48,)),
+    "turned rear of heads": (TailPairs("n_head", 6, 1), (96, 64)),
+    "turned rear of heads, back": (TailPairs("n_head", 6, 1).bind(SIZES).inverse(), (96, 64)),
     "columns": (Columns(heads_halves_to_pairs("n_head_kv")), (5, 48)),
     "squeeze": (Squeeze(1), (48, 1, 64)),
     "unsqueeze": (Unsqueeze(1), (48, 64)),
@@ -88,6 +90,12 @@ def test_halves_to_pairs_is_the_specifications_permute() -> None:
     # With these sizes neither the identity nor an involution, so a dropped or doubled one is seen.
     assert not np.array_equal(expected, x)
     assert not np.array_equal(bound(heads_halves_to_pairs("n_head")).apply(expected), x)
+
+
+def test_the_rear_of_heads_goes_from_halves_to_pairs() -> None:
+    layout = TailPairs(2, 1, "flag")
+    assert list(layout.bind({"flag": 1}).apply(np.arange(14))) == [0, 1, 4, 2, 5, 3, 6, 7, 8, 11, 9, 12, 10, 13]
+    assert layout.bind({"flag": 0}) == SAME
 
 
 def test_a_matrix_of_one_row_is_a_vector() -> None:

@@ -68,7 +68,7 @@ def test_names_of_roles_are_ggufs(spec: Architecture) -> None:
         assert re.fullmatch(
             r"((enc|dec|t|v)\.|(posnet|convnext)\.\{n\}\.)?(blk\.(\{n\}|0)\.)?"
             r"((shortconv\.|indexer\.|cls\.|nextn\.)?[a-z0-9_]+\.(weight|bias|scale)|ssm_[ad]|ssm_(dt|b|c)_norm|ffn_norm"
-            r"|post_(attention|ffw)_norm|exp_probs_b|hrm\.z_l_init|(attn|ffn)_conv_base|d2t|class_embd)",
+            r"|(attn|ffn)_[a-z]+\.lora_[ab]|post_(attention|ffw)_norm|exp_probs_b|hrm\.z_l_init|(attn|ffn)_conv_base|d2t|class_embd)",
             name,
         )
         assert len(name.format(n=MAX_LAYERS)) <= MAX_GGUF_NAME
@@ -97,7 +97,7 @@ def test_every_series_of_blocks_is_counted(spec: Architecture) -> None:
 
 @each_architecture
 def test_keys_are_ggufs_and_each_has_one_meaning(spec: Architecture) -> None:
-    keys = [hparam.key for hparam in spec.hparams if hparam.key]
+    keys = [hparam.key for hparam in spec.hparams if hparam.key and not (hparam.shared and hparam.length)]
     assert len(set(keys)) == len(keys) and all(re.fullmatch(KEY_PATTERN, key) for key in keys)
     names = [hparam.name for hparam in spec.hparams]
     assert len(set(names)) == len(names)

@@ -119,4 +119,4 @@ def test_a_test_that_passes_is_recorded(
 
 
 def test_the_package_has_it() -> None:
-    assert (Path(ggferry.__file__).parent / "converters/proof" / reference_checked.LIST).stat().st_size < 200_000
+    assert (Path(ggferry.__file__).parent / "converters/proof" / reference_checked.LIST).stat().st_size < 220_000

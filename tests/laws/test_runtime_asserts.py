@@ -63,6 +63,7 @@ CANNOT: dict[str, str] = {
         "of drafts of DeepSeek V4, which no table has"
     ),
     r"n_loops_u >= 1": CHECKED,
+    r"format\( ?\"graniteswitch: .*": CHECKED,
     r"\"unknown posnet layer\"|hparams\.posnet\.n_embd == hparams\.convnext\.n_embd": CHECKED,
     r"n_compress_ratios <= LLAMA_MAX_LAYERS|\"DeepSeek-V4 .*": CHECKED,
 }

@@ -57,11 +57,11 @@ STARTS = {
     "--version": 28,
     "convert --help": 28,
     "inspect --help": 30,
-    "inspect hf/out/llama/llama.q8_0.gguf": 125,
-    "inspect --json hf/out/llama/llama.q8_0.gguf": 125,
-    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 146,
-    "inspect hf/ckpt/llama": 160,
-    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 167,
+    "inspect hf/out/llama/llama.q8_0.gguf": 127,
+    "inspect --json hf/out/llama/llama.q8_0.gguf": 127,
+    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 149,
+    "inspect hf/ckpt/llama": 163,
+    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 170,
 }
 """Command → the most modules of ours that it may import."""
 OF_WINDOWS = 2

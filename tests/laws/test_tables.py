@@ -24,7 +24,9 @@ from ggferry.converters.model_graph.open_checkpoint import (
     header_layouts,
 )
 from ggferry.converters.schema.architecture import Architecture, Caveat, Default, Drop, HParam, IgnoredKey
-from ggferry.converters.schema.layouts import SAME, Rearrange, Split
+from ggferry.converters.schema.layouts.base import SAME
+from ggferry.converters.schema.layouts.order import Rearrange
+from ggferry.converters.schema.layouts.parts import Split
 from ggferry.converters.schema.recipe import Conventions, Recipe, recipe_of
 from ggferry.converters.schema.roles import also, block, roles, varied
 from ggferry.converters.schema.validate import validate

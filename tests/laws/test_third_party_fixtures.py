@@ -86,7 +86,9 @@ MADE_ARCHITECTURES = {
     ),
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "converters/architectures/test_publishers_code.py"),
     **dict.fromkeys(("deepseek2-ocr", "grovemoe"), "converters/architectures/test_published_names.py"),
-    **dict.fromkeys(("grok", "plamo", "plamo2", "plamo3"), "converters/architectures/test_unclassed.py"),
+    **dict.fromkeys(
+        ("graniteswitch", "grok", "plamo", "plamo2", "plamo3"), "converters/architectures/test_unclassed.py"
+    ),
     **dict.fromkeys(
         ("eurobert", "gemma-embedding", "jina-bert-v2", "llama-embed", "modern-bert", "neo-bert"),
         "converters/architectures/test_encoders.py",
@@ -96,6 +98,7 @@ MADE_ARCHITECTURES = {
     "jina-bert-v3": "converters/architectures/test_jina_bert_v3.py",
     "nomic-bert-moe": "converters/architectures/test_nomic_bert_moe.py",
     "nomic-bert": "converters/architectures/test_bert.py",
+    "qwen3tts": "converters/architectures/test_qwen3_tts.py",
     "rwkv7": "converters/architectures/test_rwkv.py",
     "t5encoder": "converters/architectures/test_t5.py",
     "wavtokenizer-dec": "converters/architectures/test_codes.py",

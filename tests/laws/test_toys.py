@@ -127,6 +127,7 @@ def test_without_them_it_is_refused(model: Path, tmp_path: Path) -> None:
     assert done.returncode and "no known model container" in done.stderr
 
 
+@pytest.mark.slow
 def test_one_is_converted_with_proof_and_verified(site: Path, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "toy.gguf"
     ggferry(site, "convert", model, "-o", out, "--outtype", "toy8", "--allow-requantize")

@@ -106,6 +106,7 @@ def faults_of(command: str, text: str) -> list[str]:
     return [fault for line in lines for fault in faults(f"commands/{command.replace(' ', '-')}", line)]
 
 
+@pytest.mark.slow
 def test_what_commands_print(place: Path, fixtures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found: dict[str, list[str]] = {}
     capsys.readouterr()

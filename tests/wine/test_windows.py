@@ -93,6 +93,8 @@ def test_the_command_line(fixtures: Path, tmp_path: Path) -> None:
     ):
         here = ggferry.convert(source, tmp_path / f"linux-{name}.gguf", outtype=outtype).output
         assert Path(here).read_bytes() == (tmp_path / f"{name}.gguf").read_bytes(), folder
+    second = json.loads((tmp_path / "b.gguf.receipt.json").read_text())["second_reader"]
+    assert (second["tensors"], second["names"], second["unread"]) == (21, 21, []), second
     for receipt in tmp_path.rglob("*.receipt.json"):
         assert b"\r" not in receipt.read_bytes()
     assert [*tmp_path.rglob("*.partial*")] == []

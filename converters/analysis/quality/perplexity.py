@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Protocol
 
 from ggferry.converters.analysis.quality.figures import Perplexity, Rows, Sums, compared
-from ggferry.converters.forward.model import Places
+from ggferry.converters.forward.evaluate import result_of
+from ggferry.converters.forward.model import CODES, Places
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.passes import Passes, run_prompts
@@ -172,8 +173,10 @@ def passed(graph: ModelGraph, text: Text, numbers: Sequence[int], jobs: int | No
 
 
 def vocabulary_of(graph: ModelGraph) -> int:
-    """Return the number of tokens a model knows. Raises UnsupportedError where no forward pass is known."""
-    size = graph.sizes.get("n_vocab")
+    """Return the number of tokens a model knows. Raises UnsupportedError where none of them can follow a text."""
+    size, result = graph.sizes.get("n_vocab"), result_of(graph)
+    if size is not None and result.name == CODES.name:
+        raise UnsupportedError("no text follows a text: the model gives codes", path=graph.checkpoint.path)
     if size is None:
         raise UnsupportedError("no forward pass is known for this architecture", path=graph.checkpoint.path)
     return int(size)

@@ -9,8 +9,7 @@ from typing import Any
 
 from ggferry.converters.conversion.kinds.hf_folder import is_ours
 from ggferry.converters.conversion.request import FOLDERS, Request
-from ggferry.converters.hf_export.plan import RECEIPT
-from ggferry.converters.metadata.beside import MAX_RECEIPT
+from ggferry.converters.metadata.beside import FOLDER_RECEIPT, MAX_RECEIPT
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import vocabulary_names
@@ -21,7 +20,7 @@ from ggferry.formats.json_files.text import load_object
 
 def receipt_in(folder: Checkpoint) -> JSONObject | None:
     """Return the receipt of a folder that ggferry wrote; None where there is none of the kind."""
-    path = os.path.join(os.path.dirname(folder.path), RECEIPT)
+    path = os.path.join(os.path.dirname(folder.path), FOLDER_RECEIPT)
     if not os.path.isfile(path):
         return None
     found = load_object(path, MAX_RECEIPT)
@@ -57,4 +56,4 @@ def as_made(request: Request, folder: Checkpoint, receipt: Mapping[str, Any]) ->
             vocab=VocabOptions(none=True) if bare else request.vocab,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptError(f"the receipt's options: {error!r}", path=os.path.join(path, RECEIPT)) from None
+        raise CorruptError(f"the receipt's options: {error!r}", path=os.path.join(path, FOLDER_RECEIPT)) from None

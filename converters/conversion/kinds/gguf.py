@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
 from ggferry.converters.conversion.kinds.gguf_plan import plan_of, tokenizer_of, understood
 from ggferry.converters.conversion.kinds.kept_models import compared
-from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_references, depth_of
+from ggferry.converters.conversion.kinds.kind import (
+    OF_FOLDERS,
+    PlannedOutput,
+    check_options,
+    check_with_references,
+    depth_of,
+)
+from ggferry.converters.conversion.options import OPTIONS, outtypes
 from ggferry.converters.conversion.receipt_options import declared_options
 from ggferry.converters.conversion.request import GGUF, OutputSpec, Request
 from ggferry.converters.conversion_plan.output_metadata import output_name
@@ -56,10 +63,17 @@ class GgufKind:
     """GGUF files of a text model."""
 
     name = GGUF
+    takes: Collection[str] = frozenset(option.name for option in OPTIONS) - OF_FOLDERS
     of_adapters = False
 
+    @property
+    def outtypes(self) -> Sequence[str]:
+        """All types and mixtures."""
+        return outtypes()
+
     def check(self, request: Request) -> None:
-        """Every option is one of this kind's."""
+        """Raise UsageError for an option that only folders have."""
+        check_options(request, self.takes)
 
     def plan(self, request: Request, specs: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
         """Understand the source once, and plan an output for every type that is asked for."""

@@ -7,7 +7,7 @@ would be the output.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import cast
@@ -17,10 +17,10 @@ from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_option
 from ggferry.converters.conversion.request import HF_FOLDER, OutputSpec, Request
 from ggferry.converters.conversion_plan.steps import count_types
 from ggferry.converters.hf_export.compare import Rounded, compare
-from ggferry.converters.hf_export.plan import RECEIPT, FolderOptions, FolderPlan, Form, plan_folder
+from ggferry.converters.hf_export.plan import FolderOptions, FolderPlan, Form, plan_folder
 from ggferry.converters.hf_export.shards import Entry, ShardWriter
 from ggferry.converters.hf_export.tokenizer_files import differences
-from ggferry.converters.metadata.beside import MAX_RECEIPT
+from ggferry.converters.metadata.beside import FOLDER_RECEIPT, MAX_RECEIPT
 from ggferry.converters.metadata.receipt_fields import (
     CrossCheckRecord,
     FolderReceipt,
@@ -31,7 +31,7 @@ from ggferry.converters.metadata.receipt_fields import (
 )
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.compare import Proof, of_texts
-from ggferry.converters.proof.receipt import FORMAT, line_of
+from ggferry.converters.proof.receipt import FORMAT, dropped_records, line_of
 from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.schema.fused_attention import is_joined
@@ -96,10 +96,16 @@ class HfFolderKind:
     """A Hugging Face folder: safetensors shards, config.json, tokenizer files, a model card."""
 
     name = HF_FOLDER
+    takes: Collection[str] = TAKES
+
+    @property
+    def outtypes(self) -> Sequence[str]:
+        """None but what the source has; `dtype` says of what plain type the weights are."""
+        return ("keep",)
 
     def check(self, request: Request) -> None:
         """Raise UsageError for an option that only GGUF has."""
-        check_options(request, TAKES)
+        check_options(request, self.takes)
 
     def form(self, request: Request) -> Form:
         """Return for which library the folder is written."""
@@ -206,20 +212,26 @@ class HfFolderKind:
                 "types": count_types(list(checkpoint.tensors.values())),
             },
             "output": {"files": list(files), "class": back.known.name, "model_type": back.known.model_type},
-            "options": {
-                **self.own_options(request),
-                "dtype": request.dtype,
-                "max_shard_size": request.max_shard_size,
-                "verify": request.level,
-                "hparams": dict(request.hparams),
-            },
+            "options": self.declared(request),
             "architecture": back.graph.architecture.name,
             "hparams": {name: {"value": param.value, "origin": param.origin} for name, param in values},
             "tensors": [_tensor(entry) for entry in plan.shards.entries],
+            "dropped": dropped_records(plan.graph),
+            "verified": proof.level,
             "tokenizer": {**proof.tokenizer},
             "logits": proof.logits.as_dict() if proof.logits else None,
             "testimonies": [cast("CrossCheckRecord", asdict(found)) for found in proof.testimonies],
             "notes": list(dict.fromkeys((*plan.notes, *proof.notes))),
+        }
+
+    def declared(self, request: Request) -> JSONObject:
+        """Return the options as a receipt states them."""
+        return {
+            **self.own_options(request),
+            "dtype": request.dtype,
+            "max_shard_size": request.max_shard_size,
+            "verify": request.level,
+            "hparams": dict(request.hparams),
         }
 
     def own_options(self, request: Request) -> JSONObject:
@@ -228,7 +240,7 @@ class HfFolderKind:
 
     def receipt_path(self, output: PlannedOutput) -> str:
         """Return the receipt's place in the folder."""
-        return os.path.join(output.paths[0], RECEIPT)
+        return os.path.join(output.paths[0], FOLDER_RECEIPT)
 
     def paths(self, output: PlannedOutput) -> tuple[str, ...]:
         """Return the files of the folder, without the receipt."""
@@ -252,7 +264,7 @@ class HfFolderKind:
     def publish(self, targets: Sequence[FolderTarget], receipts: Sequence[bytes]) -> None:
         """Put the receipt into the folder and give it its name."""
         for target, text in zip(targets, receipts, strict=True):
-            target.folder.write(RECEIPT, text)
+            target.folder.write(FOLDER_RECEIPT, text)
             target.folder.publish()
 
 
@@ -351,9 +363,9 @@ def _record(path: str, name: str) -> Record:
 def is_ours(path: str) -> bool:
     """Return whether a folder holds what its receipt lists, byte for byte, and nothing else."""
     try:
-        receipt = load_object(os.path.join(path, RECEIPT), MAX_RECEIPT)
+        receipt = load_object(os.path.join(path, FOLDER_RECEIPT), MAX_RECEIPT)
         listed = {str(file["name"]): file for file in receipt["output"]["files"]}
-        if set(os.listdir(path)) != {*listed, RECEIPT}:
+        if set(os.listdir(path)) != {*listed, FOLDER_RECEIPT}:
             return False
         return all(_record(os.path.join(path, name), name) == record for name, record in listed.items())
     except (GgferryError, KeyError, TypeError, OSError):

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from ggferry.converters.conversion.kinds.kept_models import Understood
 from ggferry.converters.conversion.options import OPTIONS
-from ggferry.converters.conversion.request import OutputSpec, Request
+from ggferry.converters.conversion.request import GGUF, OutputSpec, Request
 from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.hf_export.plan import FolderPlan
+from ggferry.converters.metadata.beside import FOLDER_FORMATS
 from ggferry.converters.metadata.receipt_fields import OutputReceipt
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.compare import Proof
@@ -72,9 +73,15 @@ class OutputKind(Protocol):
 
     Attributes:
         name: As in `OutputSpec`.
+        takes: The options of `convert` that mean something for it.
+        outtypes: The values of --outtype that it takes, as they are listed for people.
     """
 
     name: str
+    takes: Collection[str]
+
+    @property
+    def outtypes(self) -> Sequence[str]: ...
 
     def check(self, request: Request) -> None:
         """Raise UsageError for an option that this kind does not take."""
@@ -145,6 +152,10 @@ class OutputKind(Protocol):
         """Give all outputs of a conversion, with their receipts, their names."""
 
 
+OF_FOLDERS = {"dtype", "max_shard_size"}
+"""The options of `convert` that only folders take."""
+
+
 def check_options(request: Request, takes: Collection[str]) -> None:
     """Raise UsageError for an option of `convert` that is given and is none of those that a kind of output takes."""
     default = Request(request.source)
@@ -153,7 +164,8 @@ def check_options(request: Request, takes: Collection[str]) -> None:
             holder, _, key = option.target.rpartition(".")
             given, plain = ((getattr(one, holder) if holder else one) for one in (request, default))
             if getattr(given, key) != getattr(plain, key):
-                raise UsageError(f"{option.flag} is for --to gguf")
+                formats = " or ".join(FOLDER_FORMATS) if option.name in OF_FOLDERS else GGUF
+                raise UsageError(f"{option.flag} is for --to {formats}")
 
 
 def check_with_references(

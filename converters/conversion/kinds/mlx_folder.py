@@ -5,6 +5,8 @@ It is proved as that is: opened as a source, by the scheme of MLX's checkpoints,
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from ggferry.converters.conversion.kinds.hf_folder import TAKES, HfFolderKind
 from ggferry.converters.conversion.kinds.kind import check_options
 from ggferry.converters.conversion.request import MLX_FOLDER, Request
@@ -19,13 +21,19 @@ class MlxFolderKind(HfFolderKind):
     """A folder for MLX."""
 
     name = MLX_FOLDER
+    takes: Collection[str] = TAKES | {"outtype", "allow_requantize"}
+
+    @property
+    def outtypes(self) -> Sequence[str]:
+        """Those that MLX has groups for."""
+        return (KEEP, *ENCODED)
 
     def check(self, request: Request) -> None:
         """Raise UsageError for an option that only GGUF has, and for a type that MLX has no groups for."""
-        check_options(request, TAKES | {"outtype", "allow_requantize"})
+        check_options(request, self.takes)
         requested = request.options.outtype
-        if requested.lower() not in (KEEP, *ENCODED):
-            raise UsageError("--outtype of an MLX folder", found=requested, expected=", ".join((KEEP, *ENCODED)))
+        if requested.lower() not in self.outtypes:
+            raise UsageError("--outtype of an MLX folder", found=requested, expected=", ".join(self.outtypes))
 
     def form(self, request: Request) -> Form:
         """Return the form for MLX."""

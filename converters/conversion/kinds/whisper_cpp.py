@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -66,10 +66,16 @@ class WhisperCppKind(GgufKind):
     """Files of whisper.cpp."""
 
     name = WHISPER_CPP
+    takes: Collection[str] = _TAKES
+
+    @property
+    def outtypes(self) -> Sequence[str]:
+        """Those of whisper.cpp's own programs."""
+        return ("keep", "auto", *FILE_TYPES)
 
     def check(self, request: Request) -> None:
         """Raise UsageError for an option that only GGUF has, and for a type that whisper.cpp does not read."""
-        check_options(request, _TAKES)
+        check_options(request, self.takes)
         for spec in request.outputs:
             if spec.outtype.lower() != "auto":
                 check_name(spec.outtype)

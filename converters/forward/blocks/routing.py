@@ -74,9 +74,9 @@ def _scored(model: Model, block: str, logits: Tensor, kind: str) -> Routed:
     if model.has(f"{block}ffn_gate_tid2eid"):
         chosen = _by_token(model, f"{block}ffn_gate_tid2eid.weight")
         return scores.gather(-1, chosen), chosen
-    bare = f"{block}exp_probs_b"  # llama.cpp's Hunyuan 3
-    biased = model.weights.has(bare)
-    preference = scores + model.weights.vector(bare) if biased else model.biased(bare, scores)
+    bias = f"{block}exp_probs_b"
+    named = (bias, f"{bias}.weight", f"{bias}.bias")  # llama.cpp's Hunyuan 3, its towers, all others
+    preference = scores + sum(model.weights.vector(name) for name in named if model.weights.has(name))
     groups = sizes.get("expert_groups") or 1
     if groups > 1:
         used = sizes.get("expert_groups_used", groups)

@@ -14,6 +14,7 @@ from ggferry.converters.forward.blocks.mixers import mixed
 from ggferry.converters.forward.blocks.per_layer_inputs import added, per_layer_inputs
 from ggferry.converters.forward.blocks.rope import rotation
 from ggferry.converters.forward.model import Model
+from ggferry.converters.forward.switched import exchanged
 from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
@@ -35,34 +36,49 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
 def logits_and_further(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
     """Return what `logits` does, then the logits of each block that predicts further tokens, float32 `(rows, n_vocab)`.
 
-    Such a block reads, at each position, the normalized state of the block before it and the token that follows. Of
-    those n positions ahead there are n rows fewer. Definition: transformers `MtpLayer` (`modeling_layers.py`),
-    llama.cpp's graphs of the kind `LLM_GRAPH_TYPE_DECODER_MTP` (`src/models/{glm4-moe,qwen35}.cpp`).
+    Such a block reads, at each position, the state of the block before it, normalized by most recipes, and the token
+    that follows. Of those n positions ahead there are n rows fewer. Definition: transformers `MtpLayer`
+    (`modeling_layers.py`), llama.cpp's graphs of the kind `LLM_GRAPH_TYPE_DECODER_MTP`
+    (`src/models/{glm4-moe,mimo2,qwen35}.cpp`).
     """
-    x = model.norm(LAST_NORMS[model.recipe.output_norm], _last_states(model, tokens, progress))
-    return torch.cat([unembedded(model, model.selected(x)), *further_logits(model, tokens, x)])
+    last = _last_states(model, tokens, progress)
+    x = model.norm(LAST_NORMS[model.recipe.output_norm], last)
+    read = last if model.recipe.further_reads == "raw" else x
+    return torch.cat([unembedded(model, model.selected(x)), *further_logits(model, tokens, read)])
 
 
 def further_logits(model: Model, tokens: Sequence[int], x: Tensor) -> Iterator[Tensor]:
-    """Yield the logits of each block that predicts further tokens, over the decoder's normalized states x."""
+    """Yield the logits of each block that predicts further tokens, over the decoder's states x, normalized or not."""
     for ahead in range(1, min(1 + model.sizes["n_nextn"], len(tokens))):
-        x = _further_states(model, ahead, tokens[ahead:], x[:-1])
+        after = _further_states(model, ahead, tokens[ahead:], x[:-1])
+        normed = _further_normed(model, ahead, after)
+        x = after if model.recipe.further_reads == "raw" else normed
         requested = range(len(tokens)) if model.places.rows is None else model.places.rows
-        rows = x[[row for row in requested if row < len(x)]]
+        rows = normed[[row for row in requested if row < len(normed)]]
         own = f"blk.{model.sizes['n_layer'] + ahead - 1}.nextn.shared_head_head"
         yield unembedded(model, rows, own)
 
 
 def _further_states(model: Model, ahead: int, tokens: Sequence[int], states: Tensor) -> Tensor:
-    """Return the normalized states of the block that predicts `ahead` tokens further, `(len(tokens), n_embd)`."""
+    """Return the states of the block that predicts `ahead` tokens further, `(len(tokens), n_embd)`."""
     number = model.sizes["n_layer"] + ahead - 1
     block, name = model.beyond(ahead, len(tokens)).at(number), f"blk.{number}."
-    own = f"{name}nextn.embed_tokens"
-    read = model.weights.rows(f"{own if model.has(own) else 'token_embd'}.weight", tokens) * _embedding_scale(model)
-    both = torch.cat([model.norm(f"{name}nextn.enorm", read), model.norm(f"{name}nextn.hnorm", states)], dim=-1)
-    x = after_block(block, name, model.linear(f"{name}nextn.eh_proj", both))
+    both = torch.cat([next_embedded(model, name, tokens), model.norm(f"{name}nextn.hnorm", states)], dim=-1)
+    return after_block(block, name, model.linear(f"{name}nextn.eh_proj", both))
+
+
+def _further_normed(model: Model, ahead: int, x: Tensor) -> Tensor:
+    """Return such states normalized, as the output matrix reads them."""
+    name = f"blk.{model.sizes['n_layer'] + ahead - 1}."
     norms = (f"{name}nextn.shared_head_norm", f"{name}layer_output_norm")  # the latter is Ling 2's name for it
     return model.norm(next(filter(model.has, norms), LAST_NORMS[model.recipe.output_norm]), x)
+
+
+def next_embedded(model: Model, block: str, tokens: Sequence[int]) -> Tensor:
+    """Return the normalized embeddings that a block reads which predicts further tokens, `(tokens, n_embd)`."""
+    own = f"{block}nextn.embed_tokens"
+    read = model.weights.rows(f"{own if model.has(own) else 'token_embd'}.weight", tokens) * _embedding_scale(model)
+    return model.norm(f"{block}nextn.enorm", read)
 
 
 def _last_states(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
@@ -90,7 +106,8 @@ def embedded(model: Model, tokens: Sequence[int]) -> Tensor:
 
     Where the model does so, learned positions are added, and the sum is normalized.
     """
-    x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
+    read = exchanged(model, tokens) if model.sizes.get("adapter_tokens") else tokens
+    x = model.weights.rows("token_embd.weight", read) * _embedding_scale(model)
     if model.has("position_embd"):
         x = x + model.positions("position_embd", len(tokens))
     if model.recipe.skip == "embedding" or model.recipe.embedding_scale == "normed":
@@ -113,7 +130,8 @@ def after_block(model: Model, block: str, x: Tensor) -> Tensor:
     # Falcon 40B: attention has a norm of its own, and the feed-forward reads the other one
     own = model.norm(f"{block}attn_norm_2", x) if model.has(f"{block}attn_norm_2") else read
     seen = attended(model, block, own)
-    if seen is None or model.recipe.residual == "single":
+    two_branches = model.has(f"{block}nextn.eh_proj")  # Nemotron 3's blocks have one, but for that
+    if seen is None or (model.recipe.residual == "single" and not two_branches):
         return x + scale * (feed_forward(model, block, read) if seen is None else seen)
     if model.sizes.get("norms_behind"):  # Chameleon 34B: the same norms, behind the branches
         x = x + model.norm(f"{block}attn_norm", seen)

@@ -7,12 +7,18 @@ without one (Hunyuan 4), or with a gate for every value that is read (Qwen4-Exp)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.feed_forward import feed_forward
 from ggferry.converters.forward.blocks.hashed_ngrams import from_ngrams, grouped_norm
-from ggferry.converters.forward.computations.decoder import attended, embedded, unembedded
+from ggferry.converters.forward.computations.decoder import (
+    attended,
+    embedded,
+    further_logits,
+    next_embedded,
+    unembedded,
+)
 from ggferry.converters.forward.model import Model, parts, silu
 from ggferry.support.heavy import torch
 
@@ -26,6 +32,65 @@ PLACES = True
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
     """Return the logits of every wanted position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
+    return unembedded(model, _last_state(model, model.selected(_last_streams(model, tokens, progress))))
+
+
+def logits_and_further(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+    """Return what `logits` does, then the logits of each block that predicts further tokens, float32 `(rows, n_vocab)`.
+
+    GLM-5.3's have one state and read the decoder's last one (llama.cpp `glm5-next.cpp`, `graph_mtp`); Qwen4-Exp's have
+    streams, and read the decoder's.
+    """
+    streams = _last_streams(model, tokens, progress)
+    x = _last_state(model, streams)
+    further = further_from_streams(model, tokens, streams) if have_streams(model) else further_logits(model, tokens, x)
+    return torch.cat([unembedded(model, model.selected(x)), *further])
+
+
+def have_streams(model: Model) -> bool:
+    """Return whether blocks that predict further tokens have several streams."""
+    first = f"blk.{model.sizes['n_layer']}.hc_attn"
+    return model.has(f"{first}_down") or model.has(f"{first}_fn")
+
+
+def further_from_streams(model: Model, tokens: Sequence[int], streams: Tensor) -> Iterator[Tensor]:
+    """Yield the logits of each block that predicts further tokens, over the decoder's streams.
+
+    Each stream is joined with the token that follows by the same matrix. Definitions: SGLang `qwen4_exp_mtp.py`;
+    llama.cpp `qwen4exp.cpp`, which normalizes each stream by itself there, and `deepseek4.cpp`; DeepSeek V4's
+    `inference/model.py`, `MTPBlock`.
+    """
+    for ahead in range(1, min(1 + model.sizes["n_nextn"], len(tokens))):
+        number, count = model.sizes["n_layer"] + ahead - 1, len(tokens) - ahead
+        block, name = model.beyond(ahead, count).at(number), f"blk.{number}."
+        streams = _block(block, name, _next_streams(model, name, tokens[ahead:], streams[:-1]))
+        requested = range(len(tokens)) if model.places.rows is None else model.places.rows
+        rows = streams[[row for row in requested if row < count]]
+        yield unembedded(model, _further_state(model, name, rows), f"{name}nextn.shared_head_head")
+
+
+def _further_state(model: Model, block: str, streams: Tensor) -> Tensor:
+    """Return the one normalized state of each token behind a block that predicts further tokens, `(tokens, n_embd)`."""
+    if model.has(f"{block}nextn.hc_head_down"):
+        return _gated_mean(model, f"{block}nextn.hc_head", grouped_norm(model, f"{block}nextn.hc_head_norm", streams))
+    own = f"{block}nextn.shared_head_norm"
+    return model.norm(own if model.has(own) else "output_norm", collapsed(model, streams))
+
+
+def _next_streams(model: Model, block: str, tokens: Sequence[int], streams: Tensor) -> Tensor:
+    """Return what a block reads that predicts further tokens: its tokens and the streams before, as the latter."""
+    read = next_embedded(model, block, tokens)[:, None].expand_as(streams)
+    together = model.has(f"{block}nextn.hc_head_down")  # Qwen4-Exp; DeepSeek V4 has one norm for every stream
+    normed = model.norm(f"{block}nextn.hnorm", streams.flatten(1) if together else streams).view(streams.shape)
+    name = f"{block}nextn.eh_proj"
+    if len(model.weights.refs(f"{name}.weight")) == 1:
+        return model.linear(name, torch.cat([read, normed], -1).flatten(0, 1)).view(streams.shape)
+    parts = [model.weights.item_linear(f"{name}.weight", n, x.flatten(0, 1)) for n, x in enumerate((read, normed))]
+    return (parts[0] + parts[1]).view(streams.shape)
+
+
+def _last_streams(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+    """Return the streams behind the last block, `(tokens, streams, n_embd)`."""
     model.kept["tokens"] = tuple(tokens)
     streams = embedded(model, tokens)[:, None].repeat(1, model.sizes["n_streams"], 1)
     for number in range(model.sizes["n_layer"]):
@@ -34,22 +99,33 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
             streams = streams + from_ngrams(model, name, streams, tokens)
         streams = _block(model.at(number), name, streams)
         progress(1)
-    x = _collapsed(model, model.selected(streams))
-    return unembedded(model, model.norm("output_norm", x) if model.has("output_norm") else x)
+    return streams
+
+
+def _last_state(model: Model, streams: Tensor) -> Tensor:
+    """Return the one normalized state of each token, of which the logits are made, `(tokens, n_embd)`."""
+    x = collapsed(model, streams)
+    return model.norm("output_norm", x) if model.has("output_norm") else x
 
 
 def _block(model: Model, block: str, streams: Tensor) -> Tensor:
     """Return the streams after one block, `(tokens, streams, n_embd)`."""
 
-    def read(norm: str, x: Tensor) -> Tensor:
-        return model.norm(f"{block}{norm}", x) if model.has(f"{block}{norm}") else x
-
     def attending(x: Tensor) -> Tensor:
-        seen = attended(model, block, read("attn_norm", x))
+        seen = attended(model, block, x)
         assert seen is not None
         return seen
 
-    streams = _connected(model, f"{block}hc_attn", streams, attending)
+    return through_branches(model, block, streams, attending)
+
+
+def through_branches(model: Model, block: str, streams: Tensor, attending: Branch) -> Tensor:
+    """Return the streams after a block whose attention branch is `attending`, of its normalized input."""
+
+    def read(norm: str, x: Tensor) -> Tensor:
+        return model.norm(f"{block}{norm}", x) if model.has(f"{block}{norm}") else x
+
+    streams = _connected(model, f"{block}hc_attn", streams, lambda x: attending(read("attn_norm", x)))
     return _connected(model, f"{block}hc_ffn", streams, lambda x: feed_forward(model, block, read("ffn_norm", x)))
 
 
@@ -104,7 +180,7 @@ def _doubly_stochastic(model: Model, scores: Tensor) -> Tensor:
     return mixture
 
 
-def _collapsed(model: Model, streams: Tensor) -> Tensor:
+def collapsed(model: Model, streams: Tensor) -> Tensor:
     """Return one state for each token: the streams' mixture, or their mean where nothing says how to mix them."""
     if model.has("output_hc_down"):
         return _gated_mean(model, "output_hc", grouped_norm(model, "output_hc_norm", streams))

@@ -17,6 +17,8 @@ from ggferry.converters.forward.blocks.feed_forward import feed_forward
 from ggferry.converters.forward.blocks.heads import projected_heads
 from ggferry.converters.forward.blocks.rope import rotation
 from ggferry.converters.forward.blocks.softmax_attention import attend
+from ggferry.converters.forward.blocks.sparse.compressed_attention import attention_to_keys, own_keys
+from ggferry.converters.forward.computations.streams import collapsed, through_branches
 from ggferry.converters.forward.inputs import (
     draft_embeddings,
     draft_result,
@@ -54,10 +56,17 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     states = states_of_target(model, CONTEXT, model.sizes["n_targets"] * model.sizes["n_embd"])
     target = model.norm("enc.output_norm", model.linear("fc", states))
     x = draft_embeddings(model, tokens) * model.scale("embedding_scale")
+    several = int(model.sizes.get("n_streams") or 0)
+    if several:
+        x = x[:, None].repeat(1, several, 1)
     for number in range(model.sizes["n_layer"]):
-        x = _block(model.at(number), f"blk.{number}.", x, target)
+        x = (_streams if several else _block)(model.at(number), f"blk.{number}.", x, target)
         progress(1)
-    return _rows(model, model.norm("output_norm", x), tokens)
+    if several:
+        x = collapsed(model, x)
+        return _rows(model, model.norm("output_norm", x), tokens, x)
+    x = model.norm("output_norm", x)
+    return _rows(model, x, tokens, x)
 
 
 def _block(model: Model, block: str, x: Tensor, target: Tensor) -> Tensor:
@@ -74,6 +83,25 @@ def _block(model: Model, block: str, x: Tensor, target: Tensor) -> Tensor:
     return x * model.weights.vector(f"{scale}.weight") if model.has(scale) else x
 
 
+def _streams(model: Model, block: str, x: Tensor, target: Tensor) -> Tensor:
+    """Return the streams after one of DeepSeek V4's blocks: x and result `(tokens, streams, n_embd)`."""
+    turn = rotation(model, len(target) + len(x))
+    own = None if turn is None else (turn[0][len(target) :], turn[1][len(target) :])
+
+    def attending(rows: Tensor) -> Tensor:
+        keys = own_keys(model, block, torch.cat((target, rows)), turn)
+        return attention_to_keys(model, block, rows, keys, _hidden(model, len(target), len(rows)), own)
+
+    return through_branches(model, block, x, attending)
+
+
+def _hidden(model: Model, before: int, count: int) -> Tensor:
+    """Return which of `before` positions of the target and of a block of `count` tokens these do not see, bool."""
+    window = (model.sizes.get("n_swa") or 0) if model.sizes.get("swa_layers", True) else 0
+    back = torch.arange(before, before + count)[:, None] - torch.arange(before + count)[None, :]
+    return (back < 0) & bool(model.sizes.get("causal")) | (back >= window if window else back < -before - count)
+
+
 def _attended(model: Model, block: str, x: Tensor, target: Tensor) -> Tensor:
     """Return the attention branch: the block's tokens see all of the target's positions and one another."""
     both, before = torch.cat((target, x)), len(target)
@@ -81,8 +109,7 @@ def _attended(model: Model, block: str, x: Tensor, target: Tensor) -> Tensor:
     q, k, v, _ = projected_heads(model, block, both, rotation(model, len(both)), window)
     if not model.has(f"{block}attn_v"):
         v = model.normed(v)
-    back = torch.arange(before, len(both))[:, None] - torch.arange(len(both))[None, :]
-    hidden = (back < 0) & bool(model.sizes.get("causal")) | (back >= window if window else back < -len(both))
+    hidden = _hidden(model, before, len(x))
     sinks = model.weights.vector(f"{block}attn_sinks.weight") if model.has(f"{block}attn_sinks") else None
     scale = float(model.sizes.get("attn_scale") or model.sizes["head_dim"] ** -0.5)
     out = attend(q[before:], k, v, scale, hidden, sinks=sinks)
@@ -107,8 +134,11 @@ def _mixed(model: Model, name: str, x: Tensor) -> tuple[Tensor, Callable[[Tensor
     return mix(x, 0), lambda y: mix(y, 1)
 
 
-def _rows(model: Model, x: Tensor, tokens: Sequence[int]) -> Tensor:
-    """Return the rows of the result: logits with what the heads add, or states and behind them the heads' parts."""
+def _rows(model: Model, x: Tensor, tokens: Sequence[int], scored: Tensor) -> Tensor:
+    """Return the rows of the result: logits with what the heads add, or states and behind them the heads' parts.
+
+    `scored`: the states whose confidence is computed, normalized but for DeepSeek V4's.
+    """
     first = own_logits(model, x)
     heads = [head for head in (_markov(model, tokens), _pairs(model, x, tokens)) if head is not None]
     if model.has("output"):
@@ -117,7 +147,7 @@ def _rows(model: Model, x: Tensor, tokens: Sequence[int]) -> Tensor:
             first = first + head
         heads = []
         first = spread_logits(model, first)
-    return torch.cat((first, *heads, *_confidence(model, x, tokens)), -1)
+    return torch.cat((first, *heads, *_confidence(model, scored, tokens)), -1)
 
 
 def _capped(model: Model, rows: Tensor) -> Tensor:

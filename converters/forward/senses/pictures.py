@@ -207,7 +207,8 @@ def pixels_of_file(path: str, graph: ModelGraph, sizes: Sizes) -> tuple[np.ndarr
         CorruptError: The file is no picture that Pillow reads.
         UsageError: A picture of such edges has no size in this family.
     """
-    rule = FITS.get(graph.architecture.projector)
+    tiled = graph.architecture.projector == "mlp" and bool(sizes.get("grid_sizes"))  # LLaVA 1.6
+    rule = FITS.get("internvl" if tiled else graph.architecture.projector)
     if rule is None:
         raise UnsupportedError(
             "how this family brings pictures to size is not computed here",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.blocks.feed_forward import dense
+from ggferry.converters.forward.blocks.feed_forward import feed_forward
 from ggferry.converters.forward.blocks.softmax_attention import attend
 from ggferry.converters.forward.model import Model, parts
 from ggferry.formats.errors import UsageError
@@ -82,7 +82,7 @@ def block(tower: Model, name: str, x: Tensor, turn: Rotation | None = None, hidd
     """Return the states of one block, `(n, n_embd)`; branches are scaled where the model has scales (`ls1`, `ls2`)."""
     seen = self_attention(tower, name, tower.norm(f"{name}ln1", x), turn, hidden)
     x = x + _scaled(tower, f"{name}ls1", seen)
-    return x + _scaled(tower, f"{name}ls2", dense(tower, name, tower.norm(f"{name}ln2", x)))
+    return x + _scaled(tower, f"{name}ls2", feed_forward(tower, name, tower.norm(f"{name}ln2", x)))
 
 
 def _scaled(tower: Model, name: str, x: Tensor) -> Tensor:

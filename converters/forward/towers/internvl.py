@@ -26,6 +26,8 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
     first = tower.weights.vector("v.class_embd") + tower.weights.vector("v.position_embd.weight")[:width]
     patches = (x + vision.table_positions(tower, rows, columns, first=1)).view(-1, width)
     x = vision.blocks(tower, torch.cat((first[None], patches)), progress)[1:]
+    if tower.has("v.post_ln"):
+        x = tower.norm("v.post_ln", x)
     squares = vision.shuffled(x.view(rows, columns, width), int(tower.sizes["merge"]))
     x = tower.linear("mm.model.mlp.1", vision.layer_norm(tower, "mm.model.mlp.0", squares, LAYER_NORM))
     return tower.linear("mm.model.mlp.3", torch.nn.functional.gelu(x))

@@ -45,8 +45,11 @@ def _positions(tower: Model, rows: int, columns: int) -> Tensor:
 
 
 def _active(tower: Model, x: Tensor) -> Tensor:
-    """Return the activation of the network: GELU, or half of x times SiLU of the other (Cohere 2)."""
+    """Return x through the activation of the network.
+
+    It is GELU, one half times SiLU of the other (Cohere 2), or that of the blocks (Janus).
+    """
     if tower.sizes.get("gated_by_half"):
         values, gate = x.chunk(2, -1)
         return silu(gate) * values
-    return torch.nn.functional.gelu(x)
+    return tower.activate(x) if tower.sizes.get("own_activation") else torch.nn.functional.gelu(x)

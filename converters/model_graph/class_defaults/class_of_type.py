@@ -12,13 +12,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.model_graph.class_defaults.text_models import model_types
+from ggferry.converters.model_graph.class_defaults.text_models import default_part, model_types
+from ggferry.converters.schema.architecture import Dialect
 from ggferry.formats.checkpoint import Checkpoint
 
 _CLASSIFIES, _WHOLE, _ENCODER = "ForSequenceClassification", "ForConditionalGeneration", "EncoderModel"
 _SCORES = re.compile(r"(?:.*\.)?(?:score|classifier)\..*")
-_BARE = re.compile(r"(?:layers|layer|blocks|h|encoder|decoder|embed_tokens|embeddings|norm|transformer\.layer)\..*")
-"""Names of a base model's tensors, where nothing stands before them."""
+_BARE = re.compile(r"(?:layers|layer|blocks|encoder|decoder|embed_tokens|embeddings|norm|transformer\.layer)\..*")
+"""Names of a base model's tensors, where nothing stands before them. Not GPT-2's `h.`: OpenAI's own files, which make
+words, are named so."""
 _PARTS = ("text_config", "thinker_config", "llm_config")
 
 
@@ -44,7 +46,7 @@ def class_of_type(kind: str, config: Mapping[str, Any], tensors: Collection[str]
     encodes = not any(re.search(r"(?:^|\.)decoder\.", name) for name in tensors)
     found = [name for name in found if name.endswith(_ENCODER) == encodes] if _with(found, _ENCODER) else found
     bare = any(_BARE.fullmatch(name) for name in tensors)
-    bases = [name for name in found if name.endswith("Model") and not name.endswith(_ENCODER)]
+    bases = [name for name in found if name.endswith("Model") and not name.endswith((_ENCODER, "LMHeadModel"))]
     if bases and len(bases) < len(found):
         found = bases if bare else [name for name in found if name not in bases]
     if _with(found, _WHOLE) and not all(name.endswith(_WHOLE) for name in found):
@@ -52,6 +54,15 @@ def class_of_type(kind: str, config: Mapping[str, Any], tensors: Collection[str]
         found = [name for name in found if name.endswith(_WHOLE) == whole]
     language = [name for name in found if name.endswith(("ForMaskedLM", "ForPreTraining"))]
     return found[0] if len(found) == 1 or (found and found == language) else None
+
+
+def class_of_text_half(config: Mapping[str, Any], dialect: Dialect) -> str | None:
+    """Return the class that the text model within another has alone (`Dialect.types`); None where nothing says it."""
+    part = config.get(dialect.config_section)
+    kind = part.get("model_type") if isinstance(part, Mapping) else None
+    kind = kind if isinstance(kind, str) else default_part(config, dialect.config_section)
+    alone = [name for name in classes_of(kind) if name.endswith("ForCausalLM")] if kind else []
+    return alone[0] if alone else None
 
 
 def classes_of(kind: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -28,10 +29,12 @@ class ClassDefaults:
     Attributes:
         origin: What they are, for a receipt.
         values: Place in the configuration of the text model → value.
+        aliases: Another name that the class takes for a key of that configuration → the key.
     """
 
     origin: str
     values: Mapping[str, Any]
+    aliases: Mapping[str, str]
 
     def find(self, places: str) -> Any:
         """Return the default of the first of the places ('a.b|c') that has one, or NOTHING."""
@@ -45,11 +48,13 @@ class ModelType:
     Attributes:
         classes: The classes of our tables that it has.
         parts: Member of the configuration that describes a text model → its model type where none is stated.
+        aliases: Another name of a key (`attribute_map`) → the key.
         text: The defaults, as the file has them.
     """
 
     classes: tuple[str, ...]
     parts: Mapping[str, str]
+    aliases: Mapping[str, str]
     text: str
 
 
@@ -61,9 +66,13 @@ def _listed() -> tuple[str, Mapping[str, ModelType]]:
     found = dict[str, ModelType]()
     for line in text.splitlines():
         if not line.startswith("#"):
-            kind, names, parts, values = line.split(" | ", 3)
-            found[kind] = ModelType(tuple(names.split()), dict(part.split(":") for part in parts.split()), values)
+            kind, names, parts, aliases, values = line.split(" | ", 4)
+            found[kind] = ModelType(tuple(names.split()), _pairs(parts), _pairs(aliases), values)
     return text.split(maxsplit=4)[3], found
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return dict(pair.split(":") for pair in text.split())
 
 
 def model_types() -> Mapping[str, ModelType]:
@@ -105,40 +114,59 @@ def class_defaults(config: Mapping[str, Any], within: str) -> ClassDefaults | No
         return None
     origin = f"what transformers {version} takes for a {name} where nothing states it"
     if not isinstance(descend(config, within) if within else NOTHING, Mapping):
-        return ClassDefaults(origin, _values(kind))
+        return ClassDefaults(origin, _values(kind), types[kind].aliases)
     declared = descend(config, f"{within}.model_type")
     part = declared if isinstance(declared, str) else types[kind].parts.get(within, "")
     own = {
         key.removeprefix(f"{within}."): value for key, value in _values(kind).items() if key.startswith(f"{within}.")
     }
     whole = {key: value for key, value in _values(kind).items() if key in WHOLE}
-    return ClassDefaults(origin, {**(_values(part) if part in types else {}), **own, **whole})
+    found = {**(_values(part) if part in types else {}), **own, **whole}
+    return ClassDefaults(origin, found, types[part].aliases if part in types else {})
 
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """A configuration with the rotary parameters that are in force.
+    """A configuration with the values and rotary parameters that are in force.
 
     Attributes:
         config: The configuration.
-        note: In what it contradicted itself; empty where it did not.
+        notes: In what it contradicted itself.
         assumed: Whether the parameters are the class's.
         refused: Why nobody can say which parameters are in force; empty where it is known.
     """
 
     config: Mapping[str, Any]
-    note: str = ""
+    notes: tuple[str, ...] = ()
     assumed: bool = False
     refused: str = ""
 
 
 def in_force(config: Mapping[str, Any], within: str, defaults: ClassDefaults | None) -> InForce:
-    """Return the configuration with the rotary parameters that are in force.
+    """Return the configuration with the values and rotary parameters that are in force.
 
-    Of `rope_parameters` and `rope_scaling`, transformers takes the latter where it is not empty; where both are, some
+    Of a key and another name that the class takes for it, the other name's value counts: `PretrainedConfig` sets what
+    is no field of the class behind its fields (transformers 5.24, `__post_init__`, `attribute_map`). Of
+    `rope_parameters` and `rope_scaling`, transformers takes the latter where it is not empty; where both are, some
     classes have parameters of their own (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`, version 5.23).
     """
     within = within if within and isinstance(descend(config, within), Mapping) else ""
+    part = descend(config, within) if within else config
+    pairs = defaults.aliases.items() if defaults else ()
+    apart = {key: alias for alias, key in pairs if _contradict(part.get(alias), part.get(key))}
+    if not apart:
+        return _with_rotary(config, within, defaults)
+    part = {**part, **{key: part[alias] for key, alias in apart.items()}}
+    found = _with_rotary(_with(config, within, part), within, defaults)
+    note = "config.json: {} and {} contradict each other: the latter counts, as in transformers"
+    return replace(found, notes=(*(note.format(key, alias) for key, alias in apart.items()), *found.notes))
+
+
+def _contradict(alias: Any, key: Any) -> bool:
+    return alias is not None and key is not None and alias != key
+
+
+def _with_rotary(config: Mapping[str, Any], within: str, defaults: ClassDefaults | None) -> InForce:
     part = descend(config, within) if within else config
     old, new = part.get(OLD_ROPE), part.get(ROPE)
     whole = defaults.values.get(ROPE) if defaults else None
@@ -148,7 +176,7 @@ def in_force(config: Mapping[str, Any], within: str, defaults: ClassDefaults | N
     if apart and isinstance(new, Mapping) and new and not _by_kind(new):
         kept = {key: value for key, value in part.items() if key != ROPE}
         note = f"config.json: {ROPE} is not by kind of block: transformers reads nothing of it"
-        return InForce(_with(config, within, kept), note)
+        return InForce(_with(config, within, kept), (note,))
     if not old and new is None and whole is not None:
         return InForce(_with(config, within, {**part, ROPE: whole}), assumed=True)
     if not (isinstance(old, Mapping) and old and isinstance(new, Mapping) and new):
@@ -159,7 +187,7 @@ def in_force(config: Mapping[str, Any], within: str, defaults: ClassDefaults | N
     note = f"config.json: {ROPE} and {OLD_ROPE} contradict each other: {OLD_ROPE} counts, as in transformers"
     if by_kind and _kind(config)[0] in _NEW_COUNTS:
         kept = {key: value for key, value in part.items() if key != OLD_ROPE}
-        return InForce(_with(config, within, kept), note.replace(f"{OLD_ROPE} counts", f"{ROPE} counts"))
+        return InForce(_with(config, within, kept), (note.replace(f"{OLD_ROPE} counts", f"{ROPE} counts"),))
     if by_kind:
         full = new.get("full_attention")
         merged = {**new, "full_attention": {**(full if isinstance(full, Mapping) else {}), **old}}
@@ -167,7 +195,7 @@ def in_force(config: Mapping[str, Any], within: str, defaults: ClassDefaults | N
         del kept[OLD_ROPE]
     else:
         kept = {key: value for key, value in part.items() if key != ROPE}
-    return InForce(_with(config, within, kept), note)
+    return InForce(_with(config, within, kept), (note,))
 
 
 _NEW_COUNTS = ("Step3p7ForConditionalGeneration",)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.model_graph.rows import CHUNK, values_of
 from ggferry.converters.prequantized.exact_blocks import Groups, Levels
-from ggferry.converters.prequantized.schemes._common import DEQUANTIZE, Config, Found, Matrix
+from ggferry.converters.prequantized.schemes._common import DEQUANTIZE, Config, Found, Matrix, rounded
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import BadValueError, UnsupportedError
 from ggferry.support.heavy import np
@@ -58,7 +58,7 @@ class Scale:
 
     def value(self) -> Floats:
         """Return what a level of 1 means, float32 `()`, rounded to the type of the weights."""
-        return cast(np.float32(1) / self.inverse(), self.weight.type.name)
+        return rounded(np.float32(1) / self.inverse(), self.weight.type.name)
 
     def _total(self) -> float:
         step = max(1, CHUNK // (8 * self.weight.columns))
@@ -93,17 +93,6 @@ class Rounded:
         np.rint(values, out=values)
         np.clip(values, -1, 1, out=values)
         return values
-
-
-def cast(value: Floats, kind: str) -> Floats:
-    """Return a positive float32 `()` rounded to `kind`, to the nearest and halves to even."""
-    found: Floats = value
-    if kind == "F16":
-        found = value.astype(np.float16).astype(np.float32)
-    elif kind == "BF16":
-        bits = int(value.view(np.uint32))
-        found = np.array(bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000, np.uint32).view(np.float32)
-    return found
 
 
 def rounded_while_running(checkpoint: Checkpoint, config: Config) -> Found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Rows, Scaled
 from ggferry.converters.prequantized.exact_blocks import Groups, ScaledBlocks
@@ -13,7 +13,11 @@ from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UnsupportedError
 from ggferry.quant.codec import block_type
 from ggferry.quant.codecs.packed import WORD_BITS
+from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
+
+if TYPE_CHECKING:
+    from ggferry.quant.types import Floats
 
 Config = Mapping[str, Any]
 FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
@@ -46,14 +50,16 @@ class Matrix:
 
 @dataclass(slots=True)
 class Found:
-    """What a scheme made of a checkpoint: matrices by the tensor whose place they take, tensors used up, and what the
-    tensors say that config.json leaves out (`declared`)."""
+    """What a scheme made of a checkpoint: matrices by the tensor whose place they take, tensors used up, what the
+    tensors say that config.json leaves out (`declared`), and whether its program makes linear layers of Conv1D, too,
+    with the rows and columns of the matrix exchanged (`linear`)."""
 
     scheme: str
     matrices: dict[str, Matrix] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     dropped: list[Dropped] = field(default_factory=list)
     declared: dict[str, str] = field(default_factory=dict)
+    linear: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,3 +267,15 @@ def piece(checkpoint: Checkpoint, name: str, beside: str) -> TensorRef:
     if ref is None:
         raise MissingError(f"tensor {name!r} missing beside {beside!r}", path=checkpoint.path)
     return ref
+
+
+def rounded(values: Floats, kind: str) -> Floats:
+    """Return float32 values rounded to a type, to the nearest and halves to even."""
+    if kind == "F16":
+        halves: Floats = values.astype(np.float16).astype(np.float32)
+        return halves
+    if kind == "BF16":
+        bits = np.asarray(values, np.float32).view(np.uint32)
+        even = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+        return np.where(np.isnan(values), values, even.view(np.float32))
+    return values

@@ -112,7 +112,7 @@ class Int8Rows:
 
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
-    found, kinds = Found("bitsandbytes"), set()
+    found, kinds = Found("bitsandbytes", linear=True), set()  # `Bnb4bitQuantize` transposes a Conv1D's weight
     for name, ref in checkpoint.tensors.items():
         if STATE in name:
             base, _, kind = name.partition(STATE)

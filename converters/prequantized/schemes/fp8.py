@@ -63,7 +63,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
     by_column = config.get("quant_method") == FBGEMM
     found, kinds = Found("FP8"), set()
     for ref in checkpoint.tensors.values():
-        if is_left_out(checkpoint, ref):
+        if is_left_out(checkpoint, ref, *sizes):
             continue
         if ref.type.name in FP8 and is_ranked(checkpoint, ref):
             take_ranked(checkpoint, found, ref, *sizes)

@@ -131,7 +131,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
             expected="gptq, gptq_v2",
             hint=DEQUANTIZE,
         )
-    found, widths = Found("GPTQ"), set()
+    found, widths = Found("GPTQ", linear=True), set()  # `pack` of its layers transposes a Conv1D's weight
     quantized = {name: ref for name, ref in checkpoint.tensors.items() if name.endswith(".qweight")}
     declared = "bits" in config
     older = [words for name, words in quantized.items() if _beside(name, "zeros") in checkpoint.tensors]

@@ -26,6 +26,7 @@ from ggferry.converters.prequantized.schemes._common import (
     piece,
     seen_as,
 )
+from ggferry.converters.prequantized.schemes._packed_rows import PACKINGS, unpacked
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, UnsupportedError
 from ggferry.support.heavy import np
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from ggferry.quant.types import Floats
 
 Array = Any
-PACKINGS = {"8bit_u8": ("U8", 8, 1), "4bit_u8": ("U8", 4, 2), "2bit_u8": ("U8", 2, 4), "1bit_u8": ("U8", 1, 8),
-            "3bit_32": ("I32", 3, 10)}  # fmt: skip
-"""Name of a packing → the type of what holds the levels, their bits, and how many one holds."""
 SETTINGS = (
     *("nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale"),
     *("quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise"),
@@ -140,16 +138,7 @@ class Hqq:
 
     def _box(self, box: tuple[int, int, int, int]) -> Array:
         """Return the levels of a part of `laid`, uint8."""
-        top, bottom, left, right = box
-        step, mask = self.packed.rows, (1 << self.bits) - 1
-        part, whole = columns_of(self.packed, left, right), 30 if self.bits == 3 else 8
-        kind = "<u4" if self.bits == 3 else np.uint8
-        found = np.empty((bottom - top, right - left), np.uint8)
-        for number in range(top // step, -(-bottom // step)):  # of the rows that one row of `packed` holds
-            first, last = max(top, number * step), min(bottom, (number + 1) * step)
-            stored = raw_rows(self.checkpoint, part, first - number * step, last - number * step).view(kind)
-            found[first - top : last - top] = stored >> (whole - self.bits * (number + 1)) & mask
-        return found
+        return unpacked(self.checkpoint, self.packed, self.bits, box)
 
 
 def boxes(first: int, last: int, width: int) -> Iterator[tuple[int, int, int, int]]:

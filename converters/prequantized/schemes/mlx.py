@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from ggferry.quant.types import Floats
 
 AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
+OF_LAYERS = {"group_size": 64, "bits": 4}
+"""What settings without these mean: those of one layer may lack either (MLX 0.32.4 `python/mlx/nn/layers/quantized.py`,
+`_defaults_for_mode`)."""
 FLOATS = {"mxfp4": (4, MX_GROUP), "mxfp8": (8, MX_GROUP), "nvfp4": (4, GROUP)}
 """Bits and columns of a group of each mode that has scales alone."""
 WHOLE = 448.0 * 6.0
@@ -109,14 +112,15 @@ class Affine:
 
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
-    found, kinds = Found("MLX"), set()
+    found, kinds = Found("MLX", linear=checkpoint.metadata.get("model_type") == "gpt2"), set()
     for name, words in checkpoint.tensors.items():
         base = name.removesuffix(".weight")
         if words.type.name != "U32" or (base == name and f"{base}.scales" not in checkpoint.tensors):
             continue
         own = config.get(base)
-        settings = {**config, "mode": "affine", **own} if isinstance(own, dict) else config
+        settings = own if isinstance(own, dict) else config
         mode = settings.get("mode", "affine")
+        settings = {**OF_LAYERS, **settings} if mode == "affine" else settings
         bits = settings.get("bits", FLOATS.get(str(mode), (None, 0))[0])
         made = _matrix(checkpoint, found, base, words, mode, settings.get("group_size"), bits)
         found.matrices[name] = made

@@ -107,7 +107,7 @@ def _take(checkpoint: Checkpoint, config: Config, found: Found, ref: TensorRef) 
     scale = checkpoint.tensors.get(f"{ref.name}_scale")
     if scale is not None and scale.type.name == "U8":
         return take_micro_scales(checkpoint, found, ref, ref.name, scale)
-    if ref.type.name in FP8 and scale is not None and _in_blocks(scale):
+    if ref.type.name in FP8 and scale is not None and _in_blocks(ref, scale):
         size = config.get("group_size") or BLOCK
         tall, wide = (size, size) if type(size) is int and size > 0 else (0, 0)
         of_type(checkpoint, scale, "F32", "F16", "BF16")
@@ -132,8 +132,12 @@ def _take(checkpoint: Checkpoint, config: Config, found: Found, ref: TensorRef) 
     return "INT4"
 
 
-def _in_blocks(scale: TensorRef) -> bool:
-    return len(scale.shape) == 4 or (len(scale.shape) == 2 and scale.shape[1] > 1)
+def _in_blocks(ref: TensorRef, scale: TensorRef) -> bool:
+    """Return whether numbers are scales of blocks; also of a matrix that is no wider than one, where they are fewer
+    than its rows."""
+    return len(scale.shape) == 4 or (
+        len(scale.shape) == 2 and (scale.shape[1] > 1 or scale.shape[0] not in (1, ref.shape[0]))
+    )
 
 
 def _nvfp4(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:

@@ -17,6 +17,7 @@ from ggferry.converters.prequantized.schemes._common import (
     Found,
     Matrix,
     Scheme,
+    block_size,
     grid,
     matrix,
     of_shape,
@@ -157,13 +158,20 @@ def _take(checkpoint: Checkpoint, config: Config, found: Found, ref: TensorRef, 
 
 
 def _fp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, settings: Config, scale: TensorRef) -> None:
-    """FP8 × scale of the tensor, the row, the block, or the group of columns."""
+    """FP8 × scale of the tensor, the row, the block, or the group of columns.
+
+    Blocks are as large as stated, the last of a row or column may be smaller: Quark carries FP8 that others made so
+    (`PerBlock2DMinMaxObserver`). Its own `dequantize_fp8_per_block` makes equal parts where it can (of 192 rows 96 and
+    96), which those programs do not.
+    """
     rows, columns = matrix(checkpoint, ref)
     of_type(checkpoint, scale, *SCALES)
     if settings.get("qscheme") == "per_channel" and settings.get("ch_axis") not in (0, -2, None):
         raise UnsupportedError(f"axis of {scale.name!r}", path=checkpoint.path, found=settings.get("ch_axis"))
     tall = wide = 0
-    if len(scale.shape) == 2 and scale.shape[0] > 0 and scale.shape[1] > 0:
+    if settings.get("qscheme") == "per_block" and settings.get("block_size") is not None:
+        tall, wide = block_size(checkpoint, settings["block_size"])
+    elif len(scale.shape) == 2 and scale.shape[0] > 0 and scale.shape[1] > 0:
         tall, wide = rows // scale.shape[0], columns // scale.shape[1]
     take(checkpoint, found, ref, grid(checkpoint, ref, scale, ref.shape, tall, wide))
 

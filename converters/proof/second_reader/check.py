@@ -34,7 +34,6 @@ from ggferry.formats.files.sources import LocalFile, Window
 from ggferry.formats.reader import Kind, kind_of
 from ggferry.quant.codec import types_of_forks
 from ggferry.support.heavy import np
-from ggferry.support.platform import here
 from ggferry.support.printable import printable
 from ggferry.support.records import dataclass
 
@@ -138,7 +137,7 @@ class Reading:
             "bytes": sum(file.size for file in files),
         }
         pending = ask(question, [file.fileno() for file in files])
-        self.why = "" if pending else _NO_PROCESS if here.PASSES_FILES else f"{here.NAME} passes no open files on"
+        self.why = "" if pending else _NO_PROCESS
         return pending
 
     def _names(self) -> list[tuple[str, str]]:

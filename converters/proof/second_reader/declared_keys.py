@@ -121,8 +121,11 @@ class _Held:
         naming = [_object(files.get(name)) for name in ("tokenizer_config.json", "special_tokens_map.json")]
         for role, key in IDS.items():
             text = next(_texts(naming, f"{role}_token"), None)
-            token = self._data(f"tokenizer.ggml.{key}")
-            if text is not None and text in tokens:
+            token, code = self._data(f"tokenizer.ggml.{key}"), _end_of_codes(config) if role == "eos" else None
+            if code is not None:
+                self._same(f"tokenizer.ggml.{key}", token, len(tokens) + code)
+                count += 1
+            elif text is not None and text in tokens:
                 if token is None or tokens[token] != text:
                     self._fail(f"tokenizer.ggml.{key}", None if token is None else tokens[token], text)
                 count += 1
@@ -222,6 +225,19 @@ def declared_templates(files: Mapping[str, str]) -> dict[str, str]:
     if "chat_template.jinja" in files:
         found["default"] = read_text(files["chat_template.jinja"])
     return found
+
+
+def _end_of_codes(config: Mapping[str, Any]) -> int | None:
+    """Return the code behind which nothing follows, counted from the last token; None for a model of texts alone.
+
+    Source: qwen-tts 0.1.1, `Qwen3TTSForConditionalGeneration.generate`, whose end is no token of its tokenizer.
+    """
+    part, named = config.get("talker_config"), config.get("architectures")
+    if not isinstance(named, list) or "Qwen3TTSForConditionalGeneration" not in named or not isinstance(part, dict):
+        return None
+    taken = {"codec_eos_token_id": 4198, "vocab_size": 3072}  # where the configuration states none, or null
+    end, count = (default if part.get(key) is None else part[key] for key, default in taken.items())
+    return int(end) - int(count)
 
 
 def _object(path: str | None) -> Mapping[str, Any]:

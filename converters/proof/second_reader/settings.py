@@ -72,8 +72,9 @@ OTHERWISE: Mapping[str, frozenset[str]] = {
 OLMo read no epsilon, those of GLM 5.3 and Cohere are not all alike; OLMo 3 takes a base for some blocks only, Granite
 with windows a list, DBRX keeps its base in `attn_config`, GPT-J's and CodeGen's is a constant."""
 
-UNREAD: Mapping[str, frozenset[str]] = {"rope_theta": frozenset({"gptneox", "modern-bert"})}
-"""Field → architectures whose class does not read it beside its rotary parameters, but has names of its own."""
+UNREAD: Mapping[str, frozenset[str]] = {"rope_theta": frozenset({"gptneox", "laguna", "mellum", "modern-bert"})}
+"""Field → architectures whose class does not read it beside its rotary parameters, but has names of its own, or one set
+for each kind of block."""
 
 ONLY: Mapping[str, frozenset[str]] = {
     "rotary_emb_base": frozenset({"gptneox", "qwen", "nomic-bert", "nomic-bert-moe", "jina-bert-v3"})

@@ -52,11 +52,13 @@ def with_added(tokenizer: Tokenizer, added: Iterable[Added]) -> Tokenizer:
     if renamed:
         notes.append(f"{len(renamed)} ids of the vocabulary were renamed by the added tokens: {', '.join(renamed[:4])}")
     stripping = [one.content for one in by_id.values() if one.lstrip or one.rstrip]
-    if stripping:
-        notes.append(
-            f"{', '.join(map(repr, stripping[:4]))} take in the blanks beside them (lstrip, rstrip); "
-            "no GGUF key says so"
-        )
+    whole = [one.content for one in by_id.values() if one.single_word]
+    for contents, words in (
+        (stripping, "take in the blanks beside them (lstrip, rstrip)"),
+        (whole, "stand for whole words only (single_word)"),
+    ):
+        if contents:
+            notes.append(f"{', '.join(map(repr, contents[:4]))} {words}; no GGUF key says so")
     return replace(
         tokenizer,
         tokens=tuple(tokens),

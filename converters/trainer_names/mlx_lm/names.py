@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.trainer_names.boxes import entry, joined, transposed
+from ggferry.converters.trainer_names.boxes import entry, flat, joined, rows, transposed
+from ggferry.converters.trainer_names.mlx_lm.folded import FAMILIES, unfolded
 from ggferry.converters.trainer_names.model_class import renamed
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
@@ -29,7 +30,19 @@ _LETTERS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 _PLAIN = {"fc1": "up_proj", "fc2": "down_proj"}
 _JOINED = {"gate_proj": 0, "up_proj": 1}
 """Matrices that some families keep in one, gate before up."""
+_CONV1D = re.compile(r"transformer\.h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight")
+"""Matrices of GPT-2 that mlx-lm transposes (`models/gpt2.py`); quantized ones `schemes.mlx` marks as linear layers."""
 _CONVOLUTION = re.compile(r".+\.(conv1d|conv|[qkv]_conv1d)\.weight")
+_KIMI = (
+    (".mlp.switch_mlp.", ".block_sparse_moe.switch_mlp."),
+    (".mlp.shared_experts.", ".block_sparse_moe.shared_experts."),
+    (".mlp.routed_expert_", ".block_sparse_moe.routed_expert_"),
+    (".mlp.gate.", ".block_sparse_moe.gate."),
+    (".mlp.e_score_correction_bias", ".block_sparse_moe.gate.e_score_correction_bias"),
+    (".q_conv.conv.weight", ".q_conv1d.weight"),
+    (".k_conv.conv.weight", ".k_conv1d.weight"),
+    (".v_conv.conv.weight", ".v_conv1d.weight"),
+)
 _RENAMES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "bailing_moe": ((".mlp.gate.gate_proj.", ".mlp.gate."),),
     "bailing_moe_v2": ((".mlp.gate.gate_proj.", ".mlp.gate."),),
@@ -39,15 +52,8 @@ _RENAMES: Mapping[str, tuple[tuple[str, str], ...]] = {
         (".mlp.gate.proj.", ".mlp.gate."),
         (".mlp.gate.e_score_correction_bias", ".mlp.experts.e_score_correction_bias"),
     ),
-    "kimi_linear": (
-        (".mlp.switch_mlp.", ".block_sparse_moe.switch_mlp."),
-        (".mlp.shared_experts.", ".block_sparse_moe.shared_experts."),
-        (".mlp.gate.", ".block_sparse_moe.gate."),
-        (".mlp.e_score_correction_bias", ".block_sparse_moe.gate.e_score_correction_bias"),
-        (".q_conv.conv.weight", ".q_conv1d.weight"),
-        (".k_conv.conv.weight", ".k_conv1d.weight"),
-        (".v_conv.conv.weight", ".v_conv1d.weight"),
-    ),
+    "kimi_k3": _KIMI,
+    "kimi_linear": _KIMI,
     "step3p5": (
         (".mlp.gate.gate.", ".moe.gate."),
         (".mlp.gate.router_bias", ".moe.router_bias"),
@@ -55,8 +61,22 @@ _RENAMES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 """Model type → parts of names, as mlx-lm has them and as the publishers do."""
+_THIRDS = re.compile(r"(?P<before>.+\.self_attn\.)qkv_(?P<end>proj\.(weight|scales|biases)|conv\.conv\.weight)")
+"""Queries, keys and values of Kimi K3's delta attention, which mlx-lm has in one, and their convolutions."""
+_IN_THIRDS = ("kimi_k3", "kimi_linear")  # the published text half of the former says the latter
+_ENDS = {"conv.conv.weight": "conv1d.weight"}
+_PREFIXES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "gpt2": (("model.", "transformer."),),
+    "gpt_neox": (("model.h.", "gpt_neox.layers."), ("model.embed_out.", "embed_out."), ("model.", "gpt_neox.")),
+    "gptj": (("model.", "transformer."),),
+}
+"""Model type → beginnings of names, as mlx-lm has them and as the publishers do; the first that fits."""
 _LETTERED = ("lfm2_moe",)
 """Model types whose publishers call all gated networks by letters, within `feed_forward`."""
+_BY_HEADS = {"rwkv7": (".k_k", ".k_a", ".g_norm.weight", ".g_norm.bias")}
+"""Model type → vectors that mlx-lm reshapes, a row for each head (`models/rwkv7.py`)."""
+_DROPPED = {"ernie4_5_moe": (".e_score_correction_bias", "moe_use_aux_free")}
+"""Model type → what mlx-lm leaves out, and the key of the configuration that says whether the model has it."""
 APART = ("granitemoe", "granitemoehybrid")
 """Model types whose publishers have gate and up in one stack, and GGUF, as mlx-lm, has them apart (`roles`)."""
 _FUSED: Mapping[str, tuple[str, str]] = {
@@ -64,9 +84,6 @@ _FUSED: Mapping[str, tuple[str, str]] = {
     "gemma4_text": ("gate_up_proj", "down_proj"),
 }
 """Model type → names of the stacks, gate and up in one, of publishers that keep stacks themselves."""
-_FOLDED = ("falcon_h1",)
-"""Model types whose multipliers mlx-lm folds into weights as it sees fit (`models/falcon_h1.py`: those of keys are left
-out), while config.json goes on to state them."""
 
 
 def is_named_so(checkpoint: Checkpoint) -> bool:
@@ -83,48 +100,22 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
     Raises ShapeError for a stack that is none, InconsistentError where gate and up of a stack are packed differently.
     """
     family = model_type(checkpoint.metadata)
-    if family in _FOLDED and is_folded(checkpoint):
-        raise UnsupportedError(
-            f"a {family} of mlx-lm: its multipliers are in the weights already, and not all of them",
-            path=checkpoint.path,
-            hint="convert the checkpoint that it was made of",
-        )
+    if family in FAMILIES and is_folded(checkpoint):
+        checkpoint = unfolded(checkpoint)
+    _refuse_dropped(checkpoint, family)
     tensors: dict[str, TensorRef] = {}
     moved: dict[str, list[str]] = {}
     pairs: dict[str, dict[int, TensorRef]] = {}
     for name, ref in checkpoint.tensors.items():
         publishers = _renamed(name, family)
-        match = _STACK.fullmatch(publishers)
-        if (
-            match is None
-            or family in APART
-            or (match["stack"] == "experts" and match["before"].rpartition(".")[2].isdecimal())
-        ):
-            tensors[publishers] = _convolution(ref, publishers, checkpoint.path)
-            if publishers != name and name.endswith(".weight"):
-                moved[_without_end(name)] = [_without_end(publishers)]
-            continue
-        base, end = name.rpartition(".")[0], match["end"]  # what mlx-lm calls the layer
-        if family in _FUSED:
-            if end == "global_scale":
-                raise UnsupportedError(
-                    "gate and up of a stack, which this family has in one, with a global scale each",
-                    path=checkpoint.path,
-                    found=name,
-                    hint="convert the checkpoint that it was made of",
-                )
-            target = _fused(match, _FUSED[family])
-            moved.setdefault(base, []).append(_without_end(target))
-            place = target if end == "weight" else f"{_without_end(target)}.{end}"
-            if match["part"] in _JOINED:
-                pairs.setdefault(place, {})[_JOINED[match["part"]]] = ref
-            else:
-                tensors[place] = replace(ref, name=place)
+        match = _stack(publishers, family)
+        if match is not None and family in _FUSED:
+            found = [_joint(match, ref, name, family, pairs, checkpoint.path)]
         else:
-            for target, one in _apart(match, ref, family, checkpoint.path):
-                tensors[target] = one
-                if end == "weight":
-                    moved.setdefault(base, []).append(target.removesuffix(".weight"))
+            found = list(_published(publishers, ref, match, family, checkpoint.path))
+        tensors |= {target: one for target, one in found if one is not None}
+        if name.endswith(".weight") and [target for target, _ in found] != [name]:
+            moved[_without_end(name)] = [_without_end(target) for target, _ in found]
     for place, both in pairs.items():
         if len(both) < len(_JOINED):
             raise InconsistentError(f"{place}: gate or up alone", path=checkpoint.path, found=both.popitem()[1].name)
@@ -133,6 +124,18 @@ def as_transformers(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     config = {**checkpoint.metadata, **_settings(checkpoint, moved)}
     return renamed(replace(checkpoint, metadata=config), NAME, tensors)
+
+
+def _refuse_dropped(checkpoint: Checkpoint, family: str) -> None:
+    """Raise UnsupportedError where the model needs tensors that mlx-lm leaves out."""
+    part, key = _DROPPED.get(family, ("", ""))
+    if part and checkpoint.metadata.get(key) is not False and not any(part in name for name in checkpoint.tensors):
+        raise UnsupportedError(
+            f"mlx-lm leaves out what the model chooses its experts by ({part})",
+            path=checkpoint.path,
+            expected=f"such tensors, or {key} false",
+            hint="convert the checkpoint that it was made of",
+        )
 
 
 def model_type(config: Mapping[str, Any]) -> str:
@@ -154,6 +157,9 @@ def _is_exchanged(ref: TensorRef) -> bool:
 
 
 def _renamed(name: str, family: str) -> str:
+    for own, publishers in _PREFIXES.get(family, ()):
+        if name.startswith(own):
+            return publishers + name.removeprefix(own)
     for own, publishers in _RENAMES.get(family, ()):
         if own in name:
             return name.replace(own, publishers)
@@ -165,10 +171,65 @@ def _renamed(name: str, family: str) -> str:
     return name
 
 
-def _convolution(ref: TensorRef, name: str, path: str) -> TensorRef:
-    """Return the tensor under its name; of a convolution over time, two axes exchanged back, one of which is 1."""
+def _as_published(ref: TensorRef, name: str, family: str, path: str) -> TensorRef:
+    """Return the tensor under its name; of a convolution over time, two axes exchanged back, one of which is 1; of
+    vectors that mlx-lm has head by head, one axis."""
     ref = replace(ref, name=name)
+    if family in _BY_HEADS and len(ref.shape) == 2 and name.endswith(_BY_HEADS[family]):
+        return flat(ref, name, path)
     return transposed(ref, name, path, (0, 2, 1)) if _is_exchanged(ref) else ref
+
+
+def _stack(name: str, family: str) -> re.Match[str] | None:
+    """Return what a name of a stack of experts consists of; None for other tensors."""
+    match = _STACK.fullmatch(name)
+    if match is None or family in APART:
+        return None
+    single = match["stack"] == "experts" and match["before"].rpartition(".")[2].isdecimal()
+    return None if single else match
+
+
+def _published(
+    name: str, ref: TensorRef, match: re.Match[str] | None, family: str, path: str
+) -> Iterator[tuple[str, TensorRef]]:
+    """Yield the tensors of the publisher that one of mlx-lm is, by name: itself, or those that it joins."""
+    if match is not None:
+        yield from _apart(match, ref, family, path)
+    elif family in _IN_THIRDS and (thirds := _THIRDS.fullmatch(name)):
+        if not ref.shape or ref.shape[0] % 3:
+            raise ShapeError(f"{ref.name}, three in one", path=path, found=list(ref.shape), expected="rows of each")
+        height = ref.shape[0] // 3
+        for number, part in enumerate("qkv"):
+            target = f"{thirds['before']}{part}_{_ENDS.get(thirds['end'], thirds['end'])}"
+            one = rows(ref, target, [(number * height, (number + 1) * height)], path)
+            yield target, _as_published(one, target, family, path)
+    else:
+        one = _as_published(ref, name, family, path)
+        if name != ref.name and _CONV1D.fullmatch(name) and ref.type.name != "U32":
+            one = transposed(ref, name, path)
+        yield name, one
+
+
+def _joint(
+    match: re.Match[str], ref: TensorRef, name: str, family: str, pairs: dict[str, dict[int, TensorRef]], path: str
+) -> tuple[str, TensorRef | None]:
+    """Return the place of a stack of a family that has gate and up in one, and the stack.
+
+    None for gate and up, which are added to `pairs`.
+    """
+    if match["end"] == "global_scale":
+        raise UnsupportedError(
+            "gate and up of a stack, which this family has in one, with a global scale each",
+            path=path,
+            found=name,
+            hint="convert the checkpoint that it was made of",
+        )
+    target = _fused(match, _FUSED[family])
+    place = target if match["end"] == "weight" else f"{_without_end(target)}.{match['end']}"
+    if match["part"] not in _JOINED:
+        return place, replace(ref, name=place)
+    pairs.setdefault(place, {})[_JOINED[match["part"]]] = ref
+    return place, None
 
 
 def _apart(match: re.Match[str], ref: TensorRef, family: str, path: str) -> Iterator[tuple[str, TensorRef]]:

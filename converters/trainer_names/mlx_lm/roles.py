@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ggferry.converters.schema.architecture import Architecture, From, Role
-from ggferry.converters.schema.layouts import ADD_ONE, SAME
+from ggferry.converters.schema.layouts.base import SAME
+from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.converters.schema.roles import Roles
 from ggferry.converters.trainer_names.mlx_lm.names import NAME

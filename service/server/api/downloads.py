@@ -28,6 +28,7 @@ CONDITIONS: list[dict[str, object]] = [
     )
 ]
 """Headers that the route reads, for its description."""
+PLAIN = "application/octet-stream"  # a tar file, too: programs that make clients know no other type of bytes
 _RANGE = re.compile(r"bytes=(?P<start>\d{0,18})-(?P<last>\d{0,18})")
 Name = Annotated[str, Path(max_length=255, pattern=r"^[^/\x00]+$", description="Name of the file, from the receipt")]
 
@@ -46,8 +47,32 @@ Name = Annotated[str, Path(max_length=255, pattern=r"^[^/\x00]+$", description="
 def download(request: Request, service: ServiceDep, caller: Reader, job: JobId, name: Name) -> Response:
     """Give a file of a done job. One Range is served; If-Range, If-Match and If-None-Match compare the ETag."""
     reader, file = service.outputs.open(job, name)
+    return _given(request, service, reader, file, f'"b3-{file.blake3}"')
+
+
+@router.get(
+    "/jobs/{job}/archive",
+    response_class=StreamingResponse,
+    responses={
+        200: {"description": "The tar file", "content": {PLAIN: {"schema": BINARY}}},
+        206: {"description": "The range", "content": {PLAIN: {"schema": BINARY}}},
+        304: {"description": "The ETag is that of If-None-Match"},
+        412: {"description": "The ETag is not that of If-Match"},
+    },
+    openapi_extra={"parameters": CONDITIONS},
+)
+def archive(request: Request, service: ServiceDep, caller: Reader, job: JobId) -> Response:
+    """Give the folder that a done job made as one uncompressed tar file, made on the way; headers as for a file.
+
+    409 for a job whose output is no folder.
+    """
+    reader, file = service.outputs.open_archive(job)
+    return _given(request, service, reader, file, f'"tar-{file.blake3}"')
+
+
+def _given(request: Request, service: Service, reader: OutputReader, file: OutputFile, etag: str) -> Response:
+    """Return what is asked for of an open file, which is closed where nothing of it is."""
     try:
-        etag = f'"b3-{file.blake3}"'
         headers = _headers(file, etag)
         if "if-match" in request.headers and not {etag, "*"} & set(_tags(request, "if-match")):
             raise HttpError(412, "changed", "the file is not the one that If-Match names", found=etag)
@@ -58,27 +83,29 @@ def download(request: Request, service: ServiceDep, caller: Reader, job: JobId, 
         range_header = request.headers.get("range")
         if range_header is not None and request.headers.get("if-range", etag) != etag:
             range_header = None
-        start, end = _parse_range(range_header, file.bytes)
+        start, end = _parse_range(range_header, reader.size)
     except BaseException:
         reader.close()
         raise
     status = (
-        200 if range_header is None or ((start, end) == (0, file.bytes) and not _RANGE.fullmatch(range_header)) else 206
+        200
+        if range_header is None or ((start, end) == (0, reader.size) and not _RANGE.fullmatch(range_header))
+        else 206
     )
     if status == 206:
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{file.bytes}"
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{reader.size}"
     headers["Content-Length"] = str(end - start)
     body = _Body(service, reader, start, end)
-    return StreamingResponse(body.pieces(), status, headers, "application/octet-stream")
+    return StreamingResponse(body.pieces(), status, headers, PLAIN)
 
 
 def _headers(file: OutputFile, etag: str) -> dict[str, str]:
-    digest = b64encode(bytes.fromhex(file.sha256)).decode()
+    sha256 = f"sha-256=:{b64encode(bytes.fromhex(file.sha256)).decode()}:"
     plain = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "_" for c in file.name)
     return {
         "ETag": etag,
         "Accept-Ranges": "bytes",
-        "Repr-Digest": f"sha-256=:{digest}:",
+        **({"Repr-Digest": sha256} if file.sha256 else {}),
         "Cache-Control": "no-cache, private",
         "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(file.name, safe='')}",
     }

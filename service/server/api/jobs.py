@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from ggferry.converters.metadata.receipt_fields import KeptReceipt
+from ggferry.converters.metadata.receipt_fields import KeptReceipts
 from ggferry.service.operations.edit import EditChanges
 from ggferry.service.records.fields import Bulk, Lines, ModelRecord, PlanRecord, Submitted
 from ggferry.service.server import changes, functions
@@ -44,7 +44,7 @@ class Planning(BaseModel):
     model_config = ConfigDict(extra="forbid")
     source: Text = Field(description="A path below a root, a URL, or upload:ID")
     options: dict[Annotated[str, Field(max_length=64)], Any] = Field(
-        {}, description="Options of a conversion as a plan's line has them (docs/archives.md): outtype, verify, …"
+        {}, description="Options of a conversion as a plan's line has them (docs/archives.md): to, outtype, verify, …"
     )
     wait: Annotated[float, Field(ge=0, le=WAIT)] = Field(WAIT, description="Seconds to wait for the plan")
 
@@ -230,13 +230,13 @@ def edit(
     return once(service, caller, request, key, body, work)
 
 
-@router.get("/jobs/{job}/receipt", response_model=None, responses=answers(KeptReceipt))
+@router.get("/jobs/{job}/receipt", response_model=None, responses=answers(KeptReceipts))
 def receipt(
     service: ServiceDep,
     caller: Reader,
     job: JobId,
     file: Annotated[str | None, Query(max_length=255, description="A file of the output that is meant")] = None,
-) -> KeptReceipt:
+) -> KeptReceipts:
     """Give the receipt of a done job; its output files also have their sha256.
 
     Of several outputs it is that of the first, with the others in its member `further`; with `file`, one of them alone.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -163,6 +164,8 @@ class ModelPage:
         notes: What a user should know.
         proof: None where there is none yet.
         files: Files of the output.
+        archive: Of an output that is a folder, the address of all of it as one tar file.
+        can_edit: Whether its files have keys that can be changed.
         ratings: Of several outputs the numbers of each.
         attempts: The attempts so far.
         runtimes: Programs that run the output.
@@ -190,6 +193,8 @@ class ModelPage:
     notes: tuple[str, ...] = ()
     proof: Proof | None = None
     files: tuple[Output, ...] = ()
+    archive: str = ""
+    can_edit: bool = False
     ratings: tuple[OutputSummary, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     runtimes: tuple[str, ...] = ()
@@ -220,6 +225,11 @@ class ModelPage:
         if self.row.state != "done" or self.proof is None:
             return ""
         return "proved" if self.is_proved else "converted, not proved"
+
+    @property
+    def output_name(self) -> str:
+        """Return the last name of its only output."""
+        return os.path.basename(self.output)
 
     @property
     def receipt(self) -> str:

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ggferry.converters.conversion.request import GGUF
 from ggferry.converters.conversion.summary import rating_of
-from ggferry.converters.metadata.beside import files_written
+from ggferry.converters.metadata.beside import is_folder
 from ggferry.converters.metadata.receipt_fields import (
     CrossCheckRecord,
     DroppedRecord,
-    KeptReceipt,
+    KeptReceipts,
     LogitsRecord,
     Receipt,
     TensorRecord,
@@ -27,7 +28,7 @@ from ggferry.quant.types import BlockError
 from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED
 from ggferry.service.records.plan_file import CONVERT
-from ggferry.service.records.receipts import receipts_of
+from ggferry.service.records.receipts import files_kept, grade_of, receipts_of
 from ggferry.service.server.pages import wording
 from ggferry.service.server.pages.archive_view import row_of
 from ggferry.service.server.pages.model_page import Agreement, Attempt, Fact, ModelPage, Proof, TensorPage, TensorRow
@@ -35,6 +36,8 @@ from ggferry.service.server.pages.option_form import OptionForm, form_of, source
 from ggferry.service.server.pages.views import ACTIVE, PER_PAGE, Problem
 from ggferry.service.server.work.outputs.output_files import Output
 
+_LOADS = {"safetensors": "transformers", "mlx": "mlx-lm"}
+"""The library that loads a folder of a format."""
 LONGEST = 600  # characters of a value
 
 
@@ -91,13 +94,14 @@ def _attempt(tried: Mapping[str, Any]) -> Attempt:
 # --- of a receipt --------------------------------------------------------------------------------------------------
 
 
-def with_receipt(page: ModelPage, found: KeptReceipt, files: str) -> ModelPage:
+def with_receipt(page: ModelPage, found: KeptReceipts, files: str) -> ModelPage:
     """Return the page of a done job from its receipt as the ledger keeps it.
 
     `files` is the address below which its files are fetched. Of several outputs tensors and proof are the first's.
     """
     receipt, *further = receipts_of(found)
-    tensors = tuple(map(_of_receipt, receipt["tensors"]))
+    folder = str(receipt["to"]) if is_folder(receipt) else ""
+    tensors = tuple(map(_of_folder if folder else _of_receipt, receipt["tensors"]))
     source = receipt["source"]
     container = label_of(source["container"]) + ("" if source["version"] is None else f" v{source['version']}")
     weights = sum(math.prod(tensor.shape) for tensor in tensors)
@@ -105,22 +109,26 @@ def with_receipt(page: ModelPage, found: KeptReceipt, files: str) -> ModelPage:
     return replace(
         page,
         sentence=wording.sentence(*facts),
-        header=_facts(source["header"]),
+        header=_facts(source.get("header", {})),
         hparams=tuple(_hparam(name, each["value"], each["origin"]) for name, each in receipt["hparams"].items()),
-        keys=tuple(Fact(key, "", origin) for key, origin in receipt["metadata"].items()),
+        keys=tuple(Fact(key, "", origin) for key, origin in receipt.get("metadata", {}).items()),
         tensors=tensors,
-        dropped=_drops(receipt["dropped"]),
+        dropped=_drops(receipt.get("dropped", ())),
         notes=tuple(receipt["notes"]),
         proof=_proof(receipt, tensors),
         files=tuple(
             Output(each["name"], each["bytes"], "", each["blake3"], f"{files}/{wording.segment(each['name'])}")
-            for each in files_written(receipt, *further)
+            for each in files_kept(found)
         ),
+        archive=f"{files.removesuffix('/files')}/archive" if folder else "",
+        can_edit=receipt.get("to", GGUF) == GGUF,
         ratings=tuple(rating_of(each, each["output"]["files"][0]["name"]) for each in (receipt, *further))
         if further
         else (),
-        runtimes=tuple(receipt["runtimes"]["run_it"]),
-        has_vocabulary=any(key.startswith("tokenizer.ggml.tokens") for key in receipt["metadata"]),
+        runtimes=(_LOADS[folder],) if folder else tuple(receipt["runtimes"]["run_it"]),
+        has_vocabulary=bool(receipt["tokenizer"].get("texts"))
+        if folder
+        else any(key.startswith("tokenizer.ggml.tokens") for key in receipt["metadata"]),
         is_looked_at=True,
     )
 
@@ -148,6 +156,20 @@ def _of_receipt(record: TensorRecord) -> TensorRow:
     )
 
 
+def _of_folder(record: Mapping[str, Any]) -> TensorRow:
+    types = dict.fromkeys(name for part in record["of"] for name in part["types"])
+    return TensorRow(
+        record["name"],
+        tuple(str(part["name"]) for part in record["of"]),
+        tuple(record["shape"]),
+        ", ".join(types),
+        record["type"],
+        grade=grade_of(record),
+        why=str(record.get("packed") or ""),
+        max_error=record.get("max_error"),
+    )
+
+
 def bytes_of(kind: str, shape: Sequence[int]) -> int | None:
     """Return the bytes that a tensor takes in a type; None for a type without a size of its own."""
     try:
@@ -172,13 +194,13 @@ def _proof(receipt: Receipt, tensors: Sequence[TensorRow]) -> Proof:
         found.append(Agreement(who, "products", deltas["relative_rms"], deltas["limit"], text))
     found += [_reference(each) for each in receipt["testimonies"]]
     return Proof(
-        receipt["verified"],
+        str(receipt.get("verified") or receipt["options"]["verify"]),
         tuple(found),
         logits.get("top1_agreement"),
         int(tokens.get("texts") or 0),
         int(tokens.get("equal") or 0),
         tokens.get("vocabulary"),
-        Counter(tensor.grade for tensor in tensors if tensor.relative_rms is not None),
+        Counter(tensor.grade for tensor in tensors if tensor.relative_rms is not None or is_folder(receipt)),
         tuple(logits.get("reached") or ()),
         tuple(logits.get("not_reached") or ()),
         all(each.get("why") or each.get("what") == CONVERSATIONS for each in receipt["testimonies"]),

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ggferry.converters.conversion.options import OPTIONS, Heading, Kind, Option, outtypes
+from ggferry.converters.conversion.options import FORMATS, OPTIONS, Heading, Kind, Option, outtypes
+from ggferry.converters.conversion.plan import kind_of_format
 from ggferry.formats.errors import UsageError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.formats.json_files.parse import parse_json
 from ggferry.service.records.option_paths import with_paths
 
-OWN = ("outtype", "verify")
+OWN = ("to", "outtype", "verify")
 """Options that stand before the groups, since everybody looks for them."""
 LABELS = {
     "like": "Types like those of a GGUF file",
@@ -26,6 +27,9 @@ LABELS = {
     "target_bpw": "Bits a weight to choose types for",
     "among": "Types to choose among",
     "lora": "LoRA adapters to merge",
+    "to": "Format",
+    "dtype": "Type of all weights",
+    "max_shard_size": "Largest file of weights",
     "outtype": "Type of the output",
     "verify": "Proof",
     "tensor_first_split": "First shard without tensors",
@@ -34,14 +38,10 @@ LABELS = {
 FURTHER = "further"
 LONGEST = 200_000  # characters of a field
 _PUBLISHED = "the token of the Hub is a person's, not the server's; `ggferry publish` takes what was downloaded"
-_FOLDERS = "jobs make GGUF files, which their proof, downloads and edits are about"
 LEFT_OUT = {
     "out": "the server names outputs, so that no two models have one name",
     "mmproj_out": "the server names outputs, so that no two models have one name",
     "force": "outputs of the server are never replaced: the same plan is the same job",
-    "to": _FOLDERS,
-    "dtype": _FOLDERS,
-    "max_shard_size": _FOLDERS,
     "recipe_out": "the receipt states the recipe that a size led to",
     "measurements": "a job measures in one go, and a file of the server's is nobody's",
     "tensor_type_file": "a file's items are lines of the tensor types, which it can be loaded into",
@@ -56,6 +56,13 @@ LEFT_OUT = {
     "as_json": "the API answers in JSON",
 }
 """Options of `ggferry convert` that the form does not have, and why."""
+FORMAT_NAMES = {
+    "gguf": "GGUF",
+    "safetensors": "Hugging Face folder",
+    "mlx": "MLX folder",
+    "whisper.cpp": "whisper.cpp file",
+}
+"""The formats for people, in the order of the table."""
 USUAL = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 """Types whose sizes are compared, where nobody names others: one of each number of bits that llama.cpp quantizes to."""
 _FLAG = re.compile(r"(?P<flag>--[a-z][a-z-]+)(?: [A-Z][A-Z=]*)?")
@@ -73,6 +80,9 @@ _KINDS = {
     Kind.JSON_FILE: "lines",
 }
 _EITHER = ("yes", "no")
+AS_OTHERS = "as the others"
+_NONE = {"dtype": "plain types stay"}
+"""What the choice of nothing is called, where it is not 'as the others'."""
 _LOADED = (Kind.TYPES, Kind.TEXT_FILE, Kind.JSON_FILE)
 """Kinds whose text people have in a file: the page can load it into the field."""
 _FILES = (Kind.FILE, Kind.LIKE_FILE, Kind.ADAPTERS)
@@ -84,6 +94,7 @@ _EXAMPLES = {
     "text": "The cat sat on the mat.",
     "metadata": '{"general.license": "mit"}',
     "split_max_size": "4G",
+    "max_shard_size": "5G",
     "target_size": "4GiB",
     "target_bpw": "4.5",
     "among": "q4_k,q5_k,q6_k",
@@ -106,6 +117,8 @@ class Control:
         flag: What a command line calls it.
         is_loaded: Whether a file of the browser's can be loaded into it.
         is_sent: Whether a file of the browser's can be sent, and is named by it then.
+        formats: The formats that take it; () for all.
+        none: What the choice of nothing is called.
     """
 
     name: str
@@ -118,6 +131,8 @@ class Control:
     flag: str = ""
     is_loaded: bool = False
     is_sent: bool = False
+    formats: tuple[str, ...] = ()
+    none: str = AS_OTHERS
 
     @property
     def lines(self) -> list[str]:
@@ -153,19 +168,23 @@ class OptionForm:
     """The form, filled in.
 
     Attributes:
+        format: The format of the output.
         outtype: The type of the output, and `further`, types that are made in the same reading.
         verify: The level of proof.
-        outtypes: The types to choose from.
+        formats: The formats to choose from, with their names for people.
+        outtypes: The types to choose from, each with the formats that take it.
         levels: The levels of proof.
         groups: All other options.
         needed: Those that an error asks for.
         path: The source, as a request names it.
     """
 
+    format: str = "gguf"
     outtype: str = "keep"
     further: str = ""
     verify: str = "full"
-    outtypes: tuple[str, ...] = ()
+    formats: tuple[tuple[str, str], ...] = tuple(FORMAT_NAMES.items())
+    outtypes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     levels: tuple[str, ...] = ()
     groups: tuple[Group, ...] = ()
     needed: tuple[Control, ...] = ()
@@ -212,15 +231,28 @@ def form_of(options: Mapping[str, Any], path: str = "", hint: str = "", uploads:
     needed = [controls[name] for name in needs(hint) if name in controls]
     level = next(each for each in OPTIONS if each.name == "verify")
     return OptionForm(
+        str(options.get("to", "gguf")),
         outtype,
         further,
         str(options.get("verify", level.default)),
-        tuple(dict.fromkeys([*outtypes(), outtype])),
+        tuple(FORMAT_NAMES.items()),
+        tuple((name, _formats_of_type(name)) for name in dict.fromkeys([*outtypes(), outtype])),
         tuple(reversed(_choices(level))),
         tuple(Group(heading.value, tuple(some)) for heading, some in groups.items()),
         tuple(needed),
         path,
     )
+
+
+def _formats_of_type(outtype: str) -> tuple[str, ...]:
+    """Return the formats that take a type; all for one that none lists."""
+    return tuple(to for to in FORMATS if outtype.lower() in kind_of_format(to).outtypes) or FORMATS
+
+
+def _formats_of(option: Option) -> tuple[str, ...]:
+    """Return the formats that take an option; () for all."""
+    found = tuple(to for to in FORMATS if option.name in kind_of_format(to).takes)
+    return found if found != FORMATS else ()
 
 
 def _choices(option: Option) -> tuple[str, ...]:
@@ -251,6 +283,8 @@ def _control(option: Option, value: Any, uploads: str) -> Control:
         option.flag,
         option.kind in _LOADED,
         option.kind in _FILES,
+        _formats_of(option),
+        _NONE.get(option.name, AS_OTHERS),
     )
 
 
@@ -327,6 +361,7 @@ def as_typed(form: OptionForm, pairs: Iterable[tuple[str, str]]) -> OptionForm:
     )
     return replace(
         form,
+        format=given.get("to") or form.format,
         outtype=given.get("outtype") or form.outtype,
         further=given.get(FURTHER, ""),
         verify=given.get("verify") or form.verify,

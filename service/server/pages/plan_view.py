@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ggferry.converters.conversion.options import is_sized
+from ggferry.converters.conversion.request import GGUF
 from ggferry.service.library.answers import DroppedTensor
 from ggferry.service.records.plan_file import CONVERT, OTHER, outputs_of, sizes_of
 from ggferry.service.server.pages.archive_view import container_of, place_of
 from ggferry.service.server.pages.model_view import problem_of
-from ggferry.service.server.pages.option_form import form_of
+from ggferry.service.server.pages.option_form import FORMAT_NAMES, form_of
 from ggferry.service.server.pages.plan_pages import PlannedModel, PlannedOutput, PlanPage
 from ggferry.service.server.pages.views import PER_PAGE
 
@@ -101,8 +102,11 @@ def _inside(output: str, plan: str) -> str:
 
 def _after(line: Mapping[str, Any], outtype: str, sized: bool) -> str:
     """Return what an output of this type would be; `sized`: of types that a size leads to."""
-    kind = CHOSEN if sized else "types kept" if outtype == "keep" else outtype.upper()
-    return ", ".join(filter(None, ("GGUF v3", line.get("architecture"), kind)))
+    options = line.get("options") or {}
+    to, plain = str(options.get("to") or GGUF), options.get("dtype")
+    kind = CHOSEN if sized else "types kept" if outtype == "keep" and not plain else str(plain or outtype).upper()
+    name = f"{FORMAT_NAMES[to]} v3" if to == GGUF else FORMAT_NAMES[to]
+    return ", ".join(filter(None, (name, line.get("architecture"), kind)))
 
 
 def _reason(line: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
+from ggferry.converters.conversion.request import GGUF
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, files_written
 from ggferry.formats.errors import ChangedError, RefusedError, UsageError
 from ggferry.formats.json_files.kinds import JSONObject
@@ -42,6 +43,8 @@ def edit(
     row: JSONObject = {**store.row(job)}
     if row["state"] != DONE or row["receipt"] is None:
         raise RefusedError("only the file of a done job can be edited", found=row["state"], expected=DONE)
+    if (to := row["receipt"].get("to", GGUF)) != GGUF:
+        raise RefusedError("only GGUF files have keys to edit", found=f"--to {to}", expected=f"--to {GGUF}")
     row, declared = _of_file(row, file), changed_options(changes)
     key = digest_of([job, row["receipt"]["output"]["files"], declared])[:32]
     if store.first(sa.select(store.jobs.c.id).where(store.jobs.c.id == key)) is not None:

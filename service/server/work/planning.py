@@ -29,7 +29,7 @@ from ggferry.service.server.work.sources import Place
 from ggferry.service.storage.retry import names_within
 from ggferry.service.storage.stores import is_remote, join
 from ggferry.service.storage.urls import RETRY_TIMEOUT, Access, read_secrets, secrets_of, write_secrets
-from ggferry.service.workers.analyze import request_of
+from ggferry.service.workers.analyze import check_recipe
 from ggferry.support.heavy import sa
 
 PLANNING, READY, BROKEN = "planning", "ready", "failed"
@@ -55,7 +55,7 @@ class Planner:
         A plan that is being made is not begun again. Raises UsageError for options that no plan has.
         """
         recipe = dict(options)
-        request_of(shown, recipe)
+        check_recipe(shown, recipe)
         plan = digest_of([place.path, recipe])[:16]
         table = self.store.t.plans
         values: JSONObject = {

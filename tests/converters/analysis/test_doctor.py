@@ -217,7 +217,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     [
         ("eetq", "order of a CUDA kernel"),
         ("exl3", "CUDA code alone"),
-        ("higgs", "activations are rotated"),
+        ("higgs", "FLUTE tuned for one GPU"),
         ("vptq", "no reader of it"),
     ],
 )

@@ -66,7 +66,11 @@ def test_bert_agrees_with_llama_cpp(hf: Path) -> None:
 
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 80,
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 80,
     "max_position_embeddings": 40,
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -112,11 +116,25 @@ def test_variants_against_transformers(name: str, tmp_path: Path) -> None:
 def nomic_ai(folder: Path) -> Path:
     """A NomicBert as nomic-ai publishes it: transformers saves it under the same names, with its own configuration."""
     own = {
-        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "swiglu",
-        "n_embd": 48, "n_head": 3, "n_inner": 80, "n_layer": 3, "n_positions": 160, "max_trained_positions": 40,
-        "vocab_size": 96, "type_vocab_size": 2, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000,
-        "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_scaling_factor": 2, "prenorm": False,
-        "causal": False, "auto_map": {"AutoModel": "modeling.NomicBertModel"},
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "activation_function": "swiglu",
+        "n_embd": 48,
+        "n_head": 3,
+        "n_inner": 80,
+        "n_layer": 3,
+        "n_positions": 160,
+        "max_trained_positions": 40,
+        "vocab_size": 96,
+        "type_vocab_size": 2,
+        "layer_norm_epsilon": 1e-12,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_scaling_factor": 2,
+        "prenorm": False,
+        "causal": False,
+        "auto_map": {"AutoModel": "modeling.NomicBertModel"},
     }
     (folder / "config.json").write_text(json.dumps(own))
     return folder
@@ -129,8 +147,13 @@ def with_names_of_the_code(source: Path, target: Path) -> Path:
     found = {}
     for name, array in load_file(source / "model.safetensors").items():
         for old, new in (
-            ("emb_ln", "embeddings.LayerNorm"), ("encoder.layers.", "layers."), ("attn.out_proj", "self_attn.o_proj"),
-            ("fc11", "up_proj"), ("fc12", "gate_proj"), ("fc2", "down_proj"), ("norm1", "post_attention_layernorm"),
+            ("emb_ln", "embeddings.LayerNorm"),
+            ("encoder.layers.", "layers."),
+            ("attn.out_proj", "self_attn.o_proj"),
+            ("fc11", "up_proj"),
+            ("fc12", "gate_proj"),
+            ("fc2", "down_proj"),
+            ("norm1", "post_attention_layernorm"),
             ("norm2", "post_mlp_layernorm"),
         ):
             name = name.replace(old, new)
@@ -235,11 +258,19 @@ def test_without_pooling_bert_says_nothing_and_nomic_its_mean(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("bert", "hidden_act", "relu"), ("bert", "hidden_act", "silu"), ("bert", "num_attention_heads", 5),
-        ("bert", "position_embedding_type", "relative_key"), ("bert", "is_decoder", True),
-        ("bert", "type_vocab_size", 3), ("bert", "max_position_embeddings", 41), ("bert", "num_hidden_layers", 2),
-        ("bert", "num_attention_heads", 0), ("bert", "layer_norm_eps", "a"), ("nomic", "hidden_act", "gelu"),
-        ("nomic", "rope_parameters", {"rope_type": "yarn", "factor": 2.0}), ("nomic", "head_dim", 8),
+        ("bert", "hidden_act", "relu"),
+        ("bert", "hidden_act", "silu"),
+        ("bert", "num_attention_heads", 5),
+        ("bert", "position_embedding_type", "relative_key"),
+        ("bert", "is_decoder", True),
+        ("bert", "type_vocab_size", 3),
+        ("bert", "max_position_embeddings", 41),
+        ("bert", "num_hidden_layers", 2),
+        ("bert", "num_attention_heads", 0),
+        ("bert", "layer_norm_eps", "a"),
+        ("nomic", "hidden_act", "gelu"),
+        ("nomic", "rope_parameters", {"rope_type": "llama3", "factor": 2.0}),
+        ("nomic", "head_dim", 8),
         ("nomic", "num_attention_heads", 48),
     ],
 )
@@ -251,8 +282,14 @@ def test_what_contradicts_or_cannot_be_said_is_refused(name: str, key: str, valu
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("activation_function", "gelu"), ("rotary_emb_fraction", 0.5), ("prenorm", True), ("moe_every_n_layers", 2),
-     ("rotary_emb_interleaved", True)],
+    [
+        ("activation_function", "gelu"),
+        ("rotary_emb_fraction", 0.5),
+        ("prenorm", True),
+        ("moe_every_n_layers", 2),
+        ("rotary_emb_interleaved", True),
+        ("rotary_head_dim", True),
+    ],
 )
 def test_what_nomics_own_code_could_do_besides_is_refused(key: str, value: Any, tmp_path: Path) -> None:
     saved(tmp_path / "hf", "nomic")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import transformers
+from safetensors.torch import load_file, save_file
 
 from ggferry.converters.model_graph.class_defaults.class_of_type import class_of_type
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -69,6 +70,16 @@ def test_the_tensors_tell_the_classes_of_a_type_apart(name: str, tmp_path: Path)
     expected = described(tmp_path)
     without(tmp_path, "architectures")
     assert described(tmp_path) == expected
+
+
+def test_a_gpt2_named_as_openai_named_it_makes_words(tmp_path: Path) -> None:
+    make("gpt2", tmp_path)
+    tensors = {name.removeprefix("transformer."): x for name, x in load_file(tmp_path / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    expected = described(tmp_path)
+    without(tmp_path, "architectures")
+    assert described(tmp_path) == expected
+    assert "without_output" not in understand(open_checkpoint(str(tmp_path))).hparams
 
 
 def test_what_several_classes_have_is_not_decided(tmp_path: Path) -> None:

@@ -69,10 +69,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 700.0}
     ),
     "keys that the class does not read": ("deepseek v3", {"scoring_func": "softmax", "topk_method": "greedy"}),
+    **{f"keys that the class does not read: {name}": (name, changes) for name, changes in {
+        "glm 4.7 flash": {"scoring_func": "softmax", "topk_method": "greedy"},
+        "deepseek v3.2": {"scoring_func": "softmax", "topk_method": "greedy"},
+        "mistral4": {"scoring_func": "sigmoid"},
+        "bamba": {"position_embedding_type": "nope", "embedding_multiplier": 2.0, "residual_multiplier": 3.0},
+    }.items()},
     "a window that the class does not have": ("llama", {"sliding_window": 5, "use_sliding_window": True}),
     "kinds that the class does not have": ("mistral window", {"layer_types": ["full_attention"] * 3}),
     "windows of blocks that turn nothing": (
         "smollm3", {"use_sliding_window": True, "sliding_window": 5, "layer_types": GONE}
+    ),
+    "another name of a key, contradicting it": ("gpt2", {"num_attention_heads": 3}),
+    "another name of a key of experts, contradicting it": ("hunyuan moe", {"moe_topk": 1, "num_experts_per_tok": 2}),
+    "alpha of no kind": ("hunyuan dense", {"rope_parameters": GONE, "rope_scaling": {"alpha": 1000.0}}),
+    "alpha of another kind": (
+        "hunyuan moe", {"rope_parameters": GONE, "rope_scaling": {"alpha": 1000.0, "type": "linear", "factor": 2.0}}
+    ),
+    "sizes of another family": ("bloom", {"n_embd": 2, "n_positions": 3}),
+    "sizes of another family, blocks": ("mpt", {"num_layers": 2, "hidden_act": "relu"}),
+    "a feed-forward of another family": ("gptneox", {"n_inner": 2, "n_layer": 2, "n_positions": 3}),
+    "a context of another family": ("opt", {"n_positions": 3, "intermediate_size": 5}),
+    "keys of attention beside its section": (
+        "mpt", {"attn_clip_qkv": 0.05, "softmax_scale": 0.7, "alibi": False, "alibi_bias_max": 4}
     ),
     "no gates left out": ("gemma3n shared", {"activation_sparsity_pattern": None}),
     "no multipliers": ("falcon-h1", {"mlp_multipliers": None, "ssm_multipliers": None}),
@@ -118,6 +137,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "an epsilon under the publisher's name beside its own": ("mimo2", {"layernorm_epsilon": 0.1}),
     "an epsilon that one norm does not have": ("minimax-01", {"rms_norm_eps": 0.1}),
     "gelu by the error function": ("starcoder2", {"hidden_act": "gelu"}),
+    **{f"a part of a head that the class does not read: {name}": (
+        name, {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.5}})
+       for name in ("llama", "mixtral", "helium", "granitemoe", "deepseek v3", "glm 5", "minimax-01")},
+    "an older base of windows that the class does not read": (
+        "gemma4 shared", {"rope_parameters": GONE, "rope_theta": 700.0, "rope_local_base_freq": 333.0}),
+    "dense blocks that the class does not have": ("solar open", {"first_k_dense_replace": 1}),
+    **{f"no kinds of feed-forwards: {name}": (name, {"mlp_layer_types": GONE})
+       for name in ("kimi linear", "dots3 note", "unlimited ocr")},
+    "experts that a list places, and no number": ("llama4", {"interleave_moe_layer_step": GONE}),
+    "experts that a list places, beside another number": ("llama4", {"interleave_moe_layer_step": 7}),
+    "a last mixture beyond the last block": ("ernie4_5_moe", {"moe_layer_end_index": 8}),
+    "a width that Falcon's class does not read": ("falcon 7b", {"intermediate_size": 44}),
+    **{f"a key of another family beside the class's own: {name}, {key}": (name, {key: value})
+       for name, key, value in (
+           ("gpt2", "layer_norm_eps", 0.5), ("bloom", "norm_epsilon", 0.5), ("nemotron", "layer_norm_eps", 0.5),
+           ("falcon 7b", "hidden_act", "gelu_new"), ("starcoder2", "activation_function", "gelu"),
+           ("gptneox", "n_head", 2), ("opt", "n_head", 2), ("mpt", "num_heads", 2))},
+    "positions that only another Granite's class leaves out": ("granite", {"position_embedding_type": "nope"}),
+    "positions that only another Granite's class leaves out, experts": (
+        "granitemoe", {"position_embedding_type": "nope"}),
+    "a period of windows that nothing reads": ("gemma3", {"layer_types": GONE, "_sliding_window_pattern": 3}),
+    "a window that OLMo 2's class does not have": ("olmo2", {"sliding_window": 5}),
+    "a window that the class of a text half does not have": ("llava", {"sliding_window": 5}),
+    "a part of a head that the class of a text half does not read": ("llava", {"partial_rotary_factor": 0.5}),
+    "a width that is the model's own where it is null": ("minicpm3", {"dim_model_base": None}),
+    "heads of keys that are the queries' where they are null": ("minicpm3", {"num_key_value_heads": None}),
+    **{f"no sections of three axes: {name}": (name, {"rope_parameters": GONE}) for name in ("qwen3vl", "qwen3vlmoe")},
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
 }
 
@@ -202,6 +248,8 @@ def test_the_default_proof_takes_the_original_context_of_the_class(tmp_path: Pat
         ("gptj", {"rope_parameters": {"rope_theta": 777.0}}, 10000.0),
         ("llama", {"rope_parameters": GONE, "rotary_emb_base": 777.0}, 10000.0),  # GPT-NeoX' name
         ("gemma3", {"rope_parameters": {"rope_theta": 777.0}}, 1e6),  # it has a set for each kind of block
+        ("laguna", {"rope_parameters": GONE, "rope_theta": 777.0}, 500000.0),
+        ("mellum", {"rope_parameters": GONE, "rope_theta": 777.0}, 500000.0),
     ],
 )
 def test_the_default_proof_takes_keys_that_the_class_does_not_read(
@@ -240,6 +288,14 @@ MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "experts chosen without a bias": ("lfm2moe", {"use_expert_bias": False}, {}),
     "a bias of a tied output": ("phimoe", {"tie_word_embeddings": True}, {}),
     **{f"biases of attention: {name}": (name, {"attention_bias": True}, {}) for name in BIASED},
+    **{f"halves are rotated, not pairs: {name}": (name, {"rope_interleave": False}, {})
+       for name in ("deepseek v3", "deepseek v3 plain", "glm 4.7 flash", "youtu", "mistral4")},
+    "experts in one block that a list names": ("llama4", {"moe_layers": [3]}, {}),
+    "a convolution's width beside that of another key": ("ling 3", {"linear_conv_kernel_dim": 4}, {}),
+    "a part of a head for each kind of blocks": (
+        "deepseek v4", {"rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.5}
+            for kind in ("main", "compress")}}, {}),
     "gelu": ("phi2", {"hidden_act": "gelu"}, {}),
     "gelu by another approximation": ("phi2", {"hidden_act": "gelu_fast"}, {}),
     **{f"as many heads of keys, by silence: {name}": (name, {"num_key_value_heads": 8}, {"num_key_value_heads": silent})
@@ -321,9 +377,25 @@ def test_no_bias_of_experts_is_taken_for_none_where_the_configuration_does_not_s
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    **{f"a window of no tokens: {name}": (name, {"sliding_window": 0}, "GGUF readers take this value as absent")
+       for name in ("mistral window", "mellum", "laguna")},
+    "parts of heads that differ by kind of block": (
+        "mimo2", {"rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 333.0}}}, "rope_fraction_swa"),
     "no kinds of attention beside indexers": ("minimax-m3", {"layer_types": GONE}, "lists no kinds of attention"),
     "indexers narrower than what turns": ("minimax-m3", {"rope_parameters": GONE}, "n_rot <= index_width"),
     "no biases, which llama.cpp requires": ("gpt-oss", {"attention_bias": False}, "attention_bias is false"),
+    "a part of a head in one kind of blocks": (
+        "deepseek v4", {"rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.5},
+            "compress": {"rope_type": "default", "rope_theta": 700.0}}}, "compress_fraction == rope_fraction"),
+    "a part of the rotated part": (
+        "glm 4.7 flash", {"rope_parameters": {"rope_theta": 700.0, "partial_rotary_factor": 0.5}}, "fraction_stated"),
+    "a part of a head that what scales frequencies reads": (
+        "llama", {"rope_parameters": {
+            "rope_type": "linear", "factor": 2.0, "rope_theta": 700.0, "partial_rotary_factor": 0.5}},
+        r"partial_rotary_factor is 0\.5"),
     "scores divided by another number": ("step35", {"query_pre_attn_scalar": 24}, "query_scalar == head_dim"),
     "experts between blocks that attend, none turned, says the class": (
         "granite hybrid of attention, experts", {"position_embedding_type": None}, "rotates"),
@@ -335,6 +407,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     **{f"a kind under the older name: {name}": (
         name, {"rope_parameters": GONE, "rope_scaling": {"type": "linear", "factor": 4.0}}, "under 'type'")
        for name in ("olmo3", "gemma3")},
+    "a ramp of yarn that runs backwards, for a short context": (
+        "gpt-oss", {"rope_parameters": {**YARN, "truncate": False, "original_max_position_embeddings": 3}},
+        "ramp runs backwards"),
+    "a ramp of yarn that runs backwards, by its ends": (
+        "llama", {"rope_parameters": {**YARN, "beta_fast": 0.001, "beta_slow": 2.0}}, "ramp runs backwards"),
 }
 
 
@@ -343,7 +420,7 @@ def test_what_is_not_sound_is_refused_by_name(case: str, tmp_path: Path) -> None
     name, changes, reason = REFUSED[case]
     make(name, tmp_path)
     edit(tmp_path, **changes)
-    with pytest.raises(InconsistentError, match=reason):
+    with pytest.raises((InconsistentError, UnsupportedError), match=reason):
         understand(open_checkpoint(str(tmp_path)))
 
 
@@ -453,6 +530,15 @@ def test_contradicting_rotary_parameters_are_said(tmp_path: Path) -> None:
     assert any("rope_parameters and rope_scaling contradict each other" in note for note in notes)
     changed("llama", tmp_path, rope_scaling={"type": "default", "rope_theta": 5000.0})
     assert not understand(open_checkpoint(str(tmp_path))).notes
+
+
+def test_contradicting_names_of_a_key_are_said(tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    make("gpt2", folder)
+    edit(folder, num_attention_heads=3)
+    said = "config.json: n_head and num_attention_heads contradict each other: the latter counts, as in transformers"
+    graph = understand(open_checkpoint(str(folder)))
+    assert said in graph.notes and graph.hparams["n_head"].value == 3
 
 
 @pytest.mark.sampled(2)

@@ -13,11 +13,14 @@ import pytest
 
 from ggferry.converters.conversion.request import open_source_of, request_of
 from ggferry.converters.conversion.run import convert
+from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.model_graph.rows import values_of
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import GgferryError, InconsistentError, MissingError, UsageError
 from ggferry.formats.gguf.values import Value
-from helpers.drafts import WIDTH, eagle, flash, second, spark, speculator
+from ggferry.support.progress import silent
+from helpers.drafts import WIDTH, eagle, flash, second, spark, speculator, stages
 from helpers.llama_cpp import draft_candidates
 from helpers.models.gemma import GEMMA4
 from helpers.tiny_models import make, relative, shake, write
@@ -70,6 +73,7 @@ DRAFTS: dict[str, tuple[str, int, Callable[[Path], Any]]] = {
                                                        aux_hidden_state_layer_ids=[1, 1])),
     "dspark of ling": ("DSPARK", 5, lambda folder: spark(folder, "LingDSparkModel", False, rope_is_neox_style=False)),
     "dspark of gemma": ("DSPARK", 5, of_gemma),
+    "dspark of deepseek": ("DSPARK", 5, stages),
 }
 
 
@@ -138,12 +142,19 @@ def proposed(graph: Any, tokens: list[int], told: Any, most: int) -> np.ndarray:
     noise = [tokens[-1], *[MASK] * (most - (not late))]
     given = {"states": states, "embeddings": embeddings[noise]}
     before = [tokens[-1]] * len(noise)
+
+    def logits() -> np.ndarray:
+        """Those of the draft; where it has no output matrix, of its states by its target's, and what its head adds."""
+        rows, width = forward(graph, noise, inputs={**given, "previous": before}), graph.sizes["n_embd"]
+        if "output.weight" in graph.by_name:
+            return rows[:, : graph.sizes["n_vocab"]]
+        head = rows[:, width : width + len(output)] if "markov_w1.weight" in graph.by_name else 0
+        return rows[:, :width] @ output.T + head
+
     for row in range(late, len(noise) if "markov_w1.weight" in graph.by_name else 0):  # each hangs on the last choice
         if row > late:
-            logits = forward(graph, noise, inputs={**given, "previous": before})[:, : graph.sizes["n_vocab"]]
-            before[row] = int(logits[row - 1].argmax())
-    rows = forward(graph, noise, inputs={**given, "previous": before})[late:, : graph.sizes["n_vocab"]]
-    return rows if "output.weight" in graph.by_name else rows @ output.T
+            before[row] = int(logits()[row - 1].argmax())
+    return logits()[late:]
 
 
 @pytest.mark.slow
@@ -383,3 +394,31 @@ def test_llama_cpp_proposes_what_gemmas_assistant_does(tmp_path: Path, monkeypat
         given |= {f"{name}{end}": x[0].transpose(0, 1).numpy() for name, x in kept.items()}
     rows = forward(graph, tokens[-1:], inputs=given)[:, : graph.sizes["n_vocab"]].astype(np.float64)
     check_step(step, rows, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["", "model."])
+def test_a_draft_in_its_targets_checkpoint(at: str, target: Path, tmp_path: Path) -> None:
+    """DeepSeek V4 with DSpark: --mtp-only writes the draft as from a checkpoint of its own; the decoder is dropped."""
+    own, bundle = tmp_path / "own", tmp_path / "bundle"
+    stages(own)
+    stages(bundle, "DeepseekV4ForCausalLM", at)
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(bundle / "model.safetensors")
+    for name in ("embed.weight", "layers.0.attn.wq_a.weight", "head.weight", "norm.weight", "hc_head_fn"):
+        tensors[name] = np.ones((4, 4), "f4")
+    save_file(tensors, bundle / "model.safetensors")
+    for path in target.glob("tokenizer*"):
+        (bundle / path.name).write_bytes(path.read_bytes())
+    alone = converted(own, target, tmp_path / "own.gguf")
+    done = convert(request_of(str(bundle), {"mtp_only": True, "out": str(tmp_path / "bundle.gguf")}))[0]
+    assert done.proof.logits.relative_rms <= done.proof.logits.limit
+    one, other = graph_of(alone.path), graph_of(done.path)
+    assert one.hparams == other.hparams and [node.name for node in one.nodes] == [node.name for node in other.nodes]
+    for first, second_ in zip(one.nodes, other.nodes, strict=True):
+        made = [values_of(graph.checkpoint, node.inputs[0], 0, node.inputs[0].rows)
+                for graph, node in ((one, first), (other, second_))]
+        assert np.array_equal(*made), first.name
+    assert len(done.receipt["dropped"]) == 5
+    assert reverify(request_of(str(bundle), {}), done.path, silent).proof.logits.relative_rms <= 2e-6

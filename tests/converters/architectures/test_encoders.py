@@ -26,7 +26,8 @@ from ggferry.formats.errors import (
     UnexpectedTensorError,
     UnsupportedError,
 )
-from helpers.tiny_models import relative, shake
+from helpers.llama_api import states as of_llama_cpp
+from helpers.tiny_models import relative, shake, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BARE = VocabOptions(none=True)
@@ -44,6 +45,26 @@ GEMMA = {
     **GROUPED, "head_dim": 20, "sliding_window": 6, "query_pre_attn_scalar": 20, "use_bidirectional_attention": True,
 }
 THREE = {"id2label": {0: "no", 1: "maybe", 2: "yes"}}
+# Decoders saved without what makes words of their states.
+BASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind.removesuffix("Model"): (kind, {**GROUPED, **changes}) for kind, changes in {
+        "MistralModel": {"sliding_window": 6}, "MixtralModel": {"num_local_experts": 4, "num_experts_per_tok": 2},
+        "MinistralModel": {"sliding_window": 6, "head_dim": 8}, "Phi3Model": {},
+        "Qwen3MoeModel": {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
+        },
+        "Starcoder2Model": {"sliding_window": 6}, "GraniteModel": {"embedding_multiplier": 3.0}, "OlmoModel": {},
+        "GemmaModel": {}, "CohereModel": {}, "Cohere2Model": {"sliding_window": 6}, "SmolLM3Model": {},
+        "Ernie4_5Model": {}, "Ernie4_5_MoeModel": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24},
+        "Glm4Model": {}, "GlmModel": {"head_dim": 8}, "SeedOssModel": {},
+        "HunYuanDenseV1Model": {"head_dim": 8},
+        "HunYuanMoEV1Model": {"num_experts": 4, "moe_topk": 2, "head_dim": 8},
+        "ArceeModel": {}, "FalconModel": {"num_kv_heads": 2, "new_decoder_architecture": True}, "GraniteMoeModel": {},
+        "Ministral3Model": {"head_dim": 8}, "Jais2Model": {},
+    }.items()},
+    **{kind.removesuffix("Model"): (kind, {key: SIZES[key] for key in SIZES if key != "intermediate_size"})
+       for kind in ("GPT2Model", "GPTBigCodeModel", "MptModel")},
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("RobertaModel", {**SIZES, "type_vocab_size": 1}),
     "roberta, padding 5": ("RobertaModel", {**SIZES, "type_vocab_size": 1, "pad_token_id": 4}),
@@ -68,8 +89,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Model", {**GROUPED, "head_dim": 20}),
     "qwen2": ("Qwen2Model", GROUPED),
     "llama": ("LlamaModel", GROUPED),
+    "gemma2": ("Gemma2Model", {**GROUPED, "head_dim": 20, "sliding_window": 6}),  # bge-multilingual-gemma2
+    **BASES,
+    "exaone4": ("Exaone4Model", {**GROUPED, "sliding_window": 6}),
     "nomic": ("NomicBertModel", SIZES),
+    "nomic, language": ("NomicBertForMaskedLM", SIZES),
     "jina 3": ("JinaEmbeddingsV3Model", {**SIZES, "type_vocab_size": 1}),
+    "jina 3, no padding": ("JinaEmbeddingsV3Model", {**SIZES, "type_vocab_size": 1, "pad_token_id": None}),
 }
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", {**SIZES, **THREE}),
@@ -111,7 +137,8 @@ def both(folder: Path) -> tuple[str, str]:
 
 SLOW = (
     "roberta, language", "xlm-roberta", "camembert", "bert, both heads", "distilbert, language", "modernbert, silu",
-    "modernbert, language", "embeddinggemma, windows", "eurobert, language", "qwen2", "llama",
+    "modernbert, language", "embeddinggemma, windows", "eurobert, language", "qwen2", "llama", "gemma2",
+    "nomic, language",
 )
 
 
@@ -121,6 +148,29 @@ def test_states_are_transformers(name: str, tmp_path: Path) -> None:
     expected = states(saved(tmp_path / "hf", *MODELS[name]))
     for side in both(tmp_path / "hf"):
         assert relative(expected, forward(graph_of(side), IDS)) <= LIMIT
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", BASES)
+def test_a_base_model_goes_back_to_its_class(name: str, tmp_path: Path) -> None:
+    expected = states(saved(tmp_path / "hf", *BASES[name]))
+    _, gguf = both(tmp_path / "hf")
+    convert(Request(gguf, str(tmp_path / "back"), to="safetensors", vocab=BARE))
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == [BASES[name][0]]
+    back = transformers.AutoModel.from_pretrained(tmp_path / "back", dtype=torch.float32, attn_implementation="eager")
+    assert relative(expected, states(back.eval())) <= LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.unix("llama.cpp through its C interface")
+@pytest.mark.parametrize("name", BASES)
+def test_llama_cpp_gives_the_states_of_a_base_model(name: str, tmp_path: Path) -> None:
+    """It rounds keys and values to half precision; windows it has in some families only are wider than the text."""
+    kind, config = BASES[name]
+    wider = {"sliding_window": 64} if config.get("sliding_window") else {}
+    expected = states(saved(tmp_path / "hf", kind, {**config, **wider, "vocab_size": 328}))
+    file = write(graph_of(str(tmp_path / "hf")), tmp_path / "x.gguf")
+    assert relative(expected, of_llama_cpp(str(file), IDS, tmp_path)) <= 5e-3
 
 
 @pytest.mark.sampled(3)
@@ -141,6 +191,10 @@ def test_scores_are_transformers(name: str, tmp_path: Path) -> None:
 
 
 GONE = "taken out"
+STRETCHED = {
+    "linear": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16},
+}
 STATED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bert of GELU by tanh": ("BertModel", SIZES, {"hidden_act": "gelu_new"}),
     "distilbert of GELU by tanh": ("DistilBertModel", DISTIL, {"activation": "gelu_pytorch_tanh"}),
@@ -150,6 +204,18 @@ STATED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "ModernBertModel", MODERN, {"classifier_activation": "relu"}),
     "modernbert of a classifier's bias that it does not have": ("ModernBertModel", MODERN, {"classifier_bias": True}),
     "modernbert of a period that nobody reads": ("ModernBertModel", MODERN, {"global_attn_every_n_layers": 0}),
+    "modernbert of GELU by tanh": ("ModernBertModel", MODERN, {"hidden_activation": "gelu_pytorch_tanh"}),
+    "modernbert of windows without a period": (
+        "ModernBertModel", MODERN,
+        {"layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "full", "sliding")]}),
+    "modernbert of windows alone": ("ModernBertModel", MODERN, {"layer_types": ["sliding_attention"] * 4}),
+    **{f"modernbert whose blocks without a window are stretched, {kind}": (
+        "ModernBertModel", MODERN, {"rope_parameters": {
+            "full_attention": scaling, "sliding_attention": {"rope_type": "default", "rope_theta": 777.0}}})
+       for kind, scaling in STRETCHED.items()},
+    **{f"{name} stretched, {kind}": (*MODELS[name], {"rope_parameters": scaling})
+       for name in ("eurobert", "nomic", "jina 3") for kind, scaling in STRETCHED.items()},
+    "jina 3 of GELU by tanh": (*MODELS["jina 3"], {"hidden_act": "gelu_new"}),
     "modernbert of no base": (
         "ModernBertModel", MODERN, {"rope_parameters": {
             "full_attention": {"rope_type": "default"},
@@ -352,17 +418,14 @@ def edited(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "error"),
     [
-        ("modernbert", {"layer_types": ["sliding_attention"] * 4}, InconsistentError),
         ("modernbert", {"norm_bias": True}, MissingError),
         ("modernbert", {"hidden_activation": "relu"}, UnsupportedError),
         ("modernbert", {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 3.0}},
-         UnsupportedError),
+         UnsupportedError),  # of the blocks with a window, too
         ("embeddinggemma", {"use_bidirectional_attention": False}, UnsupportedError),
         ("embeddinggemma", {"query_pre_attn_scalar": 24}, InconsistentError),
-        ("eurobert", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, UnsupportedError),
-        ("eurobert", {"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 2.0}}, UnsupportedError),
-        ("nomic", {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, UnsupportedError),
-        ("jina 3", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, UnsupportedError),
+        *((name, {"rope_parameters": None, "rope_scaling": {"type": "llama3", "factor": 2.0}}, UnsupportedError)
+          for name in ("eurobert", "nomic", "jina 3")),
         ("roberta", {"position_embedding_type": "relative_key"}, UnsupportedError),
         ("roberta", {"max_position_embeddings": 41}, GgferryError),
         ("roberta", {"pad_token_id": 60}, GgferryError),
@@ -417,6 +480,33 @@ def test_transformers_and_llama_cpp_give_the_scores(name: str, tmp_path: Path, f
         "transformers": "scores", "llama.cpp": "scores"
     }
     assert all(one["why"] is None for one in heard.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [
+    "modernbert of GELU by tanh", "modernbert of windows without a period",
+    *(f"modernbert whose blocks without a window are stretched, {kind}" for kind in STRETCHED),
+    *(f"{name} stretched, {kind}" for name in ("eurobert", "nomic", "jina 3") for kind in STRETCHED),
+])
+def test_llama_cpp_embeds_what_a_configuration_states(case: str, tmp_path: Path, fixtures: Path) -> None:
+    kind, config, changes = STATED[case]
+    saved(tmp_path, kind, {**config, "vocab_size": 384})
+    edited(tmp_path, **changes)
+    for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (tmp_path / file).write_bytes((fixtures / "hf" / "ckpt" / "bert" / file).read_bytes())
+    made = convert(Request(str(tmp_path), str(tmp_path / "x.gguf"), witness=("llama.cpp",)))[0]
+    said = {one["what"]: one["why"] for one in made.receipt["testimonies"] if one["witness"] == "llama.cpp"}
+    assert said == {"embeddings": None, "texts": None}
+
+
+@pytest.mark.parametrize("kind", ["sliding_attention", "full_attention"])
+def test_blocks_of_one_kind_are_not_for_llama_cpp(kind: str, tmp_path: Path) -> None:
+    """Its process ends (b11549): GGML_ASSERT(buffer), of the mask that no block reads."""
+    saved(tmp_path, "ModernBertModel", {**MODERN, "layer_types": [kind] * 4})
+    graph = understand(open_checkpoint(str(tmp_path)))
+    assert "llama.cpp" not in graph.runtimes and any("a mask for each kind" in note for note in graph.notes)
+    saved(tmp_path, "ModernBertModel", MODERN)
+    assert "llama.cpp" in understand(open_checkpoint(str(tmp_path))).runtimes
 
 
 @pytest.mark.slow

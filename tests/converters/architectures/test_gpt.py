@@ -19,7 +19,7 @@ from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.model_graph.rows import values_of
-from ggferry.converters.schema.layouts import Regroup
+from ggferry.converters.schema.layouts.order import Regroup
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import GgferryError, InconsistentError, ShapeError, UnsupportedError, UsageError

@@ -139,7 +139,7 @@ def test_what_transformers_saves_computes_what_transformers_does(
 
 def test_a_rotary_kind_that_it_does_not_compute_is_refused(tmp_path: Path) -> None:
     config = transformers.JinaEmbeddingsV3Config(
-        **SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 20000.0}
+        **SIZES, rope_parameters={"rope_type": "proportional", "factor": 2.0, "rope_theta": 20000.0}
     )
     transformers.JinaEmbeddingsV3Model(config).save_pretrained(tmp_path)
     with pytest.raises(GgferryError, match="rope_type"):

@@ -10,7 +10,7 @@ import pytest
 
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.layouts.order import heads_halves_to_pairs
 from ggferry.converters.understand import understand
 from helpers.tiny_models import TOKENS, make, relative, write
 

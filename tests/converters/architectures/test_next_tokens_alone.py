@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
@@ -17,16 +21,17 @@ from ggferry.converters.forward.model import Places
 from ggferry.converters.next_token_blocks import LOADED_ALONE
 from ggferry.converters.proof.logits import check_logits
 from ggferry.converters.proof.runtime_keys import check
-from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.rewrite.next_tokens import graft
+from ggferry.converters.schema.layouts.base import SAME
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
-from ggferry.formats.errors import UsageError, VerificationError
+from ggferry.formats.errors import RefusedError, UsageError, VerificationError
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
 from helpers.llama_cpp import draft_candidates
-from helpers.next_tokens import LAST, MODELS, further_logits, predicting, states_before
+from helpers.next_tokens import APART, LAST, MODELS, ONLY_ALONE, further_logits, most, predicting, states_before
 from helpers.tiny import TOKENS
-from helpers.tiny_models import make, relative, write
+from helpers.tiny_models import check_streaming, make, relative, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OF_DECODER = ("token_embd.weight", "output_norm.weight", "output.weight")
@@ -66,12 +71,12 @@ def test_tensors_and_keys(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *ONLY_ALONE])
 def test_over_the_decoders_states_it_computes_what_transformers_module_does(name: str, tmp_path: Path) -> None:
-    count = 2 if name in LAST else 1
+    count = most(name)
     predicting(name, tmp_path / "hf", count)
     further = further_logits(name, tmp_path / "hf", count)
-    states = states_before(tmp_path / "hf")
+    states = states_before(name, tmp_path / "hf")
     source = understand(graph_of(str(tmp_path / "hf")).checkpoint, mtp_only=True)
     assert relative(further, forward(source, TOKENS, inputs={"states": states})) <= 1e-5
     made = graph_of(str(write(source, tmp_path / "x.gguf")))
@@ -93,6 +98,80 @@ def test_a_mistake_in_the_layout_is_noticed_by_the_forward_pass(wrong: str, tmp_
     assert check_logits(source, graph_of(str(write(source, tmp_path / "good.gguf")))).relative_rms < 1e-5
     with pytest.raises(VerificationError, match="the forward pass of the output differs"):
         check_logits(source, graph_of(str(write(planted, tmp_path / "x.gguf"))))
+
+
+EXCHANGED = {
+    "glm 5.3 flash": (
+        ("5.enorm", "5.hnorm"),
+        ("5.input_layernorm", "5.post_attention_layernorm"),
+        ("5.embed_tokens", "5.shared_head.head"),
+    ),
+    "mimo2": (
+        ("mtp.layers.0.enorm", "mtp.layers.0.hnorm"),
+        ("mtp.layers.0.input_layernorm", "mtp.layers.0.pre_mlp_layernorm"),
+        ("mtp.layers.0.final_layernorm", "model.norm"),
+        ("mtp.layers.0.mlp.gate_proj", "mtp.layers.0.mlp.up_proj"),
+    ),
+    "nemotron-h latent": (
+        ("mtp.layers.0.enorm", "mtp.layers.0.hnorm"),
+        ("mtp.layers.0.norm", "mtp.layers.1.norm"),
+        ("mtp.layers.1.norm", "mtp.layers.1.final_layernorm"),
+    ),
+    "qwen4exp": (
+        ("mtp.fc_embedding", "mtp.fc_hidden"),
+        ("mtp.pre_fc_norm_hidden", "mtp.hyper_connection_mixer.hc_norm"),
+        ("mtp.layers.0.attn_hyper_connection.hc_norm", "mtp.layers.0.mlp_hyper_connection.hc_norm"),
+    ),
+    "deepseek v4": (
+        ("mtp.0.e_proj", "mtp.0.h_proj"),
+        ("mtp.0.enorm", "mtp.0.hnorm"),
+        ("mtp.0.attn_norm", "mtp.0.ffn_norm"),
+        ("mtp.0.norm", "model.norm"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "pair"), [(name, pair) for name, pairs in EXCHANGED.items() for pair in pairs])
+def test_tensors_exchanged_are_noticed(name: str, pair: tuple[str, str], tmp_path: Path) -> None:
+    """As a table would take them that has two of one shape in each other's place."""
+    predicting(name, tmp_path / "hf")
+    further, states = further_logits(name, tmp_path / "hf"), states_before(name, tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(path)
+    one, other = (next(n for n in tensors if n.endswith(f"{end}.weight")) for end in pair)
+    save_file({**tensors, one: tensors[other], other: tensors[one]}, path)
+    source = understand(graph_of(str(tmp_path / "hf")).checkpoint, mtp_only=True)
+    assert relative(further, forward(source, TOKENS, inputs={"states": states})) > 1e-3
+
+
+UNSEEN = re.compile(r"experts\.\d|_bias|bias$|indexer")
+"""What may not be seen in what a block gives: experts that no token chooses, and what only chooses them, or tokens."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*LAST, *APART])
+def test_norms_exchanged_and_values_out_of_place_are_noticed(name: str, tmp_path: Path) -> None:
+    """Of the blocks that are copies of a decoder's: each norm in another's place, and each row one value further."""
+    predicting(name, tmp_path / "hf")
+    further, states = further_logits(name, tmp_path / "hf"), states_before(name, tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors, decoder = load_file(path), make(name, tmp_path / "plain", **MODELS[name])
+    own = sorted(load_file(path).keys() - load_file(tmp_path / "plain" / "model.safetensors").keys())
+    assert len(decoder) == len(TOKENS)
+    norms = [one for one in own if "norm" in one and tensors[one].shape == (len(states[0]),)]
+    for one, other in pairwise(norms):
+        save_file({**tensors, one: tensors[other], other: tensors[one]}, path)
+        check_seen(tmp_path / "hf", states, further, one)
+    for one in own:
+        save_file({**tensors, one: np.roll(tensors[one], 1, -1)}, path)
+        if not UNSEEN.search(one):
+            check_seen(tmp_path / "hf", states, further, one)
+
+
+def check_seen(folder: Path, states: np.ndarray, further: np.ndarray, what: str) -> None:
+    source = understand(graph_of(str(folder)).checkpoint, mtp_only=True)
+    assert relative(further, forward(source, TOKENS, inputs={"states": states})) > 1e-3, what
 
 
 def test_it_is_verified_without_an_option_and_not_taken_for_another(tmp_path: Path) -> None:
@@ -134,3 +213,70 @@ def test_llama_cpp_drafts_with_it_as_with_the_whole_file(name: str, tmp_path: Pa
     together, _ = draft_candidates(TOKENS[:12], 4, files[0], files[0], "MTP", 1)
     apart, _ = draft_candidates(TOKENS[:12], 4, files[1], files[2], "MTP", 1)
     assert apart == together and together
+
+
+Shares = list[tuple[int, float]]
+ALIKE = {"glm 5.3 flash": {"index_topk": 63}}
+"""Configurations of which llama.cpp's decoder computes what transformers' does: its indexers may choose otherwise."""
+
+
+def first_proposal(name: str, folder: Path) -> tuple[Shares, Shares]:
+    """What llama.cpp proposes first behind a prompt and a token of the decoder's, and what our pass does: the likeliest
+    three tokens, with their shares of ten."""
+    predicting(name, folder / "hf", **ALIKE.get(name, {}))
+    checkpoint, tokens = graph_of(str(folder / "hf")).checkpoint, TOKENS[:12]
+    decoder = write(understand(checkpoint, mtp=False), folder / "decoder.gguf")
+    block = write(understand(checkpoint, mtp_only=True), folder / "block.gguf")
+    proposed, _ = draft_candidates(tokens, 4, decoder, block, "MTP", 1)
+    tokens = [*tokens, int(forward(graph_of(str(decoder)), tokens)[-1].argmax())]
+    states = states_before(name, folder / "hf", tokens)
+    # its draft also reads the first token, beside a state of zeros (common/speculative.cpp, `draft_mtp::process`)
+    states = np.concatenate((np.zeros_like(states[:1]), states))
+    logits = forward(graph_of(str(block)), [0, *tokens], inputs={"states": states})[-1]
+    best = np.argsort(-logits)[:10]
+    shares = np.exp(logits[best] - logits[best[0]])
+    shares /= shares.sum()
+    expected = [(int(token), float(share)) for token, share in zip(best[:3], shares[:3], strict=True)]
+    return [proposed[0][each] for each in sorted(proposed[0])], expected
+
+
+def are_alike(found: Shares, expected: Shares) -> bool:
+    return len(found) == 3 and all(
+        one == other and abs(share - likely) < 1e-3
+        for (one, share), (other, likely) in zip(found, expected, strict=True)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["glm4moe", "glm 5.3 flash", "mimo2", *ONLY_ALONE])
+def test_llama_cpp_proposes_what_our_pass_does(name: str, tmp_path: Path) -> None:
+    found, expected = first_proposal(name, tmp_path)
+    assert are_alike(found, expected), (found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nemotron-h latent", "qwen4exp"])
+def test_where_a_note_says_so_llama_cpp_proposes_otherwise(name: str, tmp_path: Path) -> None:
+    """The day it does not, the note goes."""
+    found, expected = first_proposal(name, tmp_path)
+    assert not are_alike(found, expected), (found, expected)
+    notes = understand(graph_of(str(tmp_path / "hf")).checkpoint).notes
+    assert any("other proposals, the same answers" in note for note in notes)
+
+
+def test_a_block_that_no_file_has_beside_its_decoder(tmp_path: Path) -> None:
+    """DeepSeek V4's mixes its streams by tensors of its own, which GGUF calls as the decoder's."""
+    predicting("deepseek v4", tmp_path / "hf")
+    source = str(tmp_path / "hf")
+    check_streaming(understand(graph_of(source).checkpoint, mtp_only=True))
+    whole = understand(graph_of(source).checkpoint)
+    assert not whole.sizes.get("n_nextn") and any("predicts further tokens" in drop.reason for drop in whole.dropped)
+    with pytest.raises(UsageError, match="a file holds the blocks that predict further tokens alone, or the decoder"):
+        understand(graph_of(source).checkpoint, mtp=True)
+    convert(request_of(tmp_path / "hf", tmp_path / "trunk.gguf", level="fast"))
+    convert(request_of(tmp_path / "hf", tmp_path / "only.gguf", mtp_only=True))
+    trunk, only = (contents(tmp_path / f"{name}.gguf")[0] for name in ("trunk", "only"))
+    assert trunk["output_hc_fn.weight"] != only["output_hc_fn.weight"]
+    assert trunk["token_embd.weight"] == only["token_embd.weight"] and "blk.5.nextn.eh_proj.weight" in only
+    with pytest.raises(RefusedError, match="reads two files"):
+        graft(str(tmp_path / "trunk.gguf"), str(tmp_path / "only.gguf"), str(tmp_path / "both.gguf"))

@@ -86,11 +86,11 @@ def test_the_witnesses_agree(tmp_path: Path) -> None:
 
 
 def test_the_rows_in_the_other_order_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ggferry.converters.schema import partial_layouts
+    from ggferry.converters.schema.layouts import order
 
     qwen_reranker(tmp_path / "model")
-    right = partial_layouts.Chosen.locate
-    monkeypatch.setattr(partial_layouts.Chosen, "locate", lambda self, rows, *shapes: right(self, 1 - rows, *shapes))
+    right = order.Chosen.locate
+    monkeypatch.setattr(order.Chosen, "locate", lambda self, rows, *shapes: right(self, 1 - rows, *shapes))
     with pytest.raises(VerificationError):
         converted(tmp_path / "model")
 

@@ -357,6 +357,7 @@ def test_a_gguf_with_the_worlds_text_alone_has_that_vocabulary(
         load_tokenizer(replace(source, metadata={**keys, "tokenizer.rwkv.world": string("nonsense")}), 328)
 
 
+@pytest.mark.slow
 def test_a_tied_output_that_repeats_the_embedding_is_left_out(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 

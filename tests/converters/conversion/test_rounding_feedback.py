@@ -43,6 +43,7 @@ def test_the_proof_holds_and_the_receipt_says_by_what(source: Path, text: Path, 
     assert others["token_embd.weight"] is True and False not in others.values()
 
 
+@pytest.mark.slow
 def test_a_changed_level_is_noticed_while_it_is_written(source: Path, text: Path, tmp_path: Path) -> None:
     """A later proof has only the limits of the type; the run that wrote the file knows every byte."""
     from ggferry.converters.write import feedback_pass

@@ -54,6 +54,7 @@ def test_the_file_has_the_size_and_a_larger_one_loses_less(source: Path, tmp_pat
     assert errors == sorted(errors, reverse=True) and len(set(errors)) == len(errors)
 
 
+@pytest.mark.slow
 def test_the_recipe_gives_the_same_bytes_and_verify_needs_it_alone(source: Path, tmp_path: Path) -> None:
     first, again, recipe = tmp_path / "a.gguf", tmp_path / "b.gguf", tmp_path / "recipe"
     done = ggferry.quantize(source, first, target_size="450K", recipe_out=str(recipe), verify="fast", jobs=1)
@@ -195,6 +196,7 @@ def test_what_is_quantized_already_is_refused(fixtures: Path, tmp_path: Path) ->
         ggferry.quantize(fixtures / "quantize/k256.Q4_K_M.gguf", tmp_path / "x.gguf", target_size=450_000)
 
 
+@pytest.mark.slow
 def test_measurements_are_kept_and_give_the_same_bytes(
     source: Path, fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from ggferry.converters.conversion_plan.grades import Grade, Route, measured, promised
-from ggferry.converters.schema.layouts import SAME, Layout, Rearrange, Transpose
+from ggferry.converters.schema.layouts.base import SAME, Layout
+from ggferry.converters.schema.layouts.order import Rearrange
+from ggferry.converters.schema.layouts.parts import Transpose
 from ggferry.quant.codec import block_type
 
 ROWS = Rearrange("(h two d) -> (h d two)", (("two", 2), ("d", 4)))

@@ -109,6 +109,42 @@ def test_both_forms_are_those_of_llama_imatrix(fixtures: Path, model: Path, tmp_
             assert out.stat().st_size == theirs.stat().st_size
 
 
+@pytest.mark.parametrize("name", ["llama_k256", "mixtral"])
+def test_bfloat16_moves_sums_little_and_threads_do_not(fixtures: Path, name: str) -> None:
+    """Products rounded to bfloat16 give sums within 2 % of those of float32; other bytes than these, and always the
+    same. What the first block reads first was not multiplied yet.
+    """
+    graph = graph_of(str(fixtures / "hf/ckpt" / name))
+    chunks = [[(7 * n + 31 * at) % graph.sizes["n_vocab"] for at in range(33)] for n in range(3)]
+    exact = measure(graph, chunks, recorder=Recorder(graph, "f32"))
+    rounded = []
+    for threads in (1, 2):
+        rounded.append(Recorder(graph, "bf16"))
+        rounded[-1].threads = threads
+        measure(graph, chunks, recorder=rounded[-1])
+    moved = 0.0
+    for weight, rows in exact.sums.items():
+        if name == "mixtral" and ("exps" in weight or "blk.1" in weight):  # a token near two experts may take the other
+            continue
+        for item, sums in rows.items():
+            one, other = (recorder.sums[weight][item] for recorder in rounded)
+            assert np.array_equal(one, other), weight
+            moved = max(moved, float(np.linalg.norm(one - sums) / np.linalg.norm(sums)))
+    assert 1e-5 < moved < 2e-2
+    assert np.array_equal(exact.sums["blk.0.attn_q.weight"][0], rounded[0].sums["blk.0.attn_q.weight"][0])
+
+
+def test_small_models_are_multiplied_in_float32(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(str(model))
+    assert not Recorder(graph).bfloat16
+    monkeypatch.setattr("ggferry.converters.forward.importance_matrix.is_large", lambda _: True)
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: True)
+    assert Recorder(graph).bfloat16 and not Recorder(graph, "f32").bfloat16
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+    assert not Recorder(graph).bfloat16 and Recorder(graph, "bf16").bfloat16
+
+
 def test_inputs_are_summed_beside_their_squares(model: Path) -> None:
     """The first matrix of a block reads the normed embeddings, computed here of weights that safetensors reads."""
     tokens = [5, 77, 130, 9, 260, 31]

@@ -23,7 +23,7 @@ from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.run import convert as export
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.hf_export.known_classes import known_class
-from ggferry.converters.hf_export.plan import RECEIPT
+from ggferry.converters.metadata.beside import FOLDER_RECEIPT
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.quant.codec import codec
@@ -45,7 +45,7 @@ def legacy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_legacy_file_becomes_a_folder(legacy: Path, tmp_path: Path) -> None:
     done = export(Request(str(legacy), str(tmp_path / "out"), to="safetensors"))[0]
-    graph, receipt = graph_of(str(legacy)), json.loads((tmp_path / "out" / RECEIPT).read_text())
+    graph, receipt = graph_of(str(legacy)), json.loads((tmp_path / "out" / FOLDER_RECEIPT).read_text())
     with safe_open(tmp_path / "out" / "model.safetensors", "np") as file:
         found = file.get_tensor("model.layers.0.mlp.up_proj.weight")
     node = graph.by_name["blk.0.ffn_up.weight"]
@@ -74,7 +74,7 @@ def test_types_and_shards(legacy: Path, tmp_path: Path, dtype: str | None, kind:
                 assert index["weight_map"][tensor] == name and file.get_slice(tensor).get_dtype() == kind
                 total += int(np.prod(file.get_slice(tensor).get_shape())) * (4 if kind == "F32" else 2)
     assert total == index["metadata"]["total_size"]
-    receipt = json.loads((tmp_path / "out" / RECEIPT).read_text())
+    receipt = json.loads((tmp_path / "out" / FOLDER_RECEIPT).read_text())
     assert any(one["max_error"] for one in receipt["tensors"]) == (dtype is not None)
 
 
@@ -89,7 +89,7 @@ def test_a_dry_run_tells_what_is_then_written(
     assert _run([*asked, "--dry-run"]) == 0
     lines = capsys.readouterr().out
     assert _run([*asked, "--verify", "none"]) == 0
-    written = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir() if path.name != RECEIPT}
+    written = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir() if path.name != FOLDER_RECEIPT}
     assert {file["name"]: file["bytes"] for file in told["files"]} == written
     assert all(f"{size:,} bytes" in lines for size in (*written.values(), sum(written.values())))
     found = {}

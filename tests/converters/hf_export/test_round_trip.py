@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
+from safetensors.torch import load_file, save_file
 
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert as export
@@ -114,3 +115,25 @@ def test_what_no_configuration_says_is_refused_in_one_line(name: str, tmp_path: 
 @pytest.mark.parametrize("name", [name for name in TINY if name not in {*QUICK, *UNSAID, *OTHERWISE}])
 def test_every_other_tiny_model(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["qwen3", "olmo2", "olmo", "arcee", "cohere2", "gemma3", "hy_v3"])
+def test_biases_of_zeros_that_were_left_out_are_written_again(name: str, tmp_path: Path) -> None:
+    """The class has a bias of the output where it has those of queries, keys and values."""
+    make(name, tmp_path / "hf", attention_bias=True)
+    path = tmp_path / "hf" / "model.safetensors"
+    zeros = {key: abs(0 * x) if key.endswith("o_proj.bias") else x for key, x in load_file(path).items()}
+    save_file(zeros, path, {"format": "pt"})
+    source = understand(open_checkpoint(str(tmp_path / "hf")))
+    assert "blk.0.attn_output.bias" not in source.by_name and "blk.0.attn_q.bias" in source.by_name
+    back = way_back(source, tmp_path)
+    check_tensors(tmp_path / "hf", back)
+    assert relative(logits(tmp_path / "hf"), logits(back)) <= LIMIT
+
+
+@pytest.mark.slow
+def test_experts_that_a_list_places_go_back(tmp_path: Path) -> None:
+    expected = make("llama4", tmp_path / "hf", moe_layers=[3])
+    back = way_back(understand(open_checkpoint(str(tmp_path / "hf"))), tmp_path)
+    assert relative(expected, logits(back)) <= LIMIT

@@ -15,7 +15,7 @@ from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.hf_export.plan import RECEIPT
+from ggferry.converters.metadata.beside import FOLDER_RECEIPT
 from ggferry.converters.mlx_folder.config_keys import older_keys
 from ggferry.converters.model_graph.rows import values_of
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
@@ -91,7 +91,7 @@ def test_mlx_and_mlx_lm_agree_with_the_source(folders: dict[str, Path], name: st
 
 
 def test_the_receipt_accounts_for_every_tensor(folders: dict[str, Path]) -> None:
-    receipt = json.loads((folders["k256"] / RECEIPT).read_text())
+    receipt = json.loads((folders["k256"] / FOLDER_RECEIPT).read_text())
     config = json.loads((folders["k256"] / "config.json").read_text())
     kinds = {each.name: each.tensor_type.name for each in gguf.GGUFReader(FIXTURES / SOURCES["k256"]).tensors}
     made = {one["name"]: types for each in receipt["tensors"] for one in each["of"] for types in one["types"]}
@@ -126,7 +126,7 @@ def test_a_gptq_checkpoint_is_carried(tmp_path: Path) -> None:
 def test_plain_matrices_are_encoded_as_asked(tmp_path: Path, outtype: str) -> None:
     source, out = str(FIXTURES / "hf" / "out" / "llama" / "llama.f32.gguf"), tmp_path / "out"
     convert(Request(source, str(out), to="mlx", options=Options(outtype=outtype), level="fast"))
-    receipt = json.loads((out / RECEIPT).read_text())
+    receipt = json.loads((out / FOLDER_RECEIPT).read_text())
     packed = [each for each in receipt["tensors"] if "packed" in each]
     assert len(packed) > 10 and all(each["type"] == outtype.upper() and each["max_error"] > 0 for each in packed)
     one, checkpoint = codec(outtype), graph_of(str(out)).checkpoint
@@ -146,7 +146,7 @@ def test_q6_k_is_encoded_again_only_where_that_is_allowed(tmp_path: Path) -> Non
         options = Options(outtype="q8_0", allow_requantize=allowed)
         out = tmp_path / str(allowed)
         convert(Request(source, str(out), to="mlx", options=options, level="fast"))
-        tensors = json.loads((out / RECEIPT).read_text())["tensors"]
+        tensors = json.loads((out / FOLDER_RECEIPT).read_text())["tensors"]
         assert {each["type"] for each in tensors if "packed" in each} == kinds
         assert all(each["exact"] == (each["type"] != "Q8_0") for each in tensors)
 
@@ -169,11 +169,11 @@ def test_a_changed_folder_does_not_verify(folders: dict[str, Path], tmp_path: Pa
     path.write_bytes(data)
     with pytest.raises(VerificationError, match="not the folder its receipt"):
         reverify(Request(source, level="fast"), str(out), silent)
-    receipt = json.loads((out / RECEIPT).read_text())
+    receipt = json.loads((out / FOLDER_RECEIPT).read_text())
     for each in receipt["output"]["files"]:
         with LocalFile(Named(str(out / each["name"]))) as file:
             each["blake3"] = digest(file)
-    (out / RECEIPT).write_text(json.dumps(receipt))
+    (out / FOLDER_RECEIPT).write_text(json.dumps(receipt))
     with pytest.raises(VerificationError):
         reverify(Request(source, level="fast"), str(out), silent)
 

@@ -55,7 +55,6 @@ def online(kind: torch.dtype) -> Quantize:
     return made
 
 
-@pytest.mark.unix("open files passed to the second reader")
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_values_are_those_that_transformers_computes_with(kind: torch.dtype, tmp_path: Path) -> None:
     """Bit for bit, and the second reading finds them a second way."""

@@ -48,7 +48,6 @@ def test_values_and_blocks_are_what_was_packed(case: str, tmp_path: Path) -> Non
         assert np.array_equal(found[0], meaning[name]) and np.array_equal(found[2], meaning[name])
 
 
-@pytest.mark.unix("open files passed to the second reader")
 @pytest.mark.parametrize("case", ["3 bits, a row", "4 bits of March"])
 def test_a_model_is_converted_and_computed_a_second_way(case: str, tmp_path: Path) -> None:
     quantize, kind = CASES[case]

@@ -60,7 +60,6 @@ def test_any_rows_are_what_was_packed(case: str, tmp_path: Path) -> None:
     checkpoint.close()
 
 
-@pytest.mark.unix("open files passed to the second reader")
 @pytest.mark.parametrize("case", CONVERTED)
 def test_a_model_is_converted_and_computed_a_second_way(case: str, tmp_path: Path) -> None:
     quantize, config, kind = CASES[case]

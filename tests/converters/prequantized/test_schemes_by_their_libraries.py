@@ -95,6 +95,7 @@ BLOCKS = {
     "modelopt-nvfp4-stack": "",
     "quark-fp4": "",
     "quark-fp8": "",
+    "quark-fp8-blocks": "",
     "quark-fp8-rows": "",
     "quark-int4": "Q4_0",
     "quark-int4-rows": "Q4_0",

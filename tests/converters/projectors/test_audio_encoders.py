@@ -16,11 +16,12 @@ from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import projectors
 from ggferry.converters.projectors._qwen_audio_encoder import positions
 from ggferry.converters.schema.architecture import Role
-from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Split
+from ggferry.converters.schema.layouts.base import SAME, Layout
+from ggferry.converters.schema.layouts.parts import Reshape, Split
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError, VerificationError
 from helpers import llama_clip, multimodal
-from helpers.audio_encoders import LIMIT, TEXT, check, ear_of, written
+from helpers.audio_encoders import LIMIT, TEXT, WHISPER, check, ear_of, saved, written
 from helpers.sampling import one_in
 from helpers.tiny_audio_encoders import AUDIO_ENCODERS, PUBLISHED, ULTRAVOX, granite_model, whisper
 from helpers.tiny_models import relative, whole
@@ -42,10 +43,32 @@ def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
     assert made.architecture.projector == PROJECTORS.get(name, name)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["voxtral", "qwen2a"])
+def test_a_scale_of_embeddings_that_encoders_keep_multiplies_nothing(name: str, tmp_path: Path) -> None:
+    """transformers reads it and does not use it (`embed_scale`): the model is sound with either value."""
+    import torch
+    import transformers
+
+    given, _ = AUDIO_ENCODERS[name](tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    config = json.loads(path.read_text())
+    config["audio_config"]["scale_embedding"] = True
+    path.write_text(json.dumps(config))
+    cls = getattr(transformers, config["architectures"][0])
+    model, mel = cls.from_pretrained(tmp_path / "hf").double(), torch.tensor(given["spectrum"]).double()[None]
+    if name == "voxtral":
+        check(tmp_path / "hf", tmp_path, given, lambda: model.get_audio_features(mel, return_dict=True).pooler_output)
+    else:
+        tower, projector = model.model.audio_tower, model.model.multi_modal_projector
+        check(tmp_path / "hf", tmp_path, given, lambda: projector(tower(mel).last_hidden_state))
+
+
 PROJECTORS = {
     "granite_speech_in_whole_blocks": "granite_speech",
     "granite_speech_plus": "granite_speech",
     "glma_of_its_publisher": "glma",
+    "dots3note_a": "dots3note_v+dots3note_a",
     "gemma4uv": "gemma4uv+gemma4ua",
     "gemma4ua": "gemma4uv+gemma4ua",
     **dict.fromkeys(("qwen2_5o_ear", "qwen2_5o_eye"), "qwen2.5o"),
@@ -85,6 +108,20 @@ def test_halves_of_different_width_are_run_by_nobody(name: str, runs: list[str],
     receipt = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mmproj="only"))[0].receipt
     assert receipt["runtimes"]["run_it"] == runs
     assert any("halves differ in width" in note for note in receipt["notes"]) is (not runs)
+
+
+@pytest.mark.slow
+def test_audio_flamingo_without_biases_is_run_by_nobody(tmp_path: Path) -> None:
+    import transformers as t
+
+    config = t.AudioFlamingo3Config(
+        audio_config=WHISPER, text_config={"model_type": "qwen2", **TEXT}, projector_bias=False
+    )
+    saved(tmp_path / "hf", t.AudioFlamingo3ForConditionalGeneration(config))
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mmproj="only"))[0]
+    assert made.receipt["runtimes"]["run_it"] == []
+    with pytest.raises(AssertionError):
+        llama_clip.embedded(made.path, spectrum=np.ones((16, 64), np.float32))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ggferry.converters.forward.model import Model
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.readers.gguf import open_gguf
 from helpers import llama_clip
@@ -75,6 +76,25 @@ RIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "LLaVA of SiLU": ("mlp", {"hidden_act": "silu"}, {}),
     "Qwen2-VL of GELU": ("qwen2vl_merger", {"hidden_act": "gelu"}, {}),
     "Qwen2-VL of SiLU": ("qwen2vl_merger", {"hidden_act": "silu"}, {}),
+    **{
+        f"{name} of {act}": (name, {"hidden_act": act}, {})
+        for name, act in (
+            ("internvl", "quick_gelu"),
+            ("pixtral", "quick_gelu"),
+            ("idefics3", "silu"),
+            ("qwen3vl_merger", "quick_gelu"),
+            ("qwen2.5vl_merger", "gelu"),
+            ("janus_pro", "silu"),
+            ("step3vl", "gelu"),
+            ("kimik25", "silu"),
+            ("lfm2", "quick_gelu"),
+            ("cohere2v", "silu"),
+            ("exaone4_5", "quick_gelu"),
+            ("glm4v", "quick_gelu"),
+        )
+    },
+    "InternVL, normed behind its blocks": ("internvl", {"use_mean_pooling": False}, {}),
+    "InternVL of a norm that is not read": ("internvl", {"use_mean_pooling": False}, {"vision_feature_layer": 2}),
 }
 
 
@@ -111,6 +131,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "LLaVA of tanh": ("mlp", {"vision_config.hidden_act": "gelu_pytorch_tanh"}, "hidden_act"),
     "Qwen2-VL of tanh": ("qwen2vl_merger", {"vision_config.hidden_act": "gelu_pytorch_tanh"}, "hidden_act"),
     "Kimi K2.5 of a table wider than high": ("kimik25", {"vision_config.pos_emb_width": 9}, "positions_wide"),
+    "MiniCPM-V of SiLU": ("minicpmv4_6", {"vision_config.hidden_act": "silu"}, "hidden_act"),
+    "Idefics 3 of the other GELU": ("idefics3", {"vision_config.hidden_act": "gelu"}, "hidden_act"),
+    "DeepSeek-OCR 2 of a silent base": (
+        "deepseekocr2",
+        {"vision_config.encoder_config.rope_parameters.rope_theta": None},
+        "v_rope_theta",
+    ),
+    "MiniCPM-V of fewer blocks than the one where a silent class merges": (
+        "minicpmv4_6",
+        {"insert_layer_id": None},
+        "insert_block",
+    ),
     "LFM2 of another projector": ("lfm2", {"projector_hidden_act": "relu"}, "projector_hidden_act"),
 }
 
@@ -242,6 +274,26 @@ def test_windows_of_all_or_no_blocks_are_llama_cpps(whole: list[int], pattern: i
     assert relative(rows_of(second.path, given), llama_clip.embedded(second.path, **given)) <= 5e-3
 
 
+ENDS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "Idefics 3 that merges nothing": ("idefics3", {"scale_factor": 1}, "merges none"),
+    "LFM2 that merges nothing": ("lfm2", {"downsample_factor": 1}, "merges none"),
+    "LFM2 without biases": ("lfm2", {"projector_bias": False}, "ends without them"),
+    "LLaVA without biases": ("mlp", {"multimodal_projector_bias": False}, "ends without them"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ENDS)
+def test_where_llama_cpp_ends_it_is_not_said_to_run_the_file(case: str, tmp_path: Path) -> None:
+    name, top, word = ENDS[case]
+    eye = varied(name, top)
+    second = written(eye.saved(tmp_path / "t", eye.tiny()), tmp_path / "a.gguf", mmproj="only")
+    assert second.receipt["runtimes"]["run_it"] == []
+    assert any(word in line for line in second.receipt["notes"])
+    with pytest.raises(AssertionError):
+        llama_clip.embedded(second.path, picture=picture(*eye.size), whole=True)
+
+
 def test_a_tokenizer_without_the_tokens_around_a_picture_is_said(tmp_path: Path) -> None:
     eye = VISION_ENCODERS["idefics3"]
     without = written(eye.saved(tmp_path / "t", eye.tiny()), tmp_path / "a.gguf", mmproj="only")
@@ -250,3 +302,41 @@ def test_a_tokenizer_without_the_tokens_around_a_picture_is_said(tmp_path: Path)
     marked = replace(eye, tokens={"<fake_token_around_image>": 7, "<global-img>": 8})
     found = written(marked.saved(tmp_path / "u", marked.tiny()), tmp_path / "b.gguf", mmproj="only")
     assert found.receipt["runtimes"]["run_it"] == ["llama.cpp"]
+
+
+def test_the_tiles_of_llava_1_6_are_stated(tmp_path: Path) -> None:
+    eye = VISION_ENCODERS["llava_next"]
+    folder = eye.saved(tmp_path / "t", eye.tiny())
+    second = written(folder, tmp_path / "a.gguf")
+    found = open_gguf(second.path)
+    assert list(found.metadata["clip.vision.image_grid_pinpoints"].data) == [96, 48, 48, 96, 96, 96, 48, 144]
+    assert found.metadata["clip.vision.mm_patch_merge_type"].data == "spatial_unpad"
+    assert "v.image_newline" in found.tensors
+    assert any("image_newline" in line for line in second.receipt["notes"])
+    plain = written(VISION_ENCODERS["mlp"].saved(tmp_path / "p", VISION_ENCODERS["mlp"].tiny()), tmp_path / "b.gguf")
+    assert not any("image_newline" in line for line in plain.receipt["notes"])
+    assert "clip.vision.image_grid_pinpoints" not in open_gguf(plain.path).metadata
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("sizes", [[[48, 50]], [[48, 96], [48]], [[0, 48]]])
+def test_tiles_that_are_none_are_refused(sizes: list[list[int]], tmp_path: Path) -> None:
+    eye = VISION_ENCODERS["llava_next"]
+    folder = edited(eye.saved(tmp_path / "t", eye.tiny()), {"image_grid_pinpoints": sizes})
+    with pytest.raises(GgferryError, match="not of tiles of 48 pixels"):
+        written(folder, tmp_path / "a.gguf", mmproj="only")
+
+
+@pytest.mark.slow
+def test_a_picture_of_llava_1_6_is_said_to_be_computed_as_a_whole(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from ggferry.converters.forward.senses.pictures import pixels_of_file
+    from ggferry.converters.understand import graph_of
+
+    eye = VISION_ENCODERS["llava_next"]
+    second = written(eye.saved(tmp_path / "t", eye.tiny()), tmp_path / "a.gguf", mmproj="only")
+    Image.new("RGB", (40, 90), "red").save(tmp_path / "x.png")
+    graph = graph_of(second.path)
+    pixels, undone = pixels_of_file(str(tmp_path / "x.png"), graph, Model(graph).tower("v_").sizes)
+    assert pixels.shape == (3, 48, 48) and "as a whole" in undone

@@ -75,3 +75,10 @@ def test_the_settings_of_a_picture_are_the_processors(tmp_path: Path) -> None:
     made = np.asarray(processor(Image.fromarray(pixels), return_tensors="np")["pixel_values"][0])
     mean, std = (np.array(keys[f"clip.vision.image_{name}"].data)[:, None, None] for name in ("mean", "std"))
     assert np.allclose(made, (pixels.transpose(2, 0, 1) / 255 - mean) / std, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", ["silu", "quick_gelu"])
+def test_rows_of_the_other_activations_that_llama_cpp_has_are_transformers(act: str, tmp_path: Path) -> None:
+    model = tiny(hidden_act=act)
+    check(save(tmp_path / "tiny", model, PREPROCESSOR), tmp_path / "a.gguf", model, rows, {"picture": picture(48, 48)})

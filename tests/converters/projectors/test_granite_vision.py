@@ -33,7 +33,7 @@ PAIRS, CORNERS, OF_CORNERS = [[-2, 3], [1, 5], [-1, 0]], [1, 7, 2, 6], -3
 BLOCKS = 8
 
 
-def model(**top: Any) -> Any:
+def model(activation: str = "gelu_pytorch_tanh", **top: Any) -> Any:
     import transformers
 
     text = {
@@ -52,6 +52,7 @@ def model(**top: Any) -> Any:
         "num_attention_heads": 4,
         "image_size": SIDE,
         "patch_size": 6,
+        "hidden_act": activation,
     }
     queries = {
         "model_type": "blip_2_qformer",
@@ -151,6 +152,17 @@ def test_the_text_model_reads_rows_where_transformers_adds_them(made: tuple[Any,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("activation", ["quick_gelu", "silu"])
+def test_rows_of_other_activations_are_transformers(activation: str, tmp_path: Path) -> None:
+    tiny = model(activation)
+    save(tmp_path / "tiny", tiny)
+    given = {"picture": picture(3 * SIDE, SIDE)}
+    second = check(tmp_path / "tiny", tmp_path / "a.gguf", tiny.double().eval(), rows, given, mmproj="only")
+    stacked = llama_clip.embedded(second.path, **given, grid=(1, 2), size=(SIDE, 2 * SIDE))
+    assert relative(rows_of(second.path, given), stacked) <= IN_LLAMA_CPP
+
+
+@pytest.mark.slow
 def test_as_its_publisher_keeps_it(made: tuple[Any, Path], tmp_path: Path) -> None:
     """Keys and names of ibm-granite/granite-vision-4.1-4b (config.json)."""
     _, folder = made
@@ -210,7 +222,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 OF_PARTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "another epsilon": ("vision_config", {"layer_norm_eps": 1e-5}, "layer_norm_eps"),
-    "another activation": ("vision_config", {"hidden_act": "quick_gelu"}, "hidden_act"),
+    "another activation": ("vision_config", {"hidden_act": "relu"}, "hidden_act"),
     "another epsilon of the queries": ("qformer_config", {"layer_norm_eps": 1e-6}, "layer_norm_eps"),
     "another activation of the queries": ("qformer_config", {"hidden_act": "relu"}, "hidden_act"),
     "two layers of queries": ("qformer_config", {"num_hidden_layers": 2}, "query_layers"),
@@ -311,7 +323,7 @@ def test_a_forward_pass_that_is_wrong_is_noticed_by_transformers(
 def test_a_row_at_the_end_that_is_not_written_is_noticed_by_the_proof(
     made: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ggferry.converters.schema.layouts import Pointwise
+    from ggferry.converters.schema.layouts.values import Pointwise
 
     _, folder = made
     spec = projectors()["granite4_vision"]

@@ -12,8 +12,8 @@ import torch
 from safetensors.numpy import save_file
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.schema import tower_layouts
-from ggferry.converters.schema.tower_layouts import Resampled
+from ggferry.converters.schema.layouts import towers
+from ggferry.converters.schema.layouts.towers import Resampled
 from ggferry.converters.understand import understand_projector
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.readers.gguf import open_gguf
@@ -100,7 +100,7 @@ def test_a_mistake_in_the_table_is_noticed(tmp_path: Path, monkeypatch: pytest.M
         low = exact.astype(np.int64)
         return [(low, 1 - (exact - low)), (np.minimum(low + 1, before - 1), exact - low)]
 
-    monkeypatch.setattr(tower_layouts, "_between", aligned)
+    monkeypatch.setattr(towers, "_between", aligned)
     with pytest.raises(VerificationError, match="the forward pass of the output differs"):
         written(folder, tmp_path / "a.gguf", mmproj="only")
 

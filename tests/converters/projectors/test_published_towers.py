@@ -16,8 +16,9 @@ from safetensors.numpy import load_file, save_file
 import ggferry
 from ggferry.converters import understand
 from ggferry.converters.model_graph.open_checkpoint import projectors
-from ggferry.converters.schema.layouts import Layout, Rearrange, Reshape, Split
-from ggferry.converters.schema.partial_layouts import Item
+from ggferry.converters.schema.layouts.base import Layout
+from ggferry.converters.schema.layouts.order import Rearrange
+from ggferry.converters.schema.layouts.parts import Item, Reshape, Split
 from ggferry.formats.errors import GgferryError, UnexpectedTensorError, VerificationError
 from ggferry.formats.readers.gguf import open_gguf
 from helpers import llama_clip

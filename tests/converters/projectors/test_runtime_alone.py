@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ggferry.converters.forward.model import Model
 from helpers import llama_clip
 from helpers.multimodal import MEAN, STD, picture, rows_of, written
 from helpers.tiny_models import relative
@@ -74,15 +73,7 @@ def _random(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randn(shape) * (0.2 if normed else 0.15) + (1.0 if normed else 0.0)
 
 
-@pytest.fixture
-def unnormed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the norm of dots.ocr's patches out of our pass, as llama.cpp b11549 does."""
-    whole = Model.norm
-    monkeypatch.setattr(Model, "norm", lambda tower, name, x: x if name == "v.norm_embd" else whole(tower, name, x))
-
-
-@pytest.mark.usefixtures("unnormed")
-def test_rows_are_llama_cpps_without_the_norm_that_it_leaves_out(tmp_path: Path) -> None:
+def test_rows_are_llama_cpps(tmp_path: Path) -> None:
     second = written(dots(tmp_path / "tiny"), tmp_path / "a.gguf", mmproj="only")
     assert not [line for line in second.receipt["notes"] if "does not use" in line]
     given = picture(8 * PATCH, 10 * PATCH)
@@ -96,7 +87,6 @@ def test_the_norm_of_patches_is_the_publishers(tmp_path: Path) -> None:
     given = picture(8 * PATCH, 10 * PATCH)
     folder = dots(tmp_path / "tiny")
     one = written(folder, tmp_path / "a.gguf", mmproj="only")
-    assert any("does not norm the patches" in line for line in one.receipt["notes"])
     first = rows_of(one.path, {"picture": given})
     tensors = load_file(folder / "model.safetensors")
     louder = {name: 7 * value for name, value in tensors.items() if ".patchifier.proj." in name}
@@ -104,7 +94,6 @@ def test_the_norm_of_patches_is_the_publishers(tmp_path: Path) -> None:
     assert relative(first, rows_of(written(folder, tmp_path / "b.gguf", mmproj="only").path, {"picture": given})) < 1e-3
 
 
-@pytest.mark.usefixtures("unnormed")
 @pytest.mark.parametrize("wrong", [("mlp.fc1", "mlp.fc3"), ("norm1", "norm2")])
 def test_tensors_exchanged_are_not_llama_cpps(wrong: tuple[str, str], tmp_path: Path) -> None:
     """What the table takes for the gate and for the first norm is what llama.cpp takes for them."""

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ggferry.converters.model_graph.open_checkpoint import projectors
-from ggferry.converters.schema.layouts import SAME, Layout, Rearrange, Reshape, Split
+from ggferry.converters.schema.layouts.base import SAME, Layout
+from ggferry.converters.schema.layouts.order import Rearrange
+from ggferry.converters.schema.layouts.parts import Reshape, Split
 from ggferry.formats.errors import InconsistentError, MissingError, VerificationError
 from helpers import llama_clip
 from helpers.multimodal import LIMIT, check, picture, rows_of, written
@@ -24,6 +26,7 @@ OTHERWISE = {
     "hunyuanvl": "positions are stretched for a tenth of a patch more each way",
     "internvl": "the class token's position goes to the first patch, the first patch's to the second, and so on",
     "llama4": "rows come column by column",
+    "llava_next": "as LLaVA 1.5",
     "mlp": "positions are shifted as InternVL's are, and rows by one: no first patch, and the class token",
 }
 """Towers that llama.cpp b11549 computes otherwise, each held by a test of its own below."""

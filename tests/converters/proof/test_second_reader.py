@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +14,7 @@ from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.proof.second_reader import process
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.support.platform import here
 from helpers.third_party_fixtures import FIXTURES
 from helpers.tiny_models import make
 
@@ -24,7 +25,6 @@ def _request(source: Path, out: Path, **more: object) -> Request:
     return Request(str(source), str(out), vocab=VocabOptions(none=True), level="fast", **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.unix("open files passed to the second reader")
 @pytest.mark.parametrize(
     ("source", "library", "names"),
     [
@@ -53,7 +53,6 @@ def test_without_a_proof_nobody_reads_again(tmp_path: Path, monkeypatch: pytest.
     assert "second_reader" not in convert(request)[0].receipt
 
 
-@pytest.mark.unix("open files passed to the second reader")
 def test_what_a_library_refuses_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         Path(process.PROGRAM).read_text().replace("return Safetensors(path)", 'raise ValueError("not \x1b[31m today")')
@@ -80,7 +79,6 @@ def test_a_process_that_ends_takes_nothing_with_it(
     assert "\x1b" not in json.dumps(result.receipt["notes"], ensure_ascii=False)
 
 
-@pytest.mark.unix("open files passed to the second reader")
 def test_one_process_answers_for_all_and_ends_with_us(tmp_path: Path) -> None:
     script = f"""
 import os
@@ -97,8 +95,31 @@ if __name__ == "__main__":
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     first, second = done.stdout.split()
     assert first == second
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(first), 0)
+    assert here.start_time(int(first)) is None
+
+
+def test_places_of_files_do_where_none_can_be_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process.here, "PASSES_FILES", False)
+    monkeypatch.setattr(process, "places_of", lambda fds: [str(LLAMA / "model.safetensors")])
+    monkeypatch.setattr(process, "_idle", [])
+    for number in range(2):
+        found = convert(_request(LLAMA, tmp_path / f"{number}.gguf"))[0].receipt["second_reader"]
+        assert (found["tensors"], found["names"], found["unread"]) == (21, 21, ())
+    (kept,) = process._idle
+    assert kept.socket is None and kept.process.poll() is None
+    kept.end()
+
+
+def test_another_file_in_the_same_place_is_not_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = shutil.copy2(LLAMA / "model.safetensors", tmp_path / "other.safetensors")
+    monkeypatch.setattr(process.here, "PASSES_FILES", False)
+    monkeypatch.setattr(process, "places_of", lambda fds: [str(other)])
+    monkeypatch.setattr(process, "_idle", [])
+    result = convert(_request(LLAMA, tmp_path / "out.gguf"))[0]
+    (note,) = [note for note in result.receipt["notes"] if note.startswith("not read by a second library")]
+    assert note.endswith("model.safetensors: another file lies there now")
+    assert result.receipt["second_reader"]["tensors"] == 0
+    process._idle[0].end()
 
 
 def test_what_the_user_says_is_not_held_against_the_configuration(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ggferry.support.progress import silent
 from helpers.next_tokens import predicting
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+FURTHER = ("glm4moe", "hy_v3", "qwen3next", "glm 5.3 flash", "nemotron-h latent", "qwen4exp")
 KINDS: dict[str, dict[str, Any]] = {"all": {}, "trunk": {"mtp": False}, "only": {"mtp_only": True}}
 
 
@@ -35,9 +36,7 @@ def made(name: str, folder: Path, outtype: str = "f32", **changes: Any) -> dict[
     return found
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen35", *(pytest.param(one, marks=pytest.mark.slow) for one in ("glm4moe", "hy_v3", "qwen3next"))]
-)
+@pytest.mark.parametrize("name", ["qwen35", *(pytest.param(one, marks=pytest.mark.slow) for one in FURTHER)])
 def test_files_are_those_of_the_conversion(name: str, tmp_path: Path) -> None:
     files = made(name, tmp_path)
     out = tmp_path / "out.gguf"

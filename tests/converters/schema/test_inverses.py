@@ -6,7 +6,8 @@ import pytest
 
 from ggferry.converters.model_graph.open_checkpoint import architectures
 from ggferry.converters.schema.derivations import rule_name
-from ggferry.converters.schema.inverses import HINGES, INVERSES, fraction
+from ggferry.converters.schema.inverses.numbers import fraction
+from ggferry.converters.schema.inverses.table import HINGES, INVERSES
 
 
 @pytest.mark.parametrize("whole", [24, 64, 80, 96, 128, 192])

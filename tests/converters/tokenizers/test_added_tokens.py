@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 
 from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, as_entry, check_ids, ids_in_tokenizers
+from ggferry.converters.tokenizers.files.find import load
 from ggferry.formats.errors import InconsistentError
+from helpers.third_party_fixtures import FIXTURES
 
 WORDS = ["a", "b", "ab", "c", "abc", "<x>", "<y>", "<z>", "<|end|>"]
 
@@ -69,3 +73,21 @@ def test_tokens_without_a_row_do_not_count() -> None:
     check_ids(added, vocab, 2, "tokenizer.json")
     with pytest.raises(InconsistentError, match=r"'<x>' .*found 7, expected 2"):
         check_ids(added, vocab, 3, "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("lstrip", "'<x>' take in the blanks beside them (lstrip, rstrip); no GGUF key says so"),
+        ("single_word", "'<x>' stand for whole words only (single_word); no GGUF key says so"),
+        ("normalized", None),
+    ],
+)
+def test_flags_that_no_key_says_are_noted(flag: str, words: str | None, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(FIXTURES / "tokenizers" / "bpe_gpt2" / name, tmp_path)
+    document = json.loads((tmp_path / "tokenizer.json").read_text())
+    token = 1 + max(one["id"] for one in document["added_tokens"])
+    document["added_tokens"].append(as_entry(Added(token, "<x>")) | {flag: True})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    assert load(str(tmp_path)).notes == (() if words is None else (words,))

@@ -46,6 +46,13 @@ CASES: tuple[tuple[str, tuple[str, ...], tuple[str, tuple[str, ...], str | None]
     ("adapter beside its base", ("adapter_model.bin", "pytorch_model.bin"), ("pytorch", ("pytorch_model.bin",), None)),
     ("another name", ("weights.safetensors",), ("safetensors", ("weights.safetensors",), None)),
     ("RWKV", ("RWKV-4-Pile-169M.pth",), ("pytorch", ("RWKV-4-Pile-169M.pth",), None)),
+    ("Lightning", ("last.ckpt", "config.json"), ("pytorch", ("last.ckpt",), None)),
+    ("a variant", ("pytorch_model.fp16.bin",), ("pytorch", ("pytorch_model.fp16.bin",), None)),
+    (
+        "a numbered variant",
+        ("pytorch_model.fp16-00001-of-00002.bin", "pytorch_model.fp16-00002-of-00002.bin"),
+        ("pytorch", ("pytorch_model.fp16-00001-of-00002.bin", "pytorch_model.fp16-00002-of-00002.bin"), None),
+    ),
 )
 
 

@@ -17,7 +17,7 @@ from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.formats.errors import BusyError, RefusedError, UsageError
-from ggferry.formats.files.partial_files import claim, write_file
+from ggferry.formats.files.partial_files import check_target, claim, write_file
 from ggferry.formats.files.partial_names import is_partial
 from ggferry.formats.readers.gguf import open_gguf
 from helpers.archive_tools import plan
@@ -209,3 +209,19 @@ def test_a_full_disk_leaves_nothing_of_a_small_file(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="No space left"):
         write_file(str(tmp_path / "plan.jsonl"), write)
     assert names(tmp_path) == []
+
+
+@pytest.mark.unix("names of open files are removed")
+def test_a_private_name_left_beside_the_finished_file_goes_with_the_next_refusal(tmp_path: Path) -> None:
+    """A run may be killed when its file has both names; the next one is refused, as the output exists."""
+    target = tmp_path / "model.gguf"
+    target.write_bytes(b"whole")
+    os.link(target, tmp_path / STALE)
+    with pytest.raises(RefusedError, match="exists already"):
+        check_target(str(target))
+    assert names(tmp_path) == ["model.gguf"] and target.read_bytes() == b"whole"
+    alive = claim([str(target)])[0]
+    with pytest.raises(RefusedError, match="exists already"):
+        check_target(str(target))
+    assert Path(alive.path).exists()
+    alive.discard()

@@ -22,7 +22,7 @@ FORWARD = (
         "converters.forward.blocks.routing",
         ("groups ranked by their best expert", "deepseek v3", "transformers", "used, best=best", "used, best=1"),
         ("bias of selection not heard", "deepseek v3", "transformers",
-         "else model.biased(bare, scores)", "else scores"),
+         "scores + sum(model.weights.vector(name) for name in named if model.weights.has(name))", "scores"),
         ("scale of experts not applied", "deepseek v2 groups", "transformers",
          'weights * float(sizes.get("expert_scale") or 1.0)', "weights"),
     ),

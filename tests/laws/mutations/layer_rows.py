@@ -55,7 +55,7 @@ PARTS = (
         several(f"experts' gate and up of {model} exchanged", model, "transformers",
                 (A + module, '("w1", "w2", "w3")', '("w3", "w2", "w1")'))
         for model, module in (
-            ("minimax_m2", "minimax_m2"), ("kimi linear", "kimi_linear"), ("deepseek v4", "deepseek4"),
+            ("minimax_m2", "minimax_m2"), ("kimi linear", "kimi_linear"), ("deepseek v4", "_deepseek4"),
         )
     ),
     *among(

@@ -9,9 +9,10 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class Model:
     """`kind`: of `tiny_models.TINY`, with `changes` of its configuration that let every witness testify (windows that a
-    prompt crosses, what llama.cpp computes alike), or a path within the fixtures; or a model without a vocabulary whose
-    weights a scheme has packed ('packed NAME') or that torch saved as views of larger storages ('torch views').
-    `edits`: of config.json, None for a key that is not there. `outtype`: what it is converted to."""
+    prompt crosses, what llama.cpp computes alike), with blocks that predict further tokens behind it ('drafting NAME'),
+    or a path within the fixtures; or a model without a vocabulary whose weights a scheme has packed ('packed NAME') or
+    that torch saved as views of larger storages ('torch views'). `edits`: of config.json, None for a key that is not
+    there. `outtype`: what it is converted to."""
 
     kind: str
     changes: dict[str, Any] = field(default_factory=dict)
@@ -37,6 +38,10 @@ MODELS = {
     )},
     "minimax-m3": Model("minimax-m3", {"index_topk_blocks": 9}),
     "minimax-m3 that chooses": Model("minimax-m3"),
+    "glm 5.3 that drafts": Model("drafting glm 5.3 flash", {"index_topk": 63}),
+    "nemotron-h that drafts": Model("drafting nemotron-h latent"),
+    "mimo2 that drafts": Model("drafting mimo2", WINDOW),
+    "qwen4exp that drafts": Model("drafting qwen4exp"),
     "gemma4 shared": Model("gemma4 shared", {"vocab_size_per_layer_input": 400}),
     "glm 5.3 flash": Model("glm 5.3 flash", {"index_topk": 63}),
     "ling 3": Model("ling 3", {"rms_norm_eps": 1e-6}),
@@ -62,6 +67,7 @@ MODELS = {
     "llama to q6_k": Model("fixtures/hf/ckpt/llama_k256", outtype="q6_k"),
     "llama to q5_0": Model("fixtures/hf/ckpt/llama_k256", outtype="q5_0"),
     "llama of SentencePiece": Model("fixtures/hf/ckpt/llama"),
+    "qwen3 tts": Model("fixtures/qwen3-tts"),
     "adapter": Model("fixtures/lora/lora_plain"),
     "llama without a base": Model("llama", edits={"rope_parameters": None, "rms_norm_eps": None}),
     "llama of torch": Model("torch views"),

@@ -6,8 +6,6 @@ from laws.mutations.rows import Planted, among, several
 
 A = "converters.architectures."
 DERIVED = "converters.schema.derivations"
-LAYOUTS = "converters.schema.layouts"
-
 KEYS = (
     *among(
         A + "_common",
@@ -23,10 +21,9 @@ KEYS = (
         ("kv heads' key misspelt", "llama", "loader", '"attention.head_count_kv"', '"attention.heads_kv"'),
     ),
     *among(
-        A + "llama",
-        ("window is ignored", "mistral", "transformers",
-            'fields={"hf": "sliding_window"}, required=False, unrepresentable=0',
-         'fields={"hf": "slide_window"}, required=False, unrepresentable=0'),
+        A + "_common",
+        ("window is ignored", "mistral", "transformers", 'in unwindowed else values.get("window_stated")',
+         "in unwindowed else None"),
     ),
     *among(
         A + "_rope",
@@ -181,10 +178,13 @@ TENSORS = (
         ("embeddings not scaled", "gemma2", "transformers", ', "embedding_scale": "sqrt_width"', ""),
     ),
     *among(
-        LAYOUTS,
+        "converters.schema.layouts.order",
         ("second part of every group first", "gptneox", "logits",
          "return np.zeros_like(rows), group * ends[-1] + (ends - widths)[part] + within",
          "return np.zeros_like(rows), group * ends[-1] + (ends - widths)[part] + within[::-1]"),
+    ),
+    *among(
+        "converters.schema.layouts.parts",
         ("keys of every head taken for its values", "deepseek v2", "logits",
          "* (row_count(inputs[0]) // int(self.groups)) + int(self.start) + row",
          "* (row_count(inputs[0]) // int(self.groups)) + row"),
@@ -194,12 +194,45 @@ TENSORS = (
     *among(A + "_mamba", ("rate as its logarithm", "mamba", "logits", '"decay": "rate"', '"decay": "log"')),
 )
 
+SPEECH = (
+    *among(
+        A + "qwen3tts",
+        ("output of all tokens", "qwen3 tts", "reading", '"n_codec n_embd", "codec_head"',
+         '"n_vocab n_embd", "codec_head"'),
+        ("layers of the network exchanged", "qwen3 tts", "reading", "for n in (1, 2) for part",
+         "for n in (2, 1) for part"),
+        ("positions along one axis", "qwen3 tts", "loader", "*rope.ROPE_OF_AXES,", "*rope.ROPE,"),
+        ("rotated in pairs", "qwen3 tts", "recorded", '"rope": "halves"}', '"rope": "pairs"}'),
+        ("rotary base by another name", "qwen3 tts", "recorded", "*rope.ROPE_OF_AXES,",
+         "*(replace(one, fields={'hf': 'x'}) if one is rope.BASE else one for one in rope.ROPE_OF_AXES),"),
+    ),
+    *among(
+        "converters.schema.layouts.projected",
+        ("no activation between the layers", "qwen3 tts", "logits", "inner /= 1 + np.exp(-inner)", "pass"),
+        ("first bias left out", "qwen3 tts", "logits", "tile, read, UP, UP_BIAS,", "0 * tile, read, UP, UP_BIAS,"),
+        ("texts one row early", "qwen3 tts", "logits", "self._projected(tile, read, shapes)[first",
+         "np.roll(self._projected(tile, read, shapes), -1, 0)[first"),
+        ("codes one row late", "qwen3 tts", "logits", "read(BELOW, first - count, stop - count)",
+         "np.roll(read(BELOW, first - count, stop - count), 1, 0)"),
+    ),
+    *among(
+        "converters.forward.sound.qwen3tts",
+        ("GELU between the layers", "qwen3 tts", "logits", "silu(x) if matrix == UP",
+         "torch.nn.functional.gelu(x) if matrix == UP"),
+        ("codes before texts", "qwen3 tts", "logits", "out[[*texts, *codes]]", "out[[*codes, *texts]]"),
+    ),
+    *among(
+        "converters.tokenizers.code_tokens",
+        ("the end is the tokenizer's", "qwen3 tts", "reading", '"eos": count + self.eos}', '"eos": count - 1}'),
+    ),
+)
+
 SEVERAL = (
     several("experts scored by softmax", "deepseek v3", "transformers",
             (A + "deepseek2", '"expert_gating": 2, "expert_selection"', '"expert_gating": 1, "expert_selection"')),
     several(
         "window off by one", "mistral", "transformers",
-        (A + "_llama", 'else values.get("window_stated")', 'else (values.get("window_stated") or 0) + 1'),
+        (A + "_common", "else declared_window(found)", "else declared_window(found) + 1"),
     ),
     several(
         "windows in the odd blocks", "gemma2", "transformers",
@@ -208,4 +241,4 @@ SEVERAL = (
     ),
 )
 
-TABLES: tuple[Planted, ...] = (*KEYS, *VALUES, *TENSORS, *SEVERAL)
+TABLES: tuple[Planted, ...] = (*KEYS, *VALUES, *TENSORS, *SPEECH, *SEVERAL)

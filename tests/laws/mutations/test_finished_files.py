@@ -19,7 +19,7 @@ from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.compare import Case, compare_outputs
 from ggferry.converters.proof.logits import check_logits
 from ggferry.converters.proof.tensors import Encoding, Sides
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.layouts.order import heads_halves_to_pairs
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import CorruptError, VerificationError
 from ggferry.formats.gguf.values import Value

@@ -62,8 +62,11 @@ def test_a_key_of_another_type_is_noticed(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOADED)
 def test_a_misspelt_tensor_is_noticed(name: str) -> None:
-    for role in {role.name for role in SPECS[name].roles}:
-        stem, dot, suffix = role.replace("{n}", "0").rpartition(".")
+    named = {role.name.replace("{n}", "0") for role in SPECS[name].roles}
+    for role in named:
+        stem, dot, suffix = role.rpartition(".")
         for wrong in misspelt(stem):
+            if wrong + dot + suffix in named:  # attn_kv with a letter less is another draft's attn_k
+                continue
             found = runtime.NUMBER.sub(".{n}", wrong + dot + suffix)
             assert ("unread tensor", found) in noticed(name, {}, (wrong + dot + suffix,)), wrong

@@ -68,6 +68,7 @@ def test_gguf_reads_what_is_written(name: str) -> None:
     assert np.array_equal(theirs, one.decode(rows, COLUMNS))
 
 
+@pytest.mark.sampled(1)
 @TYPES
 def test_rows_and_threads_are_independent(name: str) -> None:
     one, importance = codec(name), importances()["squares"]

@@ -115,9 +115,6 @@ EXCEPT = {
         "witness",
         "text",
         "jobs",
-        "to",
-        "dtype",
-        "max_shard_size",
         "allow_quantization_error",
     },
     "convert": {"out"},  # an argument

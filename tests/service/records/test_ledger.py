@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from ggferry.formats.errors import UsageError
 from ggferry.service.records.ledger import (
     DONE,
     FAILED,
@@ -168,6 +169,26 @@ def test_names_that_are_no_text(ledger: Ledger) -> None:
     row = {**jobs(1)[0], "source": "/in/\udcff\0.bin"}
     ledger.register("plan", [row])
     assert ledger.rows("plan")[0]["source"] == "/in/\\udcff\\0.bin"
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "SQL_ASCII", "LATIN1"])
+def test_databases_of_other_encodings(postgres: str, encoding: str) -> None:
+    engine = sa.create_engine(postgres.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        words = f"CREATE DATABASE {encoding} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+        connection.exec_driver_sql(words)
+    engine.dispose()
+    place = postgres.removesuffix("postgres") + encoding.lower()
+    if encoding == "LATIN1":
+        with pytest.raises(UsageError, match=r"cannot hold every name.*LATIN1.*createdb --encoding UTF8"):
+            Ledger(place)
+        return
+    found = Ledger(place)
+    try:
+        found.register("plan", [{**jobs(1)[0], "source": "/in/模型é.bin"}])
+        assert found.rows("plan")[0]["source"] == "/in/模型é.bin"
+    finally:
+        found.close()
 
 
 @pytest.mark.slow

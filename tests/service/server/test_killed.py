@@ -19,7 +19,10 @@ from ggferry.service.records.ledger import Ledger
 from helpers.builders import Llama
 from helpers.server import ENDED, Server, made_token, span, start
 
-TYPES = ("keep", "f16", "q8_0", "f32")
+OPTIONS: tuple[dict[str, Any], ...] = (
+    *({"outtype": outtype, "allow_requantize": True} for outtype in ("keep", "f16", "q8_0", "f32")),
+    {"to": "safetensors", "max_shard_size": "300K"},
+)
 
 
 @dataclass
@@ -57,7 +60,7 @@ def work(server: Server, token: str, data: bytes, number: int, known: Acknowledg
             known.uploads[key] = (content, offset)
         while client.get(f"/uploads/{key}").json()["state"] in ("receiving", "inspecting"):
             time.sleep(0.05)
-        options = {"outtype": TYPES[number % len(TYPES)], "verify": "fast", "allow_requantize": True}
+        options = {**OPTIONS[number % len(OPTIONS)], "verify": "fast"}
         plan = client.post("/plans", json={"source": f"upload:{key}", "options": options}).json()
         if plan.get("state") == "ready":
             answer = client.post("/jobs", json={"plan": plan["id"]})

@@ -70,10 +70,8 @@ def compressed_attention(model: Model, block: str, x: Tensor) -> Tensor:
     sizes, count = model.sizes, len(x)
     ratio, at = sizes["ratio"], model.where(count)
     turn = rotation(model, count, windowed=not ratio)
-    low_q = model.norm(f"{block}attn_q_a_norm", model.linear(f"{block}attn_q_a", x))
-    q = model.normed(model.linear(f"{block}attn_q_b", low_q).view(count, sizes["n_head"], -1))
-    k = model.norm(f"{block}attn_kv_a_norm", model.linear(f"{block}attn_kv", x))[:, None]
-    q, k = rotate_last(q, turn, "pairs"), rotate_last(k, turn, "pairs")
+    low_q, q = _queries(model, block, x, turn)
+    k = own_keys(model, block, x, turn)
     hidden = later(at, sizes["n_swa"])
     if ratio:
         windows = Windows.of(at, ratio)
@@ -82,6 +80,30 @@ def compressed_attention(model: Model, block: str, x: Tensor) -> Tensor:
             hidden_keys = _not_chosen(model, block, x, low_q, turn, windows)
         k = torch.cat((k, _keys(model, f"{block}attn_compressor", x, windows)))
         hidden = torch.cat((hidden, hidden_keys), -1)
+    return _attended(model, block, q, k, hidden, turn)
+
+
+def attention_to_keys(model: Model, block: str, x: Tensor, k: Tensor, hidden: Tensor, turn: Rotation) -> Tensor:
+    """Return the attention branch over keys `(positions, 1, width)`: x and result `(tokens, n_embd)`.
+
+    `hidden`, bool `(tokens, positions)`, says which keys a token does not see; `turn` is of the tokens.
+    """
+    return _attended(model, block, _queries(model, block, x, turn)[1], k, hidden, turn)
+
+
+def own_keys(model: Model, block: str, x: Tensor, turn: Rotation) -> Tensor:
+    """Return the key of each row of x `(rows, n_embd)`, rotated, `(rows, 1, width)`; it is the value, too."""
+    return rotate_last(model.norm(f"{block}attn_kv_a_norm", model.linear(f"{block}attn_kv", x))[:, None], turn, "pairs")
+
+
+def _queries(model: Model, block: str, x: Tensor, turn: Rotation) -> tuple[Tensor, Tensor]:
+    """Return the low-rank vectors that queries are made of, and the queries, rotated, `(tokens, n_head, width)`."""
+    low = model.norm(f"{block}attn_q_a_norm", model.linear(f"{block}attn_q_a", x))
+    q = model.normed(model.linear(f"{block}attn_q_b", low).view(len(x), model.sizes["n_head"], -1))
+    return low, rotate_last(q, turn, "pairs")
+
+
+def _attended(model: Model, block: str, q: Tensor, k: Tensor, hidden: Tensor, turn: Rotation) -> Tensor:
     seen = attend(q, k, k, hidden=hidden, sinks=model.weights.vector(f"{block}attn_sinks.weight"))
     back = None if turn is None else (turn[0], -turn[1])
     return _led_out(model, block, rotate_last(seen.view(q.shape), back, "pairs"))

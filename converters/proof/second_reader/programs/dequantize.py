@@ -10,6 +10,7 @@ import numpy as np
 from float_schemes import bitnet, bitsandbytes, fp8, modelopt, mxfp4, quark
 from integer_schemes import aqlm, awq, compressed_tensors, exl2, gptq, hqq, quanto, torchao
 from mlx_layers import mlx
+from sinq_layers import sinq
 from stored_parts import Array, Named, Settings
 
 SCHEMES = {
@@ -21,6 +22,7 @@ SCHEMES = {
     "awq": awq,
     "mlx": mlx,
     "hqq": hqq,
+    "sinq": sinq,
     "torchao": torchao,
     "quanto": quanto,
     "exl2": exl2,

@@ -7,6 +7,7 @@ Sources: transformers `integrations/{finegrained_fp8,mxfp4,bitnet}.py`; bitsandb
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 from stored_parts import E2M1, Array, Named, Settings, block, cover, floats, nibbles, powers, spread
@@ -126,7 +127,7 @@ def quark(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Arr
     scale, kind = f"{name}_scale", read.kind(name)
     own, shape = read.shape(scale), settings["shapes"][name]
     if kind.startswith("F8"):
-        blocks = [shape[0] // own[0], shape[1] // own[1]] if len(own) == 2 else None
+        blocks = _quark_block(settings, shape, own) if len(own) == 2 else None
         return fp8(read, {"weight_block_size": blocks}, name, r, c)
     stored = read.shape(name)
     if kind == "U8" and stored[1] * 4 == shape[1] * 3:
@@ -136,6 +137,15 @@ def quark(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Arr
         factor = powers(factor) if read.kind(scale) == "U8" else factor.astype(np.float32)
         return levels * (factor * floats(read, f"{name}_scale_2").reshape(()) if f"{name}_scale_2" in read else factor)
     return _quark_integers(read, settings, name, r, c)
+
+
+def _quark_block(settings: Settings, shape: tuple[int, ...], own: tuple[int, ...]) -> list[int]:
+    """Return rows and columns of a block: those that the configuration has for any layer and fit, else equal parts."""
+    for declared in re.findall(r'"block_size": \[(\d+), (\d+)\]', json.dumps(settings)):
+        sizes = [int(size) for size in declared]
+        if all(sizes) and own == tuple(-(-rows // size) for rows, size in zip(shape, sizes, strict=True)):
+            return sizes
+    return [shape[0] // own[0], shape[1] // own[1]]
 
 
 def _quark_integers(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:

@@ -116,7 +116,7 @@ def compressed_tensors(read: Named, settings: Settings, name: str, r: Array, c: 
     tall, wide = _block_structure(weights) if weights.get("strategy") == "block" else (0, 0)
     if weights.get("strategy") == "group" and weights.get("group_size"):
         wide = weights["group_size"]
-    shape, places = (read.shape(scale)[0], columns), c
+    shape, places = (read.shape(packed if packed in read else name)[0], columns), c
     if f"{name}_g_idx" in read:
         order = np.asarray(read(f"{name}_g_idx"))
         wide = wide or columns // read.shape(scale)[1]
@@ -169,7 +169,8 @@ def _weights(read: Named, settings: Settings, name: str, columns: int) -> Settin
             return bool(across == -(-columns // group["group_size"]))
         if group.get("strategy") == "block":
             tall, wide = _block_structure(group)
-            return (down, across) == (-(-read.shape(name)[0] // tall), -(-columns // wide))
+            rows = read.shape(packed if packed in read else name)[0]
+            return (down, across) == (-(-rows // tall), -(-columns // wide))
         return bool(across == 1)
 
     return next((group for group in fits if has_such_scales(group)), fits[0])

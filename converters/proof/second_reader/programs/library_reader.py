@@ -1,13 +1,16 @@
 """Read samples of tensors by the libraries that such files are made with: a program of its own (`process.py`).
 
 Nothing of ggferry is imported: safetensors reads safetensors, torch reads what torch.save wrote (with `weights_only`),
-gguf reads GGUF. Questions come as a line of JSON over the socket that is this program's standard input, with the
-descriptors of the files; answers go back as a line of JSON. The program ends with the socket.
+gguf reads GGUF. Questions come as JSON, their length before them, over the socket that is this program's standard
+input, with the descriptors of the files; answers go back likewise. With `--places`, for a system that passes no
+descriptors (Windows), questions name the places of the files, and answers go to standard output. The program ends with
+what it reads from.
 """
 
 from __future__ import annotations
 
 import array
+import gc
 import hashlib
 import json
 import math
@@ -141,6 +144,9 @@ class Torch(File):
         self.library = f"torch {torch.__version__.partition('+')[0]}"
         self.tensors: dict[str, Any] = {}
         self._collect(torch.load(path, map_location="cpu", mmap=True, weights_only=True), "", torch.Tensor)
+        # hqq keeps a dictionary for each module, of 2023 with another one in it ('meta')
+        levels = [name.split("\0") for name in self.tensors]
+        self.modules = any(len(keys) > 1 and "." in keys[0] and "." not in keys[-1] for keys in levels)
 
     def _collect(self, value: Any, name: str, kind: type) -> None:
         if isinstance(value, kind):
@@ -148,13 +154,22 @@ class Torch(File):
         elif isinstance(value, dict):
             for key, inner in value.items():
                 self._collect(inner, f"{name}\0{key}" if name else str(key), kind)
+        elif isinstance(value, list | tuple):
+            for number, inner in enumerate(value):
+                self._collect(inner, f"{name}\0{number}" if name else str(number), kind)
 
     def names(self) -> list[str]:
         """Return the last parts of the names: a state dict may lie in a dictionary with other things."""
-        return [name.rpartition("\0")[2] for name in self.tensors]
+        return [self._name(key) for key in self.tensors]
+
+    def _name(self, key: str) -> str:
+        if self.modules:
+            return ".".join(part for part in key.split("\0") if part != "meta")
+        return key.rpartition("\0")[2]
 
     def _find(self, name: str) -> Any:
-        found = [value for key, value in self.tensors.items() if key.rpartition("\0")[2] == name]
+        found = [value for key, value in self.tensors.items() if self._name(key) == name]
+        found = found or [value for key, value in self.tensors.items() if key.replace("\0", ".") == name]
         if len(found) != 1:
             raise KeyError(name)
         return found[0].detach()
@@ -327,13 +342,21 @@ def dequantized(files: list[File], request: dict[str, Any]) -> Iterator[list[Any
             yield [f"{type(error).__name__}: {error}"[:200]]
 
 
+def identity(place: str) -> list[int]:
+    """Return what tells a file from others, and from what it was before."""
+    with open(place, "rb") as file:
+        found = os.fstat(file.fileno())
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+
+
 def answered(request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
     """Return the answer to one question."""
     answer: dict[str, Any] = {"files": []}
     files: list[File] = []
-    for fd, pieces in zip(fds, request["files"], strict=True):
+    places = [f"/dev/fd/{fd}" for fd in fds] or request["places"]
+    for place, fd, pieces in zip(places, fds or [-1] * len(places), request["files"], strict=True):
         try:
-            file = opened(f"/dev/fd/{fd}")
+            file = opened(place)
         except Exception as error:
             answer["files"].append({"error": f"{type(error).__name__}: {error}"[:200]})
             continue
@@ -342,7 +365,13 @@ def answered(request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         own = {name for name, _ in pieces}
         more = [name for name in file.names() if name not in own]
         answer["files"].append(
-            {"library": file.library, "tensors": list(sampled(file, pieces)), "more": more[:8], "others": len(more)}
+            {
+                "library": file.library,
+                "tensors": list(sampled(file, pieces)),
+                "more": more[:8],
+                "others": len(more),
+                "identity": identity(place),
+            }
         )
     if request["names"]:
         answer["names"] = renamed(request)
@@ -361,17 +390,43 @@ def limit(sizes: int) -> None:
         resource.setrlimit(what, (least, hard))
 
 
-def received(connection: socket.socket) -> tuple[bytes, list[int]]:
+class Passed:
+    """Questions and files over a socket."""
+
+    def __init__(self) -> None:
+        self.socket = socket.socket(fileno=0)
+        self.answers = self.socket.makefile("wb")
+        self.questions = self.socket.makefile("rb", buffering=0)
+
+    def head(self) -> tuple[bytes, list[int]]:
+        """Return the first bytes of a question, and the files that came with them."""
+        head, fds, _, _ = socket.recv_fds(self.socket, 8, MAX_FILES)
+        while head and len(head) < 8 and (more := self.socket.recv(8 - len(head))):
+            head += more
+        return head, fds
+
+
+class Piped:
+    """Questions over standard input, answers over standard output, which nothing else may write to."""
+
+    def __init__(self) -> None:
+        self.questions = sys.stdin.buffer
+        self.answers = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+
+    def head(self) -> tuple[bytes, list[int]]:
+        return self.questions.read(8), []
+
+
+def received(connection: Any) -> tuple[bytes, list[int]]:
     """Return the next question and its files; nothing once the other side has gone."""
-    head, fds, _, _ = socket.recv_fds(connection, 8, MAX_FILES)
-    while head and len(head) < 8:
-        head += connection.recv(8 - len(head))
+    head, fds = connection.head()
     if len(head) < 8:
         return b"", fds
     (size,) = struct.unpack("<Q", head)
     data = bytearray()
     while len(data) < size:
-        more = connection.recv(min(size - len(data), 1 << 20))
+        more = connection.questions.read(min(size - len(data), 1 << 20))
         if not more:
             return b"", fds
         data += more
@@ -382,9 +437,9 @@ def main() -> None:
     """Answer questions until nobody asks."""
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):  # Windows has no such call
         os.nice(NICE)
-    connection = socket.socket(fileno=0)
+    connection = Piped() if "--places" in sys.argv else Passed()
     while True:
         data, fds = received(connection)
         if not data:
@@ -395,7 +450,9 @@ def main() -> None:
         answer = json.dumps(answered(request, fds)).encode()
         for fd in fds:
             os.close(fd)
-        connection.sendall(struct.pack("<Q", len(answer)) + answer)
+        gc.collect()  # files that a library has mapped cannot be deleted on Windows
+        connection.answers.write(struct.pack("<Q", len(answer)) + answer)
+        connection.answers.flush()
 
 
 if __name__ == "__main__":

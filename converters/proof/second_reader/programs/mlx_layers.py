@@ -16,6 +16,7 @@ _STACKED = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _SQUARED = {"up_proj": "fc1", "down_proj": "fc2"}
 _JOINT = {"experts.gate_up_proj": "experts.switch_glu."}
 _DOWN = {"experts.down_proj": "experts.switch_glu.down_proj"}
+_OF_THREE = re.compile(r"(.+\.self_attn\.)([qkv])_proj")
 _OTHERWISE = (
     (".block_sparse_moe.", ".mlp."),
     (".mlp.gate.", ".mlp.gate.gate_proj."),
@@ -26,6 +27,10 @@ _OTHERWISE = (
     (".feed_forward.w1.", ".feed_forward.gate_proj."),
     (".feed_forward.w2.", ".feed_forward.down_proj."),
     (".feed_forward.w3.", ".feed_forward.up_proj."),
+    ("transformer.", "model."),  # GPT-2, GPT-J
+    ("gpt_neox.layers.", "model.h."),
+    ("gpt_neox.", "model."),
+    ("embed_out.", "model.embed_out."),
 )
 """Parts of names of layers that are no experts: the publishers', and mlx-lm's."""
 
@@ -37,7 +42,7 @@ def mlx(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array
 def _mlx_row(read: Named, settings: Settings, base: str, place: tuple[int, ...], c: Array) -> Array:
     """Return columns of one row, `(1, columns)`; `place`: its index in the tensors of that name."""
     own = settings.get(base)
-    settings = {**settings, "mode": "affine", **own} if isinstance(own, dict) else settings
+    settings = {"mode": "affine", "group_size": 64, "bits": 4, **own} if isinstance(own, dict) else settings
     mode = settings.get("mode", "affine")
     row = tuple(slice(index, index + 1) for index in place)
     stored = f"{base}.weight" if f"{base}.weight" in read else base
@@ -86,6 +91,10 @@ def _mlx_place(read: Named, name: str, row: int) -> tuple[str, tuple[int, ...]]:
     other = next((base.removesuffix(down) + stack for down, stack in _DOWN.items() if base.endswith(down)), "")
     if f"{other}.weight" in read:
         return other, divmod(row, read.shape(f"{other}.weight")[1])
+    third = _OF_THREE.fullmatch(base)
+    if third is not None and f"{third[1]}qkv_proj.weight" in read:  # Kimi K3
+        layer = f"{third[1]}qkv_proj"
+        return layer, ("qkv".index(third[2]) * (read.shape(f"{layer}.weight")[0] // 3) + row,)
     for ours, theirs in _OTHERWISE:
         if ours in name and name.replace(ours, theirs) in read:
             return _mlx_place(read, name.replace(ours, theirs), row)

@@ -64,6 +64,23 @@
     if (!await fill(branch.querySelector(":scope > div"), address)) branch.dataset.branch = address;
   }, true);
 
+  // What the chosen format does not take is hidden, and not sent.
+  const fit = (form) => {
+    const format = form.querySelector("[data-format]").value;
+    for (const each of form.querySelectorAll("[data-for]")) {
+      const fits = each.dataset.for.split(" ").includes(format);
+      each.hidden = !fits;
+      for (const field of each.matches("option") ? [each] : each.querySelectorAll("input, select, textarea")) field.disabled = !fits;
+    }
+    for (const select of form.querySelectorAll("select")) {
+      const [chosen] = select.selectedOptions;
+      if (chosen && chosen.disabled) select.value = [...select.options].find((each) => !each.disabled).value;
+    }
+    for (const group of form.querySelectorAll("fieldset")) group.hidden = !group.querySelector(".option:not([hidden])");
+  };
+  for (const select of document.querySelectorAll("[data-format]")) fit(select.form);
+  document.addEventListener("change", (event) => { if (event.target.matches("[data-format]")) fit(event.target.form); });
+
   // A text that an option states is read here, and sent with the form.
   document.addEventListener("change", async (event) => {
     const into = event.target.dataset.loadInto, [file] = into ? event.target.files : [];

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ggferry.converters.metadata.beside import MMPROJ, RECEIPT, files_written
+from ggferry.converters.metadata.beside import FOLDER_RECEIPT, MMPROJ, RECEIPT
 from ggferry.formats.errors import NotFoundError
 from ggferry.service.records.ledger import DONE, HELD, QUEUED
 from ggferry.service.records.plan_file import outputs_of
-from ggferry.service.records.receipts import receipts_of
+from ggferry.service.records.receipts import files_kept
 from ggferry.service.server.settings import DAY
 from ggferry.service.server.store.database import Store
 from ggferry.service.storage.backends import s3
@@ -59,19 +59,22 @@ def sweep_store(store: Store, url: str, mark: str) -> list[str]:
 
 
 def _listed(url: str) -> tuple[dict[str, Partial], set[str]]:
-    """Return the partial objects below a URL, and what has no receipt beside it. Objects come in the order of names."""
+    """Return the partial objects below a URL, and what has no receipt beside it, or in its folder."""
     partials: dict[str, Partial] = {}
     bare: set[str] = set()
+    whole: set[str] = set()
     with suppress(NotFoundError):  # nothing has been written there yet
         for found in s3.listing(url):
             partial = parse_partial(found.path)
             if partial is not None:
                 partials[found.path] = partial
+            elif found.path.endswith(f"/{FOLDER_RECEIPT}"):  # objects come in the order of names
+                whole.add(found.path.removesuffix(FOLDER_RECEIPT))
             elif found.path.endswith(RECEIPT):
                 bare.discard(found.path.removesuffix(RECEIPT))
             else:
                 bare.add(found.path)
-    return partials, bare
+    return partials, {name for name in bare if name.rpartition("/")[0] + "/" not in whole}
 
 
 def _remove(name: str) -> None:
@@ -112,24 +115,30 @@ class _Jobs:
             if any(row["state"] in (QUEUED, *HELD) for row in rows):
                 continue
             last = name.rpartition("/")[2]
-            done = [files_written(*receipts_of(row["receipt"])) for row in rows if row["state"] == DONE]
+            done = [files_kept(row["receipt"]) for row in rows if row["state"] == DONE]
             if last in {file["name"] for files in done for file in files}:
                 continue
-            if any(_is_of(last, outputs_of(row["entry"])) for row in rows if row["state"] != DONE):
+            others = [outputs_of(row["entry"]) for row in rows if row["state"] != DONE]
+            if any(name.rpartition("/")[0] in outputs or _is_of(last, outputs) for outputs in others):
                 found.append(name)
         return found
 
     def _around(self, url: str) -> list[Mapping[str, Any]]:
-        """Return the jobs whose outputs go to the folder of an object."""
+        """Return the jobs whose outputs go to the folder of an object, or are that folder."""
         folder, jobs = url.rpartition("/")[0], self._store.jobs
         if folder not in self._folders:
+            inside = jobs.c.output.startswith(f"{folder}/", autoescape=True)
             columns = (jobs.c.output, jobs.c.state, jobs.c.entry, jobs.c.receipt)
-            rows = self._store.all(sa.select(*columns).where(jobs.c.output.startswith(f"{folder}/", autoescape=True)))
-            self._folders[folder] = [row for row in rows if str(row["output"]).rpartition("/")[0] == folder]
+            rows = self._store.all(sa.select(*columns).where(inside | (jobs.c.output == folder)))
+            self._folders[folder] = [
+                row for row in rows if folder in (row["output"], str(row["output"]).rpartition("/")[0])
+            ]
         return self._folders[folder]
 
 
 def _is_of(name: str, outputs: Sequence[str]) -> bool:
     """Return whether a file is one that a job with these outputs makes: one of them, a shard of it, its mmproj file."""
+    if name in [each.rpartition("/")[2] for each in outputs]:  # of whisper.cpp's
+        return True
     stems = [re.escape(each.rpartition("/")[2].removesuffix(".gguf")) for each in outputs]
     return any(re.fullmatch(rf"({MMPROJ}-)?{stem}(-\d{{5}}-of-\d{{5}})?\.gguf", name) for stem in stems)

@@ -14,25 +14,27 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, files_written
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, is_folder
 from ggferry.formats.errors import ChangedError, NotFoundError, RefusedError
 from ggferry.service.records.fields import TriedRow
 from ggferry.service.records.ledger import DONE, SKIPPED
-from ggferry.service.records.receipts import kept, receipt_of, receipts_of
+from ggferry.service.records.plan_file import digest_of
+from ggferry.service.records.receipts import OWN, files_kept, kept, place_of, receipt_of, receipts_of
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.outputs.left_over import sweep_store
 from ggferry.service.server.work.outputs.readers import OutputReader, open_reader
+from ggferry.service.server.work.outputs.tar_reader import Member, TarReader
 from ggferry.service.server.work.sources import is_within
 from ggferry.service.storage import stores
 from ggferry.service.storage.backends import s3
 from ggferry.service.storage.publish import Writer, publish_all, sweep
 from ggferry.service.storage.retry import retrying_within
-from ggferry.service.storage.stores import is_remote, join
+from ggferry.service.storage.stores import is_remote, join, split
 from ggferry.support.heavy import sa
 
 if TYPE_CHECKING:
-    from ggferry.converters.metadata.receipt_fields import FileRecord, KeptReceipt, OutputRecord, Receipt
+    from ggferry.converters.metadata.receipt_fields import FileRecord, KeptReceipts, OutputRecord, Receipt
 
 PIECE = 4 << 20
 ANSWER = 5.0  # seconds for which a store in trouble is asked again while somebody waits
@@ -59,9 +61,13 @@ class Output(OutputDigests):
 
 @dataclass(frozen=True, slots=True)
 class OutputFile(OutputDigests):
-    """A file of a done job, and where it is: a path of this machine or the URL of an object."""
+    """A file of a done job, and where it is: a path of this machine or the URL of an object.
+
+    `stamp` changes whenever its bytes may have (`readers.OutputReader`).
+    """
 
     path: str
+    stamp: str = ""
 
 
 class Outputs:
@@ -73,16 +79,19 @@ class Outputs:
     def __init__(self, store: Store, settings: Settings, mark: str) -> None:
         self.store, self.settings, self.mark = store, settings, mark
 
-    def receipt(self, job: str, file: str | None = None) -> KeptReceipt:
+    def receipt(self, job: str, file: str | None = None) -> KeptReceipts:
         """Return the receipt of a job's output, with the sha256 of each file.
 
         Of several outputs that of the first, with the others in its member `further`; with `file`, that of the output
         which this file belongs to, alone. Raises RefusedError before the job is done, NotFoundError.
         """
-        found = cast("KeptReceipt", self._maker(job)["receipt"])
+        found = cast("KeptReceipts", self._maker(job)["receipt"])
         files = {each.name: each.sha256 for each in self.every(job)}
         chosen = receipts_of(found) if file is None else [receipt_of(found, file)]
-        return kept([_with_sha256(each, files) for each in chosen])
+        own: FileRecord | None = cast("Mapping[str, Any]", found).get(OWN)
+        if own is not None:
+            own = {**own, "sha256": files[own["name"]]}
+        return kept([_with_sha256(each, files) for each in chosen], own)
 
     def every(self, job: str) -> list[OutputFile]:
         """Return the files of a done job. Raises RefusedError, and ChangedError where one is not what was proved."""
@@ -103,6 +112,22 @@ class Outputs:
                     raise ChangedError("not the file that was proved", path=found.path)
                 return reader, found
         raise NotFoundError("the job made no such file", found=name)
+
+    def open_archive(self, job: str) -> tuple[TarReader, OutputFile]:
+        """Return a reader of the folder that a done job made, as a tar file, and its facts. Raises as `every`.
+
+        Its digest is one of the names and digests in it. Raises RefusedError for a job whose output is no folder.
+        """
+        row = self._maker(job)
+        if not is_folder(cast("KeptReceipts", row["receipt"])):
+            raise RefusedError("the job made no folder", hint="download its files one by one")
+        with retrying_within(ANSWER):
+            files = [self._file(row, number, each) for number, each in enumerate(_files(row))]
+        members = [Member(each.name, each.bytes, each.blake3, each.path, each.stamp) for each in files]
+        name = split(str(row["output"]))[1]
+        return TarReader(name, members, self._open), OutputFile(
+            f"{name}.tar", 0, "", digest_of([name, [(each.name, each.blake3) for each in files]]), str(row["output"])
+        )
 
     def fetch(self, job: str, folder: str, files: Sequence[FileRecord]) -> list[str]:
         """Write some files of a done job, and their receipts, to a folder of this machine; return the files' paths.
@@ -139,16 +164,18 @@ class Outputs:
         if self.store.first(sa.select(jobs.c.id).where(made)) is not None:
             return
         names = [each["name"] for each in _files(row)]
+        if not is_folder(row["receipt"] or {}):
+            names += [each + RECEIPT for each in names]
         if is_remote(output):
             self._check_place(output)
             self._remove_objects(job, row, names)
         else:
-            self._remove_files(os.path.dirname(output), names)
+            self._remove_files(place_of(output, row["receipt"] or {}), names)
 
     def _remove_files(self, folder: str, names: Sequence[str]) -> None:
         top = self.settings.output_folder
         if is_within(folder, top) and os.path.realpath(folder) == folder:
-            for name in (*names, *(each + RECEIPT for each in names)):
+            for name in reversed(names):  # a receipt first: what is left is no finished output
                 with suppress(FileNotFoundError):
                     os.unlink(os.path.join(folder, os.path.basename(name)))
             with suppress(OSError):
@@ -161,7 +188,7 @@ class Outputs:
         writer = Writer(self._mark_of(job), LAST)
         for name in names:
             sweep(beside(row, name), writer)
-        for name in (*names, *(each + RECEIPT for each in names)):
+        for name in names:
             with suppress(NotFoundError):
                 stores.remove(beside(row, name))
 
@@ -223,7 +250,7 @@ class Outputs:
                 insert = self.store._insert(table).values(job=job, file=number, **values)
                 change = insert.on_conflict_do_update(index_elements=["job", "file"], set_=values)
                 self.store.do(lambda connection: connection.execute(change))
-        return OutputFile(record["name"], record["bytes"], kept["sha256"], record["blake3"], path)
+        return OutputFile(record["name"], record["bytes"], kept["sha256"], record["blake3"], path, stamp)
 
     def _digested(
         self, reader: OutputReader, record: FileRecord, also: Callable[[bytes], object] = lambda piece: None
@@ -243,14 +270,12 @@ class Outputs:
 
 
 def beside(row: Mapping[str, Any], name: str) -> str:
-    """Return where a file stands that was made with a job's first output."""
-    output = str(row["output"])
-    folder = output.rpartition("/")[0] if is_remote(output) else os.path.dirname(output)
-    return join(folder, os.path.basename(name))
+    """Return where a file stands that was made with a job's first output, or in it, where that is a folder."""
+    return join(place_of(str(row["output"]), row["receipt"] or {}), os.path.basename(name))
 
 
 def _files(row: Mapping[str, Any]) -> list[FileRecord]:
-    return files_written(*receipts_of(row["receipt"]))
+    return files_kept(row["receipt"])
 
 
 def _with_sha256(receipt: Receipt, files: Mapping[str, str]) -> Receipt:

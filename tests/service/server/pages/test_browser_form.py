@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from safetensors.numpy import load_file
 
 from helpers.browser import check_access, chromium, look, reach, signed_in
 from helpers.merged_adapters import assert_alike, converted, with_peft
@@ -174,3 +176,68 @@ def test_an_adapter_is_sent_and_merged_and_a_size_is_asked_for(page: Page, serve
     expect(page.locator(".badge").first).to_have_text("proved", timeout=90_000)
     check_access(page)
     look(page, "model-sized", tmp_path)
+
+
+def test_a_folder_by_keyboard_with_what_goes_with_its_format(page: Page, server: Server, tmp_path: Path) -> None:
+    page.goto(page.url + "add")
+    reach(page, "#path")
+    page.keyboard.type(str(server.data.parent / "archive" / "k256"))
+    reach(page, ".options > summary")
+    page.keyboard.press("Enter")
+    expect(page.locator("#dtype")).to_be_hidden()
+    expect(page.locator("#split_max_tensors")).to_be_visible()
+    page.locator("#outtype").select_option("iq2_xs")
+    reach(page, "#to")
+    page.keyboard.type("MLX")
+    expect(page.locator("#to")).to_have_value("mlx")
+    expect(page.locator("#outtype")).to_have_value("keep")  # of those that MLX has groups for
+    expect(page.locator("#further")).to_be_hidden()
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#to")).to_have_value("safetensors")
+    for name in ("outtype", "further", "split_max_tensors", "pure", "imatrix", "mmproj"):
+        expect(page.locator(f"#{name}")).to_be_hidden()
+    expect(page.get_by_role("group", name="Importance matrix")).to_be_hidden()
+    for name in ("dtype", "max_shard_size", "arch", "no_vocab", "witness"):
+        expect(page.locator(f"#{name}")).to_be_visible()
+    reach(page, "#verify")
+    page.keyboard.type("fast")
+    reach(page, "#dtype")
+    page.keyboard.type("f16")
+    reach(page, "#max_shard_size")
+    page.keyboard.type("200K")
+    check_access(page)
+    look(page, "form-folder", tmp_path)
+    reach(page, "#path")
+    page.keyboard.press("Enter")
+
+    page.wait_for_url("**/plans/*")
+    expect(page.locator(".lines ins")).to_contain_text("k256-safetensors · Hugging Face folder, llama, F16")
+    expect(page.get_by_text("Compare the sizes of")).to_have_count(0)
+    page.locator("section.panel > details > summary").first.click()
+    expect(page.locator("#c-to")).to_have_value("safetensors")
+    expect(page.locator("#c-max_shard_size")).to_have_value("200K")
+    expect(page.locator("#c-outtype")).to_be_hidden()
+    check_access(page)
+    look(page, "plan-folder", tmp_path)
+    page.get_by_role("button", name="Convert 1 model").click()
+    page.wait_for_url("**/models/*")
+    expect(page.get_by_role("heading", name="Proved files")).to_be_visible(timeout=60_000)
+    names = page.locator(".file b").all_inner_texts()
+    assert "k256-safetensors" in names and "ggferry.receipt.json" in names and "model.safetensors.index.json" in names
+    expect(page.get_by_text(re.compile(r"SHA-256 [0-9a-f]{64} *model-00001-of")).first).to_be_visible(timeout=20_000)
+    check_access(page)
+    look(page, "model-folder", tmp_path)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download all files as one tar file").click()
+    assert download.value.suggested_filename == "k256-safetensors.tar"
+    with tarfile.open(download.value.path()) as tar:
+        tar.extractall(tmp_path, filter="data")
+    folder = tmp_path / "k256-safetensors"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names[1:])
+    assert {str(kind) for _, kind in _types(folder)} == {"float16"}
+
+
+def _types(folder: Path) -> Iterator[tuple[str, object]]:
+    """The tensors of a folder with their types, as the library reads them."""
+    for path in folder.glob("*.safetensors"):
+        yield from ((name, tensor.dtype) for name, tensor in load_file(path).items())

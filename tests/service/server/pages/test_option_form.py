@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ggferry.converters.conversion.options import OPTIONS, PLAN_NAMES, Heading, options_of
+from ggferry.converters.conversion.options import FORMATS, OPTIONS, PLAN_NAMES, Heading, options_of
 from ggferry.formats.errors import EncodingError, GgferryError, UsageError
 from ggferry.service.records.option_paths import with_paths
 from ggferry.service.server.pages import render
@@ -25,6 +25,7 @@ from ggferry.service.server.pages.option_form import (
 )
 from ggferry.service.server.pages.plan_pages import AddPage
 from ggferry.service.server.pages.views import Shell
+from ggferry.service.workers.analyze import check_recipe
 
 
 class Fields(HTMLParser):
@@ -64,7 +65,7 @@ class Fields(HTMLParser):
 def test_every_option_of_a_plan_has_one_control() -> None:
     form = form_of({})
     names = [control.name for group in form.groups for control in group.controls]
-    assert sorted([*names, "outtype", "verify"]) == sorted([*PLAN_NAMES, "like"])
+    assert sorted([*names, "to", "outtype", "verify"]) == sorted([*PLAN_NAMES, "like"])
     titles = [group.title for group in form.groups]
     assert titles == [each.value for each in Heading if each.value in titles], "the order of --help"
     text = render.page("add", Shell(), add=AddPage(form=form))
@@ -116,11 +117,31 @@ def test_every_option_of_convert_is_in_the_form_or_left_out_with_a_reason() -> N
     printed -= {"--help", "--quiet", "--verbose", "--log-json"}
     assert printed <= flags.keys() and {flags[flag] for flag in printed} == {*flags.values()}
     form = form_of({})
-    offered = {control.name for group in form.groups for control in group.controls} | {"outtype", "verify"}
+    offered = {control.name for group in form.groups for control in group.controls} | {"to", "outtype", "verify"}
     assert offered.isdisjoint(LEFT_OUT)
     missing = {*flags.values()} - offered
     assert missing == LEFT_OUT.keys()
     assert all(len(why.split()) > 3 for why in LEFT_OUT.values())
+
+
+def test_a_control_is_shown_with_the_formats_that_take_it() -> None:
+    """As the check of a request has it, which the command line makes, too."""
+    form, given = form_of({"to": "mlx"}), {"dtype": "f16", "max_shard_size": 5, "pure": True, "trim_vocab": True}
+    given |= {"arch": "llama", "allow_requantize": True, "dequantize": True, "metadata": {"general.license": "mit"}}
+    controls = {control.name: control for group in form.groups for control in group.controls}
+    for name, value in given.items():
+        for to in FORMATS:
+            try:
+                check_recipe("x", {"to": to, name: value})
+                is_taken = True
+            except UsageError as error:
+                assert " is for --to " in error.message
+                is_taken = False
+            assert is_taken is (to in (controls[name].formats or FORMATS)), (name, to)
+    types = dict(form.outtypes)
+    assert types["q8_0"] == ("gguf", "mlx", "whisper.cpp") and types["iq2_xs"] == ("gguf",) and types["keep"] == FORMATS
+    text = render.page("add", Shell(), add=AddPage(form=form))
+    assert '<option value="mlx" selected>MLX folder</option>' in text and 'data-for="safetensors mlx"' in text
 
 
 def test_what_cannot_be_read_stays_as_it_was_typed() -> None:
@@ -143,7 +164,8 @@ def test_metadata_that_is_none(text: str) -> None:
 
 
 def test_a_form_that_is_sent_back_states_the_same_options() -> None:
-    for options in (EVERY, {"outtype": "keep"}):
+    folder = {"outtype": "keep", "to": "safetensors", "dtype": "bf16", "max_shard_size": "2GB"}
+    for options in (EVERY, {"outtype": "keep"}, folder, {"outtype": "q8_0", "to": "mlx"}):
         text = render.page("add", Shell(), add=AddPage(form=form_of(options)))
         form = text[text.index("data-plan-form") :]
         pairs = Fields(form[: form.index("</form>")]).pairs

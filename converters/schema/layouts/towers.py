@@ -6,19 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.schema.expressions import evaluate
-from ggferry.converters.schema.layouts import (
-    Arithmetic,
-    Layout,
-    Pointwise,
-    Rearrange,
-    Reshape,
-    Rowwise,
-    Shape,
-    Sizes,
-    Then,
-    row_count,
-)
-from ggferry.converters.schema.partial_layouts import Columns
+from ggferry.converters.schema.layouts.base import Arithmetic, Layout, Rowwise, Shape, Sizes, Then, row_count
+from ggferry.converters.schema.layouts.columns import Columns
+from ggferry.converters.schema.layouts.order import Rearrange
+from ggferry.converters.schema.layouts.parts import Reshape
+from ggferry.converters.schema.layouts.values import Pointwise
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 

@@ -1,0 +1,1 @@
+"""How tensors of a source dialect become tensors of GGUF."""
