@@ -27,7 +27,10 @@ def yarn_ramp(values: Values) -> None:
     if values.get("rope_truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, values["n_rot"] - 1)
-    pairs = range(values["n_rot"] // 2)
+    last = values["n_rot"] // 2 - 1
+    # Ramps that differ at all differ at the first pair, at the last or at the first above `low`; as many pairs as a
+    # configuration says may be more than a memory holds.
+    pairs = [pair for pair in {0, math.floor(low) + 1, last} if 0 <= pair <= last]
 
     def ramp(width: float) -> list[float]:
         return [min(max((pair - low) / width, 0), 1) for pair in pairs]
