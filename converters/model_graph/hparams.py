@@ -27,6 +27,7 @@ from ggferry.formats.errors import (
     UsageError,
 )
 from ggferry.formats.gguf.values import ValueType
+from ggferry.formats.limits import MAX_LAYERS
 from ggferry.support.records import dataclass
 
 
@@ -99,9 +100,8 @@ class Solver:
         self.dialect = dialect
         self.values: dict[str, Param] = {}
         self.sizes: dict[str, Any] = {}
-        self._lists = frozenset(
-            param.name for param in architecture.hparams if param.length in {"n_layer", *architecture.blocks.values()}
-        )
+        self._counts = frozenset({"n_layer", *architecture.blocks.values()})
+        self._lists = frozenset(param.name for param in architecture.hparams if param.length in self._counts)
         self.notes: list[str] = []
         self.statements = Statements(checkpoint, dialect, architecture.name, of_text=not architecture.projector)
         self._take_overrides(overrides)
@@ -166,7 +166,17 @@ class Solver:
             self._learn(name, Param(False, "its biases are zeros"))
 
     def _learn(self, name: str, param: Param) -> None:
-        """Record a value. Sizes are kept apart because shapes ask for them a thousand times in a model."""
+        """Record a value. Sizes are kept apart because shapes ask for them a thousand times in a model.
+
+        Raises OutOfRangeError for more blocks than any model has, since derivations make an item for each.
+        """
+        if name in self._counts and isinstance(param.value, int) and param.value > MAX_LAYERS:
+            raise OutOfRangeError(
+                f"{name} ({param.origin})",
+                path=self.checkpoint.path,
+                found=param.value,
+                expected=f"{MAX_LAYERS} or fewer",
+            )
         self.values[name] = param
         if is_size(param.value):
             self.sizes[name] = param.value

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.model import Model
-from ggferry.formats.errors import UnsupportedError
+from ggferry.formats.errors import OutOfRangeError, UnsupportedError
+from ggferry.formats.limits import MAX_WIDTH
 from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
@@ -49,11 +50,15 @@ def rotation(model: Model, count: int, windowed: bool = False, at: Tensor | None
 
 
 def rotate(x: Tensor, turn: Rotation, style: str) -> Tensor:
-    """Return x `(tokens, heads, width)` with the first n_rot columns of each head rotated. `style` is `Model.rope`."""
+    """Return x `(tokens, heads, width)` with the first n_rot columns of each head rotated. `style` is `Model.rope`.
+
+    Raises OutOfRangeError where a head is narrower.
+    """
     if turn is None:
         return x
     cos, sin = (part[:, None, :] for part in turn)
     n_rot = 2 * cos.shape[-1]
+    _check_width(n_rot, x.shape[-1])
     rest = x[..., n_rot:]
     if style == "pairs":
         a, b = x[..., 0:n_rot:2], x[..., 1:n_rot:2]
@@ -66,12 +71,20 @@ def rotate(x: Tensor, turn: Rotation, style: str) -> Tensor:
 
 def rotate_last(x: Tensor, turn: Rotation, style: str) -> Tensor:
     """Return x as `rotate` does, but with the last n_rot columns of each head rotated."""
-    rest = x.shape[-1] - (0 if turn is None else 2 * turn[0].shape[-1])
+    n_rot = 0 if turn is None else 2 * turn[0].shape[-1]
+    _check_width(n_rot, x.shape[-1])
+    rest = x.shape[-1] - n_rot
     return torch.cat((x[..., :rest], rotate(x[..., rest:], turn, style)), -1)
+
+
+def _check_width(n_rot: int, width: int) -> None:
+    if n_rot > width:
+        raise OutOfRangeError("rotated dimensions of a head", found=n_rot, expected=f"{width} or fewer")
 
 
 def _plain(n_rot: int, base: float) -> Tensor:
     """Return base^(-2i / n_rot), float64 `(n_rot / 2,)`."""
+    _check_width(n_rot, MAX_WIDTH)
     return torch.pow(float(base), -torch.arange(0, n_rot, 2, dtype=torch.float64) / n_rot)
 
 

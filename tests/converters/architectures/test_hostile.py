@@ -13,9 +13,9 @@ import pytest
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import understand
-from ggferry.formats.gguf.values import Value
+from ggferry.formats.gguf.values import Value, ValueType, u32
 from helpers.hostile import GGUF, JSON, answers
-from helpers.tiny_models import make, write
+from helpers.tiny_models import TINY, make, write
 
 QUICK = ("llama yarn", "phi3 longrope", "gemma3, old", "deepseek v3", "mamba2", "falcon mamba", "rwkv", "gpt2",
          "falcon rw")
@@ -70,6 +70,30 @@ def test_any_configuration(name: str, tries: int, tmp_path: Path) -> None:
             at = at[key]
         at[place[-1]] = value
         answers(replace(checkpoint, metadata=config), (place, value))
+
+
+@pytest.mark.slow
+@pytest.mark.unix
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_numbers_larger_than_any_memory(name: str, tmp_path: Path) -> None:
+    import resource  # not on Windows
+
+    make(name, tmp_path)
+    checkpoint = open_checkpoint(str(tmp_path))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for place in places(dict(checkpoint.metadata)):
+        config = copy.deepcopy(dict(checkpoint.metadata))
+        at = config
+        for key in place[:-1]:
+            at = at[key]
+        if type(at[place[-1]]) is int:
+            at[place[-1]] = 2**32 - 2
+            answers(replace(checkpoint, metadata=config), place)
+    of_gguf = open_checkpoint(str(write(understand(checkpoint), tmp_path / "x.gguf")))
+    for key, value in of_gguf.metadata.items():
+        if not key.startswith("tokenizer.") and getattr(value, "type", None) is ValueType.UINT32:
+            answers(replace(of_gguf, metadata={**of_gguf.metadata, key: u32(2**32 - 2)}), key)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)  # KiB
 
 
 @pytest.mark.sampled(3)
