@@ -5,11 +5,18 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+# a third of the suite's time else: every process that a test starts would compile what it imports
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# of jsonschema, which mistral_common asks for: seconds of an import for a format that no test has
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 from helpers import as_system
 

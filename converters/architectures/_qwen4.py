@@ -58,6 +58,8 @@ def _modules(values: Values) -> int:
 
 def _layer(values: Values) -> int:
     """The block with hashed embeddings. Raises ValueError for one that attends: only linear attention keeps states."""
+    if not values["ple_layers"]:
+        raise ValueError("ple.layers names no block")
     found, recurrent = int(values["ple_layers"][0]), values["recurrent"]
     if found < len(recurrent) and not recurrent[found]:
         raise ValueError(f"hashed embeddings in block {found}, which attends")
@@ -126,7 +128,9 @@ def hash_columns(values: Values) -> int:
 
 
 def multipliers(values: Values) -> tuple[int, ...] | None:
-    """ple.layer_multipliers, of the seed that is stated."""
+    """ple.layer_multipliers, of the seed that is stated. Raises ValueError for longer sequences than there can be."""
+    if values["ngram_size"] > MOST_HEADS + 1:
+        raise ValueError(f"sequences of {values['ngram_size']} tokens")
     return multipliers_of(values.get("seed", SEED), values["n_vocab"], values["ngram_size"])
 
 

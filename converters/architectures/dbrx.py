@@ -31,7 +31,7 @@ HPARAMS = (
     replace(common.N_HEAD, fields={"hf": "n_heads|num_attention_heads"}),
     replace(common.N_HEAD_KV, fields={"hf": "attn_config.kv_n_heads|num_key_value_heads"}),
     replace(common.HEAD_DIM, fields={}, derive="n_embd / n_head"),
-    replace(common.HEAD_DIM_V, fields={}, derive="n_embd / n_head"),
+    replace(common.HEAD_DIM_V, fields={}, derive="n_embd / n_head", check="head_dim_v == head_dim"),
     HParam("eps", "attention.layer_norm_epsilon", common.F32,
            defaults=(Default(1e-5, "torch's default, which transformers takes", dialect="hf"),)),
     replace(rope.BASE, fields={"hf": "rope_parameters.rope_theta|attn_config.rope_theta"}), *rope.ROPE[1:],

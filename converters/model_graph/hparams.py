@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -374,7 +375,11 @@ class Solver:
         return False
 
     def _check(self, filled: Sequence[Slot]) -> None:
-        """Compare every tensor's shape with the declared one: the stated sizes and the tensors must agree."""
+        """Compare every tensor's shape with the declared one: the stated sizes and the tensors must agree.
+
+        A tensor that several roles share has no element that none of them takes.
+        """
+        parts: dict[str, tuple[TensorRef, list[int]]] = {}
         for slot in filled:
             try:
                 shape = bound_shape(self.checkpoint, slot, self.sizes)[1]
@@ -391,6 +396,11 @@ class Solver:
                 raise shape_error(self.checkpoint, slot.refs[0], f"does not fit its role {slot.role.name}", words)
             if 0 in shape:
                 raise self._nothing(slot)
+            for ref in slot.refs:
+                parts.setdefault(ref.name, (ref, []))[1].append(math.prod(shape if len(slot.refs) == 1 else ref.shape))
+        for ref, sizes in parts.values():
+            if len(sizes) > 1 and sum(sizes) < math.prod(ref.shape):
+                raise shape_error(self.checkpoint, ref, f"has {math.prod(ref.shape) - sum(sizes)} elements in no part")
 
     def _nothing(self, slot: Slot) -> OutOfRangeError:
         """Return the error for a tensor without elements: the hparams that cause it, and where they are stated."""
