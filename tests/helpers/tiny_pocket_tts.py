@@ -22,28 +22,47 @@ PREFIX = "flow_lm.transformer.layers"
 
 @dataclass(frozen=True)
 class Shape:
-    """One model: how wide it is and its network, its heads of 64, whether there is a row before a voice, the width of
-    what latents are made of where it has its own."""
+    """One model: how wide it is and its network, how many heads of keys it has, whether there is a row before a voice,
+    the width of what latents are made of where it has its own; its heads and base, and how a user says these."""
 
     width: int = 128
     hidden: int = 160
     heads_kv: int | None = None
     voice: bool = True
     z_dim: int | None = None
+    head: int = 64
+    base: int = 10_000
+    hparams: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        """What stands before a voice, where there is that, texts, and the latent with which sound begins."""
+        voice = [PIECES + 1] if self.voice else []
+        return [*voice, 5, 17, 351, 90, 5, 260, 3, PIECES + 1 + len(voice)]
 
 
 VARIANTS = {
     "plain": Shape(),
-    "grouped": Shape(256, 96, heads_kv=2),
+    "grouped": Shape(192, 96, heads_kv=1),
     "unvoiced": Shape(voice=False),
     "projected": Shape(z_dim=24),
+    "narrow": Shape(head=32, hparams=(("attention.head_count", "4"),)),
+    "narrower": Shape(head=16, hparams=(("attention.key_length", "16"),)),
+    "base": Shape(base=70, hparams=(("rope.freq_base", "70"),)),
 }
+EVERY = 8
+"""Of the columns of states, the fixture has one in so many."""
 
 
-def tensors(shape: Shape = VARIANTS["plain"], head: int = 64) -> dict[str, np.ndarray]:
+def recorded() -> dict[str, np.ndarray]:
+    """What the publisher's classes compute of `Shape.tokens`, float32 `(tokens, columns / EVERY)` for each variant."""
+    return dict(np.load(FIXTURES / "pocket-tts/states.npz"))
+
+
+def tensors(shape: Shape = VARIANTS["plain"]) -> dict[str, np.ndarray]:
     """The tensors of the backbone, and a few of what the file leaves out."""
     chance, width = np.random.default_rng(11), shape.width
-    keys = (shape.heads_kv or width // head) * head
+    keys = width if shape.heads_kv is None else shape.heads_kv * shape.head
     made = {
         "flow_lm.bos_emb": (LATENT,),
         "flow_lm.emb_mean": (LATENT,),
