@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from helpers.tiny_pocket_tts import EVERY, LATENT, LAYERS, PIECES, VARIANTS, Shape, tensors
-from helpers.third_party_fixtures import FIXTURES
 from pocket_tts.models.flow_lm import FlowLMModel
 from pocket_tts.modules.stateful_module import StatefulModule, increment_steps, init_states
 from pocket_tts.utils.config import FlowLMConfig
+
+from helpers.third_party_fixtures import FIXTURES
+from helpers.tiny_pocket_tts import EVERY, LATENT, LAYERS, PIECES, VARIANTS, Shape, tensors
 
 
 def publishers(shape: Shape) -> FlowLMModel:

@@ -82,9 +82,14 @@ def tensors(shape: Shape = VARIANTS["plain"]) -> dict[str, np.ndarray]:
     made |= {"flow_lm.z_proj.weight": (shape.z_dim, width)} if shape.z_dim else {}
     for n in range(LAYERS):
         for name, of in {
-            "norm1.weight": (width,), "norm1.bias": (width,), "norm2.weight": (width,), "norm2.bias": (width,),
-            "self_attn.in_proj.weight": (width + 2 * keys, width), "self_attn.out_proj.weight": (width, width),
-            "linear1.weight": (shape.hidden, width), "linear2.weight": (width, shape.hidden),
+            "norm1.weight": (width,),
+            "norm1.bias": (width,),
+            "norm2.weight": (width,),
+            "norm2.bias": (width,),
+            "self_attn.in_proj.weight": (width + 2 * keys, width),
+            "self_attn.out_proj.weight": (width, width),
+            "linear1.weight": (shape.hidden, width),
+            "linear2.weight": (width, shape.hidden),
         }.items():
             made[f"{PREFIX}.{n}.{name}"] = of
     return {name: _random(chance, name, of) for name, of in made.items()}
