@@ -17,7 +17,7 @@ from ggferry.converters.schema.layouts.parts import Share, Split
 from ggferry.converters.schema.layouts.projected import WithLatent
 from ggferry.converters.schema.roles import block, roles, varied
 
-_ALL = "in all 27 configurations of pocket-tts 4.0.1; nothing beside the weights says it"
+_ALL = "in all 27 configurations of pocket-tts 4.0.1; its YAML, which says it, is no part of a checkpoint and not read"
 HPARAMS = (
     replace(common.N_VOCAB, fields={}),
     replace(common.N_CTX, fields={}, defaults=(
@@ -70,8 +70,8 @@ _HF = Dialect(
     caveats=(
         Caveat("n_embd > 0", "the last row of token_embd.weight is computed: the latent with which sound begins, "
                "through the matrix before the blocks"),
-        Caveat("n_embd > 0", "this file is the backbone: llama.cpp makes sound of its states with an mmproj file, of the "
-               "encoder of voices, the flow net and the codec, which is not written"),
+        Caveat("n_embd > 0", "this file is the backbone: llama.cpp makes sound of its states with an mmproj file, of "
+               "the encoder of voices, the flow net and the codec, which is not written"),
     ),
 )
 

@@ -7,8 +7,8 @@ _SOUND = (
     "are computed by nothing here, so that no file could be proved"
 )
 _LATENTS = (
-    "its encoder of voices, its flow net and its codec, which llama.cpp reads of an mmproj file, are computed by nothing "
-    "here, so that no file could be proved"
+    "its encoder of voices, its flow net and its codec, which llama.cpp reads of an mmproj file, are computed by "
+    "nothing here, so that no file could be proved"
 )
 _RADIO = (
     "a tower that no text model stands behind: llama.cpp's converter knows the class, and takes none of its tensors"
