@@ -233,16 +233,12 @@ SPEECH = (
          "_IN, Share(_QUERIES, 1, 2)"),
         ("heads of 32", "pocket tts", "recorded", "Default(64, _ALL)", "Default(32, _ALL)"),
         ("another rotary base", "pocket tts", "recorded", "Default(10000.0, _ALL)", "Default(70.0, _ALL)"),
-        ("norms exchanged", "pocket tts", "recorded", '"attn_norm", "norm1"', '"attn_norm", "norm2"'),
+        ("one norm for both", "pocket tts", "reading", '"attn_norm", "norm1"', '"attn_norm", "norm2"'),
     ),
     *among(
         "converters.schema.layouts.parts",
         ("keys begin among the queries", "pocket tts", "logits", "first = int(self.start) + self.number",
          "first = self.number"),
-    ),
-    *among(
-        "converters.tokenizers.latent_tokens",
-        ("the first latent by another name", "pocket tts", "reading", '"<|audio_bos|>"', '"<|pad|>"'),
     ),
 )
 
