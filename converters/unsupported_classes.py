@@ -23,8 +23,6 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 REASONS: Mapping[str, str] = {
     "DistilBertForSequenceClassification": "its classifier has a ReLU, for which llama.cpp has no word",
-    "PocketTTSModel": "it makes sound: llama.cpp reads a file of its backbone (pockettts) beside one of what makes "
-    "waves of its latents; nothing here computes it, so that no file could be proved",
     "Rwkv5ForCausalLM": "no GGUF architecture has RWKV-5's time mix: llama.cpp knows RWKV-6 and RWKV-7",
     "NanoChatForCausalLM": "no GGUF architecture norms without weights, turns before it norms queries and keys, "
     "squares a relu and caps logits",

@@ -16,7 +16,7 @@ from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.schema.layouts.base import SAME, Layout, Rowwise, Then, row_count
 from ggferry.converters.schema.layouts.columns import SideBySide
 from ggferry.converters.schema.layouts.parts import BehindZeros, Reshape, Row, Transpose
-from ggferry.converters.schema.layouts.projected import Projected
+from ggferry.converters.schema.layouts.projected import ComputedRows
 from ggferry.converters.schema.layouts.towers import Joined, Resampled
 from ggferry.converters.schema.layouts.values import Scaled
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -232,7 +232,7 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
             return _resampled(checkpoint, node, layout, start, stop)
         case BehindZeros():
             return _behind_zeros(checkpoint, node, layout, start, stop)
-        case Projected():
+        case ComputedRows():
             return layout.rows(
                 lambda number, first, last: values_of(checkpoint, node.inputs[number], first, last),
                 tuple(ref.shape for ref in node.inputs),

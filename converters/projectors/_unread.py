@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
-_TALKER = "its mmproj file is of the talker, which is not read"
 _SOUND = (
     "its speaker encoder, its code predictor and what makes waves of codes, which llama.cpp reads of an mmproj file, "
     "are computed by nothing here, so that no file could be proved"
+)
+_LATENTS = (
+    "its encoder of voices, its flow net and its codec, which llama.cpp reads of an mmproj file, are computed by "
+    "nothing here, so that no file could be proved"
 )
 _RADIO = (
     "a tower that no text model stands behind: llama.cpp's converter knows the class, and takes none of its tensors"
@@ -18,7 +21,7 @@ UNREAD: Mapping[str, str] = {
     "MiMoV2ForCausalLM": "its audio encoder turns sound into codes by a model of its own, in a folder of its own, "
     "which is not read; what its vision encoder's sinks are, three programs compute in three ways",
     "Qwen3TTSForConditionalGeneration": _SOUND,
-    "PocketTTSModel": _TALKER,
+    "PocketTTSModel": _LATENTS,
     "MusicFlamingoForConditionalGeneration": "it turns its states by time, and llama.cpp's musicflamingo is Audio "
     "Flamingo 3",
     "VoxtralRealtimeForConditionalGeneration": "llama.cpp has no audio encoder for a stream",

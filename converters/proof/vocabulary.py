@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from ggferry.converters.metadata.receipt_fields import TokenizerRecord
 from ggferry.converters.proof.raw_vocabulary import check_held, check_raw
-from ggferry.converters.tokenizers.code_tokens import CodeTokens, code_tokens
 from ggferry.converters.tokenizers.compare import compare
+from ggferry.converters.tokenizers.further_tokens import FurtherTokens
 from ggferry.converters.tokenizers.legacy.byte_level import MergeSource
 from ggferry.converters.tokenizers.legacy.check import check_conversion, check_merges
 from ggferry.converters.tokenizers.libraries.cross_check import Agreement, cross_check, texts_of
-from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, reference_of
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, further_tokens, reference_of
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Encoder, Tokenizer, encoder
 from ggferry.formats.checkpoint import Checkpoint
@@ -103,10 +103,10 @@ def _by_library(
     reference, files = reference_of(sides.checkpoint, sides.options)
     if reference is None or files is None:
         return None
-    apart, codes = sides.apart, code_tokens(sides.checkpoint)
-    if codes is not None:  # the library knows the texts alone
-        _check_codes(codes, output, path)
-        source, output, apart = codes.left_out(source), codes.left_out(output), apart | codes.KEYS
+    apart, further = sides.apart, further_tokens(sides.checkpoint)
+    if further is not None:  # the library knows the texts alone
+        _check_further(further, output, path)
+        source, output, apart = further.left_out(source), further.left_out(output), apart | further.KEYS
     texts = texts_of(source, reference.added, depth.pieces, depth.own)
     agreement = cross_check(reference, source, encode, texts, vocabulary=True)
     if not reference.forced:  # --pre: the user overrides the pre-tokenizer of the file
@@ -115,16 +115,16 @@ def _by_library(
     return {**agreement.check.as_dict(), **_notes_of(agreement), "held_against_source": raw}
 
 
-def _check_codes(codes: CodeTokens, output: Tokenizer, path: str) -> None:
-    """Check that the output's last tokens are the codes that the configuration names. Raises VerificationError."""
-    first = len(output.tokens) - len(codes.names)
-    expected = codes.behind(codes.left_out(output))
+def _check_further(further: FurtherTokens, output: Tokenizer, path: str) -> None:
+    """Check that the output's last tokens are those of no text. Raises VerificationError."""
+    first = len(output.tokens) - len(further.names)
+    expected = further.behind(further.left_out(output))
     pairs = zip(output.tokens[first:], expected.tokens[first:], strict=True)
     wrong = next((pair for pair in pairs if pair[0] != pair[1]), None)
     if wrong is not None:
-        raise VerificationError("a token of a code", path=path, found=wrong[0], expected=wrong[1])
+        raise VerificationError("a token of no text", path=path, found=wrong[0], expected=wrong[1])
     if output.to_kv() != expected.to_kv():
-        raise VerificationError("the keys of codes are not the configuration's", path=path)
+        raise VerificationError("the keys of tokens of no text are not the model's", path=path)
 
 
 def _notes_of(agreement: Agreement) -> TokenizerRecord:

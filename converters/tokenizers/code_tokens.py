@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from ggferry.converters.tokenizers.further_tokens import FurtherTokens
 from ggferry.converters.tokenizers.tokenizer import GGML, Tokenizer, TokenType, unique
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import OutOfRangeError
@@ -28,15 +29,13 @@ _SPECIAL = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class CodeTokens:
+class CodeTokens(FurtherTokens):
     """The tokens of codes.
 
     Attributes:
-        names: Text of each.
         eos: The code behind which nothing follows.
     """
 
-    names: tuple[str, ...]
     eos: int
     KEYS: ClassVar[frozenset[str]] = frozenset({f"{GGML}eos_token_id", f"{GGML}add_eos_token"})
 
@@ -64,16 +63,6 @@ class CodeTokens:
                 "suppress_tokens": f"the last {_SPECIAL} codes",
             },
         ).noted(f"{len(texts)} tokens of codes follow those of texts: {texts[0]} … {texts[-1]}, type control")
-
-    def left_out(self, whole: Tokenizer) -> Tokenizer:
-        """Return a vocabulary without these tokens, which stand behind all others."""
-        count = len(whole.tokens) - len(self.names)
-        return replace(
-            whole,
-            tokens=whole.tokens[:count],
-            types=None if whole.types is None else whole.types[:count],
-            scores=None if whole.scores is None else whole.scores[:count],
-        )
 
 
 def code_tokens(checkpoint: Checkpoint) -> CodeTokens | None:

@@ -10,6 +10,8 @@ from ggferry.converters.tokenizers.code_tokens import code_tokens
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.files.rwkv_world import KEY, read_world
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars
+from ggferry.converters.tokenizers.further_tokens import FurtherTokens
+from ggferry.converters.tokenizers.latent_tokens import latent_tokens
 from ggferry.converters.tokenizers.legacy.clip_bpe import of_clip_cpp
 from ggferry.converters.tokenizers.legacy.families import from_family
 from ggferry.converters.tokenizers.legacy.llama import from_raw_vocab
@@ -75,14 +77,19 @@ def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = Vo
         )
     beside = dict(checkpoint.sidecars) | ({"tokenizer.model": options.model} if options.model else {})
     where = find.files_of(options.source) if options.source else beside
-    codes = code_tokens(checkpoint)
-    texts = rows - len(codes.names) if rows and codes else rows
+    further = further_tokens(checkpoint)
+    texts = rows - len(further.names) if rows and further else rows
     try:
         found = find.load(where, rows=texts or None, pre=options.pre, keep_json=options.keep_json, trim=options.trim)
-        return codes.behind(found) if codes else found
+        return further.behind(found) if further else found
     except MissingError as error:
         error.hint = error.hint or "--tokenizer FILE or DIR, or --no-vocab writes the tensors alone"
         raise
+
+
+def further_tokens(checkpoint: Checkpoint) -> FurtherTokens | None:
+    """Return the tokens that follow those of texts, where the model's own files have none of them. Raises as these."""
+    return code_tokens(checkpoint) or latent_tokens(checkpoint)
 
 
 def reference_of(

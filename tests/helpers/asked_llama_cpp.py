@@ -40,11 +40,12 @@ print("ANSWER", json.dumps(rows))
 """
 
 
-def alike(path: Path, tokens: list[int]) -> str:
+def alike(path: Path, tokens: list[int], output: np.ndarray | None = None) -> str:
     """'alike' or 'otherwise', by the log-probabilities of all tokens in the middle and at the end of a text; 'dies'
-    where llama.cpp does not load the file or ends."""
+    where llama.cpp does not load the file or ends. `output`: the matrix by which it makes logits of states."""
     file = open_checkpoint(str(path))
     logits = forward(understand(file), tokens).astype(np.float64)
+    logits = logits if output is None else logits @ output.astype(np.float64).T
     logits = logits - logits.max(-1, keepdims=True)
     ours = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     ends = (len(tokens) // 2, len(tokens))

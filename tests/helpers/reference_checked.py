@@ -26,7 +26,7 @@ HEAD = """\
 """
 TRANSFORMERS = f"transformers {version('transformers')}"
 LLAMA_CPP = f"llama.cpp b{version('xllamacpp').rpartition('.')[2]}"
-QWEN_TTS = "qwen-tts 0.1.1"
+QWEN_TTS, POCKET_TTS = "qwen-tts 0.1.1", "pocket-tts 4.0.1"
 ORACLE, EQUATIONS = "logits recorded with the model", "the published equations"
 _A, _L = "tests/converters/architectures/", "tests/converters/legacy/"
 WITNESSES = {
@@ -51,6 +51,8 @@ WITNESSES = {
     f"{_A}test_codes.py::test_wavtokenizer_as_torch": EQUATIONS,
     f"{_A}test_qwen3_tts.py::test_both_sides_compute_what_the_publishers_classes_do": QWEN_TTS,
     f"{_A}test_qwen3_tts.py::test_llama_cpp_continues_alike": LLAMA_CPP,
+    f"{_A}test_pocket_tts.py::test_both_sides_compute_what_the_publishers_classes_do": POCKET_TTS,
+    f"{_A}test_pocket_tts.py::test_llama_cpp_computes_the_same_probabilities": LLAMA_CPP,
     f"{_A}test_nomic_bert_moe.py::test_nomic_2_by_its_definition": EQUATIONS,
     f"{_A}test_jina_bert_v3.py::test_jina_3_by_its_definition": EQUATIONS,
     f"{_A}test_encoders.py::test_neobert_by_its_definition": EQUATIONS,

@@ -98,6 +98,7 @@ MADE_ARCHITECTURES = {
     "jina-bert-v3": "converters/architectures/test_jina_bert_v3.py",
     "nomic-bert-moe": "converters/architectures/test_nomic_bert_moe.py",
     "nomic-bert": "converters/architectures/test_bert.py",
+    "pockettts": "converters/architectures/test_pocket_tts.py",
     "qwen3tts": "converters/architectures/test_qwen3_tts.py",
     "rwkv7": "converters/architectures/test_rwkv.py",
     "t5encoder": "converters/architectures/test_t5.py",

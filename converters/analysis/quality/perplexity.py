@@ -175,8 +175,9 @@ def passed(graph: ModelGraph, text: Text, numbers: Sequence[int], jobs: int | No
 def vocabulary_of(graph: ModelGraph) -> int:
     """Return the number of tokens a model knows. Raises UnsupportedError where none of them can follow a text."""
     size, result = graph.sizes.get("n_vocab"), result_of(graph)
-    if size is not None and result.name == CODES.name:
-        raise UnsupportedError("no text follows a text: the model gives codes", path=graph.checkpoint.path)
+    if size is not None and (result.name == CODES.name or not result.ranked):
+        given = "codes" if result.ranked else result.name
+        raise UnsupportedError(f"no text follows a text: the model gives {given}", path=graph.checkpoint.path)
     if size is None:
         raise UnsupportedError("no forward pass is known for this architecture", path=graph.checkpoint.path)
     return int(size)

@@ -38,6 +38,36 @@ class Split(Layout):
 
 
 @dataclass(frozen=True, slots=True)
+class Share(Layout):
+    """One of equal parts of the rows from `start` on: keys or values, where the shapes alone say how many there are.
+
+    Attributes:
+        start: The first row of all parts, an expression over hparams.
+        number: Which part, from 0.
+        of: How many there are.
+    """
+
+    start: str | int
+    number: int
+    of: int
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Share(evaluate(self.start, sizes), self.number, self.of)
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        rows = only[0] - int(self.start)
+        if rows < self.of or rows % self.of:
+            raise ValueError(f"{self.of} equal parts of the rows from {self.start} on of {only}")
+        return (rows // self.of, *only[1:])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        inner = math.prod(inputs[0][1:-1]) if len(inputs[0]) > 2 else 1
+        first = int(self.start) + self.number * self.shape(*inputs)[0]
+        return np.zeros_like(rows), rows + first * inner
+
+
+@dataclass(frozen=True, slots=True)
 class Pick(Layout):
     """Rows `start` to `stop` of each of `groups` equal groups, with the groups as the first axis.
 

@@ -1,7 +1,8 @@
-"""Rows of embeddings that a network computes of the source's rows: GGUF has what it gives."""
+"""Rows of embeddings that are computed of the source's rows: GGUF has what comes out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,53 @@ STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Projected(Arithmetic):
+class ComputedRows(Arithmetic):
+    """Base of those that compute rows of embeddings in float64, whichever are asked for, and round them to float32."""
+
+    def apply(self, *arrays: Array) -> Array:
+        shapes = tuple(array.shape for array in arrays)
+        stacked = [array.reshape(-1, array.shape[-1]) for array in arrays]
+        return self.rows(lambda number, start, stop: stacked[number][start:stop], shapes, 0, self.shape(*shapes)[0])
+
+    def rows(self, read: Read, shapes: tuple[Shape, ...], start: int, stop: int) -> Array:
+        """Return rows `start:stop` of the result, float32; of the inputs no more than a few rows are held."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class WithLatent(ComputedRows):
+    """A table, rows of the same width as they are, and behind them what a matrix makes of a vector.
+
+    Pocket TTS: the row before a voice, where it has one, and the latent with which sound begins, which enters the model
+    through a matrix. The inputs are the table, such rows, the matrix, the vector.
+    """
+
+    @property
+    def formula(self) -> str:
+        """What is computed, for receipts, by the numbers of the inputs from the last one."""
+        return "the rows of the tensors but for the last two, then the last but one times the last"
+
+    def shape(self, *inputs: Shape) -> Shape:
+        table, *between, matrix, vector = inputs
+        width = table[-1]
+        single = all(math.prod(shape) == width == shape[-1] for shape in between)
+        if len(table) != 2 or not single or (matrix, len(vector)) != ((width, *vector), 1):
+            raise ValueError(f"a table of embeddings, single rows, a matrix and a vector of {inputs}")
+        return table[0] + len(between) + 1, width
+
+    def rows(self, read: Read, shapes: tuple[Shape, ...], start: int, stop: int) -> Array:
+        count, last = shapes[TABLE][0], len(shapes) - 2
+        parts = [read(TABLE, start, min(stop, count))] if start < count else []
+        parts += [read(at, 0, 1) for at in range(1, last) if start < count + at <= stop]
+        if stop == count + last:
+            latent = read(last + 1, 0, 1)[0].astype(np.float64)
+            steps = (read(last, *step).astype(np.float64) @ latent for step in _steps(shapes[last][0]))
+            parts.append(np.concatenate([*steps])[None].astype(np.float32))
+        return np.concatenate(parts).astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Projected(ComputedRows):
     """Rows of a table through two matrices with biases, SiLU between them; then rows of another table as they are.
 
     Row i of the first becomes W₂·silu(W₁·x + b₁) + b₂ (Qwen3-TTS: texts have embeddings of another width than codes).
@@ -56,13 +103,7 @@ class Projected(Arithmetic):
             raise ValueError(f"tables and network of {inputs} where the configuration says {expected}")
         return int(rows) + int(more), int(columns)
 
-    def apply(self, *arrays: Array) -> Array:
-        shapes = tuple(array.shape for array in arrays)
-        stacked = [array.reshape(1, -1) if array.ndim == 1 else array for array in arrays]
-        return self.rows(lambda number, start, stop: stacked[number][start:stop], shapes, 0, self.shape(*shapes)[0])
-
     def rows(self, read: Read, shapes: tuple[Shape, ...], start: int, stop: int) -> Array:
-        """Return rows `start:stop` of the result, float32; of the inputs no more than a few rows are held."""
         count = shapes[TABLE][0]
         out = np.empty((stop - start, shapes[BELOW][1]), np.float32)
         low = start - start % TILE

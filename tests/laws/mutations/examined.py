@@ -35,7 +35,7 @@ from ggferry.converters.proof.runtime_notes import unexplained
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import GgferryError
-from helpers import packed_fp8_gptq, packed_further, packed_kernels, packed_others, quantized_llama
+from helpers import packed_fp8_gptq, packed_further, packed_kernels, packed_others, quantized_llama, tiny_pocket_tts
 from helpers.next_tokens import predicting
 from helpers.third_party_fixtures import FIXTURES
 from helpers.tiny_models import make, relative
@@ -54,6 +54,7 @@ RECORDED = 2e-6
 """Relative RMS to logits that the programs of 2023 computed, as tests/converters/legacy/test_llama.py has it."""
 CODES_OF_SOUND = [5, 17, 399, 90, 401, 441, 8, 262, 447, 12, 0, 333]
 """What `helpers/make_qwen3_tts_fixtures.py` computes logits of."""
+POCKET_TTS = "pocket tts"
 SECONDS = 30
 """For a witness, who needs one; a mistake may ask for ever."""
 
@@ -64,6 +65,9 @@ def make_model(name: str, path: str) -> dict[str, Any]:
     if model.kind.startswith("fixtures/"):
         found = FIXTURES.parent / model.kind
         (shutil.copytree if found.is_dir() else shutil.copy)(found, path)
+        return {}
+    if model.kind == POCKET_TTS:
+        tiny_pocket_tts.write(Path(path))
         return {}
     if model.kind.startswith("packed "):
         _packed(model.kind.removeprefix("packed "), Path(path))
@@ -171,6 +175,9 @@ def _blake3(path: Path) -> str:
 
 def _not_recorded(kind: str, source: str) -> str | None:
     """'recorded' where our pass over the source does not give the logits that were recorded of it."""
+    if kind == POCKET_TTS:
+        found = forward(graph_of(source), tiny_pocket_tts.Shape().tokens)[:, :: tiny_pocket_tts.EVERY]
+        return "recorded" if relative(tiny_pocket_tts.recorded()["plain"], found) > RECORDED else None
     if (publishers := FIXTURES.parent / kind / "logits.npz").exists():
         found = forward(graph_of(source), CODES_OF_SOUND)
         return "recorded" if relative(np.load(publishers)["plain"], found) > RECORDED else None

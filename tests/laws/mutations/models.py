@@ -68,6 +68,7 @@ MODELS = {
     "llama to q5_0": Model("fixtures/hf/ckpt/llama_k256", outtype="q5_0"),
     "llama of SentencePiece": Model("fixtures/hf/ckpt/llama"),
     "qwen3 tts": Model("fixtures/qwen3-tts"),
+    "pocket tts": Model("pocket tts"),
     "adapter": Model("fixtures/lora/lora_plain"),
     "llama without a base": Model("llama", edits={"rope_parameters": None, "rms_norm_eps": None}),
     "llama of torch": Model("torch views"),

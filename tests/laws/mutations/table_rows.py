@@ -225,6 +225,21 @@ SPEECH = (
         "converters.tokenizers.code_tokens",
         ("the end is the tokenizer's", "qwen3 tts", "reading", '"eos": count + self.eos}', '"eos": count - 1}'),
     ),
+    *among(
+        A + "pockettts",
+        ("rotated in halves", "pocket tts", "recorded", '"rope": "pairs"', '"rope": "halves"'),
+        ("GELU by the error function", "pocket tts", "recorded", '"gelu_tanh"', '"gelu"'),
+        ("keys and values exchanged in GGUF", "pocket tts", "logits", "_IN, Share(_QUERIES, 0, 2)",
+         "_IN, Share(_QUERIES, 1, 2)"),
+        ("heads of 32", "pocket tts", "recorded", "Default(64, _ALL)", "Default(32, _ALL)"),
+        ("another rotary base", "pocket tts", "recorded", "Default(10000.0, _ALL)", "Default(70.0, _ALL)"),
+        ("one norm for both", "pocket tts", "reading", '"attn_norm", "norm1"', '"attn_norm", "norm2"'),
+    ),
+    *among(
+        "converters.schema.layouts.parts",
+        ("keys begin among the queries", "pocket tts", "logits", "first = int(self.start) + self.number",
+         "first = self.number"),
+    ),
 )
 
 SEVERAL = (
