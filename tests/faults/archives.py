@@ -6,6 +6,7 @@ a point is waiting, for a lease to end or for the next try of a job.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -141,6 +142,8 @@ class Archive:
         again, then = self.run(None, 0)
         while again == 1 and "another run" in then and time.monotonic() < deadline:
             again, then = self.run(None, 0)
+        if again == 1 and "--retry-failed" in then and fault.error == errno.EPERM:  # a person puts that right
+            again, then = self._run((*self.command.words, "--retry-failed"))
         if again not in (0, EXISTS):
             wrong.append(f"run again it ends with {again}: {then[-300:]}")
         wrong += [*self._of_sources(finished=True), *self._unlike_the_end(), *self._left_over()]
