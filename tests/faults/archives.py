@@ -1,10 +1,12 @@
 """The commands of archives, which work in several processes: each of their calls is interfered with, too.
 
-Unlike sweep.py this starts the command anew for every point: coordinator and workers load the shim and count together.
+Coordinator and workers load the shim and count together. Several archives are worked on side by side (`Lanes`): most of
+a point is waiting, for a lease to end or for the next try of a job.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,9 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from faults.interference import VARIABLE, Fault, create, shared
 
@@ -26,6 +30,9 @@ EXISTS, SLOW = 7, 120
 STOPS = (0, 1, 3)
 """What a command of an archive ends with when something went wrong that it has words for: a model failed, no access."""
 MODELS = 2
+SIDE_BY_SIDE = 6
+Popen = Callable[..., Any]
+"""subprocess.Popen or launcher.Launcher.popen."""
 _TIMES = re.compile(rb'("(?:seconds|when|date|started|finished|at)[a-z_]*": )[^,}\n]*')
 
 
@@ -56,27 +63,32 @@ COMMANDS = {
 
 
 class Archive:
-    """One command, in a folder of its own."""
+    """One command, in a folder of its own; `popen` starts it."""
 
-    def __init__(self, name: str, library: Path, work: Path) -> None:
+    def __init__(self, name: str, library: Path, work: Path, popen: Popen = subprocess.Popen) -> None:
         self.command, self.folder, self.clean = COMMANDS[name], work / "d", work / "clean"
-        self.file = work / "orders"
-        create(self.file)
+        self.said, self.popen = work / "said", popen
+        create(work / "orders")
         self.environment = {
             **os.environ,
             "LD_PRELOAD": str(library),
-            VARIABLE: str(self.file),
+            VARIABLE: str(work / "orders"),
             "TMPDIR": str(work / "tmp"),
         }
-        os.environ[VARIABLE] = str(self.file)
-        self.orders = shared()
+        self.orders = shared(work / "orders")
         self.orders.folder = os.fsencode(f"{self.folder}/")
         (work / "tmp").mkdir()
         self._make()
         code, said = self.run(None, 0)
         assert code == 0, said
-        self.calls = self.orders.count
         self.after = self.outputs()
+
+    def calls(self, fault: Fault) -> int:
+        """Return how many calls of an undisturbed run a fault can change."""
+        self.lay()
+        code, said = self.run(fault, 0)
+        assert code == 0, said
+        return int(self.orders.count)
 
     def _make(self) -> None:
         """What lies there before the command runs, kept to be laid out again."""
@@ -104,15 +116,16 @@ class Archive:
 
     def _run(self, words: tuple[str, ...]) -> tuple[int, str]:
         arguments = [sys.executable, "-m", "ggferry", *(word.replace("@", str(self.folder)) for word in words)]
-        child = subprocess.Popen(
-            arguments, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        with self.said.open("wb") as said:
+            child = self.popen(
+                arguments, env=self.environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            )
         try:
-            said = child.communicate(timeout=SLOW)[0].decode(errors="replace")
+            return int(child.wait(timeout=SLOW)), self.said.read_text(errors="replace").strip()
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
-            return 99, f"still running after {SLOW} seconds: {child.communicate()[0].decode(errors='replace')}"
-        return child.returncode, said.strip()
+            child.wait()
+            return 99, f"still running after {SLOW} seconds: {self.said.read_text(errors='replace')}"
 
     def outputs(self) -> dict[str, str]:
         """The digests of what has a final name: outputs, and receipts without times."""
@@ -129,6 +142,8 @@ class Archive:
         again, then = self.run(None, 0)
         while again == 1 and "another run" in then and time.monotonic() < deadline:
             again, then = self.run(None, 0)
+        if again == 1 and "--retry-failed" in then and fault.error == errno.EPERM:  # a person puts that right
+            again, then = self._run((*self.command.words, "--retry-failed"))
         if again not in (0, EXISTS):
             wrong.append(f"run again it ends with {again}: {then[-300:]}")
         wrong += [*self._of_sources(finished=True), *self._unlike_the_end(), *self._left_over()]
@@ -169,26 +184,71 @@ def digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def sweep(name: str, fault: Fault, library: Path, work: Path, points: range | None = None) -> dict[str, Any]:
-    """Interfere with the calls `points` of a command; return how many there were, and what was wrong."""
-    archive = Archive(name, library, work)
-    chosen = range(1, archive.calls + 1)[points.start :: points.step] if points else range(1, archive.calls + 1)
-    started = time.monotonic()
-    wrong = [problem for at in chosen for problem in archive.point(fault, at)]
-    seconds = round(time.monotonic() - started, 1)
-    facts = {"scenario": name, "fault": fault.name, "calls": archive.calls, "points": len(chosen), "seconds": seconds}
-    return {**facts, "wrong": wrong}
+class Interfered(Protocol):
+    """What has calls that a fault can change: an archive, an upload."""
+
+    def calls(self, fault: Fault) -> int: ...
+    def point(self, fault: Fault, at: int) -> list[str]: ...
 
 
-def main() -> None:
-    """python -m faults.archives COMMAND FAULT LIBRARY WORK [EVERY [FROM]]"""
+class Lanes:
+    """Folders side by side in which the calls of one scenario are interfered with; `make` lays out each.
+
+    They serve every fault: what lies there before the command runs is made once.
+    """
+
+    def __init__(self, scenario: str, work: Path, make: Callable[[Path], Interfered]) -> None:
+        self.scenario, self.work, self.make = scenario, work, make
+        self.lanes: list[Interfered] = []
+
+    def _lane(self, number: int) -> Interfered:
+        while len(self.lanes) <= number:
+            folder = self.work / f"{len(self.lanes)}"
+            folder.mkdir(parents=True)
+            self.lanes.append(self.make(folder))
+        return self.lanes[number]
+
+    def sweep(self, fault: Fault, points: slice = slice(None)) -> dict[str, Any]:
+        """Interfere with the calls `points`; return how many there were, and what was wrong."""
+        started = time.monotonic()
+        calls = self._lane(0).calls(fault)
+        chosen = range(1, calls + 1)[points]
+        many = min(SIDE_BY_SIDE, max(1, len(chosen) // 3))
+        lanes, left, wrong = [self._lane(number) for number in range(many)], iter(chosen), list[str]()
+
+        def work(lane: Interfered) -> None:
+            for at in left:
+                wrong.extend(lane.point(fault, at))
+
+        with ThreadPoolExecutor(many) as pool:
+            for done in [pool.submit(work, lane) for lane in lanes]:
+                done.result()
+        facts = {"scenario": self.scenario, "fault": fault.name, "calls": calls, "points": len(chosen)}
+        return {**facts, "seconds": round(time.monotonic() - started, 1), "wrong": wrong}
+
+
+def lanes_of(name: str, library: Path, work: Path, popen: Popen = subprocess.Popen) -> Lanes:
+    """Return where a command of COMMANDS is swept."""
+    return Lanes(name, work, lambda folder: Archive(name, library, folder, popen))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """python -m faults.archives COMMAND,… FAULT,… LIBRARY WORK [EVERY [FROM]]; `upload` is a command, too."""
+    from faults import uploads
     from faults.interference import FAULTS
+    from faults.launcher import Launcher
 
-    name, fault, library, work, *more = sys.argv[1:]
+    names, faults, library, work, *more = arguments
     every, begin = [*map(int, more), *(1, 0)[len(more) :]]
-    found = sweep(name, FAULTS[fault], Path(library), Path(work), range(begin, 1 << 30, every))
-    print(json.dumps(found, indent=1))
+    Path(work).mkdir()
+    launcher = Launcher(Path(library), Path(work))
+    for name in names.split(","):
+        given = Path(library), Path(work, name), launcher.popen
+        lanes = uploads.lanes(*given) if name == "upload" else lanes_of(name, *given)
+        for fault in faults.split(","):
+            print(json.dumps(lanes.sweep(FAULTS[fault], slice(begin, None, every))), flush=True)
+    launcher.close()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

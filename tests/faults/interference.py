@@ -18,17 +18,19 @@ COUNT_ONLY, KILL_BEFORE, KILL_AFTER, FAIL, SHORTEN = range(5)
 
 class Orders(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int) for name in ("armed", "count", "done", "at", "action", "error", "sticky", "no_flags")),
+        *((name, ctypes.c_int) for name in ("armed", "count", "done", "at", "action", "error", "sticky")),
+        *((name, ctypes.c_int) for name in ("no_flags", "counted")),
         ("folder", ctypes.c_char * 512),
         ("log", ctypes.c_char * 512),
     ]
 
     def begin(self, fault: Fault | None, at: int) -> None:
-        """Count anew, and interfere with call number `at`; None: with none."""
+        """Count the calls of a fault's kinds anew, and interfere with number `at`; None: count all, and change none."""
         self.count, self.done, self.at = 0, 0, at
         self.action, self.error, self.sticky = (
             (fault.action, fault.error, fault.sticky) if fault else (COUNT_ONLY, 0, 0)
         )
+        self.counted = fault.counted if fault else 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Fault:
     action: int
     error: int = 0
     sticky: int = 0
+
+    @property
+    def counted(self) -> int:
+        """The kinds of calls that it can change; 0 for all."""
+        return self.sticky or (WRITE if self.action == SHORTEN else 0)
 
     @property
     def kills(self) -> bool:
@@ -93,9 +100,9 @@ def create(path: Path) -> None:
     path.write_bytes(bytes(ctypes.sizeof(Orders)))
 
 
-def shared() -> Orders:
-    """Return the orders of this process and its children, from the file that the environment names."""
-    file = os.open(os.environ[VARIABLE], os.O_RDWR)
+def shared(path: str | Path | None = None) -> Orders:
+    """Return the orders in a file; None: those of this process and its children, which the environment names."""
+    file = os.open(path or os.environ[VARIABLE], os.O_RDWR)
     page = mmap.mmap(file, ctypes.sizeof(Orders))
     os.close(file)
     return Orders.from_buffer(page)

@@ -31,20 +31,23 @@ struct orders {
     int error;          /* errno of a FAIL */
     int sticky;         /* kinds for which every later call fails too, as on a full disk */
     int no_flags;       /* link(2) and the flags of renameat2(2) are unknown, as on some FUSE and NFS mounts */
+    int counted;        /* kinds that count; 0 for all */
     char folder[512];
     char log[512];      /* where each call is written down; empty for nowhere */
 };
 
 static struct orders *orders;
 
-__attribute__((constructor)) static void begin(void) {
-    const char *path = getenv("GGFERRY_FAULTS");
+/* Take orders from a file; a process that was forked for a command of its own calls it. NULL for none. */
+void ggferry_take_orders(const char *path) {
     int file = path ? (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0) : -1;
     if (file < 0) return;
     void *shared = mmap(NULL, sizeof *orders, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (shared != MAP_FAILED) orders = shared;
     syscall(SYS_close, file);
 }
+
+__attribute__((constructor)) static void begin(void) { ggferry_take_orders(getenv("GGFERRY_FAULTS")); }
 
 static int active(void) { return orders && atomic_load(&orders->armed); }
 
@@ -86,6 +89,7 @@ static enum action counted(enum kind kind, const char *name, int at, const char 
     if (!active()) return COUNT_ONLY;
     full = absolute(at, path, buffer, sizeof buffer);
     if (strncmp(full, orders->folder, strlen(orders->folder)) != 0) return COUNT_ONLY;
+    if (orders->counted && !(orders->counted & kind)) return COUNT_ONLY;
     number = atomic_fetch_add(&orders->count, 1) + 1;
     note(number, name, full);
     if (number != orders->at && !(number > orders->at && orders->at > 0 && (orders->sticky & kind))) return COUNT_ONLY;

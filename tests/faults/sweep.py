@@ -125,8 +125,8 @@ class Sweep:
             os._exit(code)
 
     def points(self, fault: Fault) -> list[int]:
-        """The calls to interfere with: all, or those of the kinds that go on failing."""
-        return [at for at, kind in enumerate(self.kinds, 1) if not fault.sticky or fault.sticky & kind]
+        """The calls to interfere with, counted among those that the fault can change."""
+        return [*range(1, 1 + sum(not fault.counted or bool(fault.counted & kind) for kind in self.kinds))]
 
     # --- what must hold -----------------------------------------------------------------------------------------
 

@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import archives, interference, material, uploads
 from faults.interference import FAULTS
+from faults.launcher import Launcher
 from faults.scenarios import SCENARIOS
 
 SWEEP = Path(__file__).with_name("sweep.py")
@@ -126,36 +129,58 @@ def test_every_point(
     check(sweep(scenario, library, models, tmp_path, fault))
 
 
-def archived(command: str, fault: str, library: Path, work: Path, every: int = 1) -> None:
-    work.mkdir()
-    found = archives.sweep(command, FAULTS[fault], library, work, range(every - 1, 1 << 30, every))
-    assert found["points"] >= 1
-    check([found])
+@pytest.fixture(scope="session")
+def launcher(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    started = Launcher(library, tmp_path_factory.mktemp("launcher"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def lanes(
+    library: Path, launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], archives.Lanes]:
+    """Those of a command; every fault takes the same."""
+    work = tmp_path_factory.mktemp("lanes")
+
+    @cache
+    def of(name: str) -> archives.Lanes:
+        if name == "upload":
+            return uploads.lanes(library, work / name, launcher.popen)
+        return archives.lanes_of(name, library, work / name, launcher.popen)
+
+    return of
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "fault", "every"), [("apply-delete-source", "kill", 23), ("apply", "eio", 23), ("recheck", "eio", 5)]
+    ("command", "fault", "points"),
+    [("apply-delete-source", "kill", (4, 23)), ("apply", "eio", (4, 23)), ("recheck", "eio", (1, 5))],
 )
 def test_a_sample_of_all_points_of_an_archive(
-    command: str, fault: str, every: int, library: Path, tmp_path: Path
+    command: str, fault: str, points: tuple[int, int], library: Path, tmp_path: Path
 ) -> None:
-    archived(command, fault, library, tmp_path / "work", every)
+    begin, every = points
+    found = archives.lanes_of(command, library, tmp_path / "w").sweep(FAULTS[fault], slice(begin, None, every))
+    assert found["points"] >= 1
+    check([found])
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("command", archives.COMMANDS)
-def test_every_point_of_an_archive(command: str, fault: str, library: Path, tmp_path: Path) -> None:
-    archived(command, fault, library, tmp_path / "work", every=RAY if command == "apply-ray" else 1)
+def test_every_point_of_an_archive(command: str, fault: str, lanes: Callable[[str], archives.Lanes]) -> None:
+    found = lanes(command).sweep(FAULTS[fault], slice(4, None, RAY) if command == "apply-ray" else slice(None))
+    assert found["points"] or found["calls"] < 5
+    check([found])
 
 
 @pytest.mark.slow
 def test_a_sample_of_all_points_of_an_upload(library: Path, tmp_path: Path) -> None:
-    check([uploads.sweep(FAULTS["kill"], library, tmp_path, range(3, 1 << 30, 90))])
+    check([uploads.lanes(library, tmp_path / "w").sweep(FAULTS["kill"], slice(3, None, 90))])
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_point_of_an_upload(fault: str, library: Path, tmp_path: Path) -> None:
-    check([uploads.sweep(FAULTS[fault], library, tmp_path)])
+def test_every_point_of_an_upload(fault: str, lanes: Callable[[str], archives.Lanes]) -> None:
+    check([lanes("upload").sweep(FAULTS[fault])])

@@ -6,11 +6,13 @@ import hashlib
 import os
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+from faults.archives import Lanes, Popen
 from faults.interference import VARIABLE, Fault, create, shared
 
 from helpers.builders import Llama
@@ -25,17 +27,21 @@ INTERNAL = 500
 class Uploads:
     """One server and its data, begun anew for every point."""
 
-    def __init__(self, library: Path, work: Path) -> None:
-        self.folder, orders = work / "d", work / "orders"
+    def __init__(self, library: Path, work: Path, popen: Popen = subprocess.Popen) -> None:
+        self.folder, orders, self.popen = work / "d", work / "orders", popen
         create(orders)
         self.environment = {"LD_PRELOAD": str(library), VARIABLE: str(orders)}
-        os.environ[VARIABLE] = str(orders)
-        self.orders = shared()
+        self.orders = shared(orders)
         self.orders.folder = os.fsencode(f"{self.folder}/")
         self.content = Llama(kind="F16", version=1).bytes()
         wrong, self.digest = self.attempt(None, 0)
         assert not wrong and self.digest, wrong
-        self.calls = self.orders.count
+
+    def calls(self, fault: Fault) -> int:
+        """Return how many calls of an undisturbed run a fault can change."""
+        wrong, digest = self.attempt(fault, 0)
+        assert not wrong and digest == self.digest, wrong
+        return int(self.orders.count)
 
     def attempt(self, fault: Fault | None, at: int) -> tuple[list[str], str]:
         """Send the model and have it converted; return what was wrong, and the digest of the file that came of it."""
@@ -66,6 +72,7 @@ class Run:
     def __init__(self, uploads: Uploads) -> None:
         self.uploads, self.wrong = uploads, list[str]()
         self.server: Server | None = None
+        self.client = httpx.Client()
         self.token = ""
         self.until = time.monotonic() + SLOW
 
@@ -78,6 +85,7 @@ class Run:
         return self._until(lambda: self._fetched(job))
 
     def end(self) -> None:
+        self.client.close()
         if self.server is not None:
             self.server.stop()
             if "Traceback" in self.server.log.read_text():
@@ -91,10 +99,7 @@ class Run:
             try:
                 if self.server is None or self.server.process.poll() is not None:
                     self._start()
-                headers = {"Authorization": f"Bearer {self.token}"}
-                url = f"{self.server.url}/api/v1" if self.server else "http://127.0.0.1:9"
-                with httpx.Client(base_url=url, headers=headers, timeout=20) as self.client:
-                    found = step()
+                found = step() if self.server is not None else None
                 if found is not None:
                     return found
             except httpx.TransportError:
@@ -107,12 +112,16 @@ class Run:
             self.wrong.append(f"the server ended with {self.server.process.returncode}")
         self.server = None
         try:
-            self.server = start(self.uploads.folder, "-j", "1", **self.uploads.environment)
+            uploads = self.uploads
+            self.server = start(uploads.folder, "-j", "1", popen=uploads.popen, **uploads.environment)
         except AssertionError as error:
             if "Traceback" in str(error) or "internal" in str(error):
                 self.wrong.append(f"the server does not start: {str(error)[-300:]}")
         else:
             self.token = self.token or made_token(self.uploads.folder, "t", "admin")  # an upload is its owner's
+            self.client.close()
+            headers = {"Authorization": f"Bearer {self.token}"}
+            self.client = httpx.Client(base_url=f"{self.server.url}/api/v1", headers=headers, timeout=20)
 
     def _answer(self, method: str, path: str, **more: Any) -> Any:
         answer = self.client.request(method, path, **more)
@@ -172,11 +181,6 @@ class Run:
         return hashlib.blake2b(content.content).hexdigest() if content.is_success else None
 
 
-def sweep(fault: Fault, library: Path, work: Path, points: range | None = None) -> dict[str, Any]:
-    """Interfere with the calls `points`; return how many there were, and what was wrong."""
-    uploads = Uploads(library, work)
-    started, whole = time.monotonic(), range(1, uploads.calls + 1)
-    chosen = whole[points.start :: points.step] if points else whole
-    wrong = [problem for at in chosen for problem in uploads.point(fault, at)]
-    facts = {"scenario": "upload", "fault": fault.name, "calls": uploads.calls, "points": len(chosen)}
-    return {**facts, "seconds": round(time.monotonic() - started, 1), "wrong": wrong}
+def lanes(library: Path, work: Path, popen: Popen = subprocess.Popen) -> Lanes:
+    """Return where uploads are swept."""
+    return Lanes("upload", work, lambda folder: Uploads(library, folder, popen))

@@ -1,11 +1,15 @@
-"""Fuzz one target in this process, guided by coverage (atheris); started by `fuzz.run`.
+"""Fuzz targets, each in a fork of this process, guided by coverage (atheris); started by `fuzz.run`.
 
-Arguments: target, corpus folder, finds folder, then what libFuzzer is given.
+Every line of the standard input is a list in JSON: the file to which stdout and stderr go, target, corpus folder, finds
+folder, then what libFuzzer is given. A line of the standard output answers, when that has ended. A module gets its
+counters once, when it is imported here: for each target anew that took twelve seconds.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import json
 import os
 import resource
 import shutil
@@ -21,27 +25,57 @@ MORE = 1024  # MiB that the cases may take
 
 
 def main() -> None:
-    """Fuzz until libFuzzer ends the process."""
-    name, corpus, finds, *options = sys.argv[1:]
+    """Serve until the standard input ends."""
     # Kernels are compiled by numba from their byte code, which must be as it is.
     with atheris.instrument_imports(include=["ggferry"], exclude=["ggferry.quant.kernels"]):
-        from fuzz.targets import TARGETS
+        import fuzz.targets  # noqa: F401 — before the first fork
 
-        target = TARGETS[name]
-        seeds = Path(corpus)
-        for seed in target.seeds():
-            if len(seed) <= target.most:
-                (seeds / hashlib.sha256(seed).hexdigest()[:16]).write_bytes(seed)
-        words = seeds.parent / f"{name}.dict"
-        words.write_text("".join(f'"{word.replace(chr(34), chr(92) + chr(34))}"\n' for word in target.words))
-        if target.words:
-            options.append(f"-dict={words}")
-        case = _case(target.run, Path(finds))
-        for seed in sorted(seeds.iterdir())[:50]:  # what is imported at first use is instrumented, too
-            case(seed.read_bytes())
-        options.append(f"-rss_limit_mb={_resident() + MORE}")
-        atheris.Setup([name, corpus, f"-artifact_prefix={finds}/", f"-max_len={target.most}", *options], case)
-        atheris.Fuzz()
+        for line in sys.stdin:
+            said, *arguments = json.loads(line)
+            modules = Path(f"{said}.modules")
+            child = os.fork()
+            if child == 0:
+                _said_to(said)
+                try:
+                    _fuzz(modules, *arguments)
+                except BaseException:
+                    traceback.print_exc()
+                    sys.stderr.flush()
+                    os._exit(1)
+                os._exit(0)
+            os.waitpid(child, 0)
+            for name in modules.read_text().split() if modules.exists() else ():  # none where it did not begin
+                importlib.import_module(name)
+            print(flush=True)
+
+
+def _said_to(path: str) -> None:
+    file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, each in enumerate((nothing, file, file)):
+        os.dup2(each, number)
+
+
+def _fuzz(modules: Path, name: str, corpus: str, finds: str, *options: str) -> None:
+    """Fuzz until libFuzzer ends the process; write down which modules of ours the seeds import."""
+    from fuzz.targets import TARGETS
+
+    target = TARGETS[name]
+    seeds = Path(corpus)
+    for seed in target.seeds():
+        if len(seed) <= target.most:
+            (seeds / hashlib.sha256(seed).hexdigest()[:16]).write_bytes(seed)
+    words, given = seeds.parent / f"{name}.dict", [*options]
+    words.write_text("".join(f'"{word.replace(chr(34), chr(92) + chr(34))}"\n' for word in target.words))
+    if target.words:
+        given.append(f"-dict={words}")
+    case = _case(target.run, Path(finds))
+    for seed in sorted(seeds.iterdir())[:50]:  # what is imported at first use is instrumented, too
+        case(seed.read_bytes())
+    modules.write_text("\n".join(each for each in sys.modules if each.startswith("ggferry.")))
+    given.append(f"-rss_limit_mb={_resident() + MORE}")
+    atheris.Setup([name, corpus, f"-artifact_prefix={finds}/", f"-max_len={target.most}", *given], case)
+    atheris.Fuzz()
 
 
 def _case(run, finds: Path):  # type: ignore[no-untyped-def]

@@ -7,12 +7,14 @@ until its budget is spent. The corpus grows in .fuzz/corpus, so that the next ru
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,16 +60,35 @@ def fuzz(name: str, home: Path, seconds: float, cases: int, seed: int = 0) -> tu
     while done < cases and (left := seconds - (time.monotonic() - begun)) > 1:
         limits = [f"-max_total_time={int(left)}", f"-runs={cases - done}", f"-timeout={SLOW}"]
         limits.append(f"-seed={seed}")
-        command = [sys.executable, "-m", "fuzz.one", name, str(corpus), str(finds), *limits, "-print_final_stats=1"]
-        ended = subprocess.run(
-            command, cwd=ROOT / "tests", env=_environment(), capture_output=True, text=True, check=False
-        )
-        counted = _DONE.findall(ended.stderr)
+        said = _run(home / f"{name}.log", name, str(corpus), str(finds), *limits, "-print_final_stats=1")
+        counted = _DONE.findall(said)
         if not counted:
-            raise SystemExit(f"{name} did not run: {ended.stderr[-2000:]}")
+            raise SystemExit(f"{name} did not run: {said[-2000:]}")
         done += int(counted[-1])
-        coverage = max([coverage, *map(int, _COVERAGE.findall(ended.stderr))])
+        coverage = max([coverage, *map(int, _COVERAGE.findall(said))])
     return done, coverage, time.monotonic() - begun
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """Return the process of `fuzz.one` that serves all targets of this one."""
+    command, pipe = [sys.executable, "-m", "fuzz.one"], subprocess.PIPE
+    process = subprocess.Popen(
+        command, cwd=ROOT / "tests", env=_environment(), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+    )
+    atexit.register(process.communicate)  # its input ends, and it does
+    return process
+
+
+def _run(log: Path, *arguments: str) -> str:
+    """Have a target fuzzed; return what was said."""
+    log.unlink(missing_ok=True)
+    server = _server()
+    assert server.stdin and server.stdout
+    print(json.dumps([str(log.absolute()), *arguments]), file=server.stdin, flush=True)
+    if not server.stdout.readline():
+        raise SystemExit("the process that fuzzes has ended")
+    return log.read_text(errors="replace")
 
 
 def found(home: Path, name: str) -> list[Path]:

@@ -67,15 +67,13 @@ class Server:
         return self.process.wait(60)
 
 
-def start(data: Path, *options: str | Path, port: int = 0, **env: str) -> Server:
-    """Start a server and wait until it says its link."""
+def start(data: Path, *options: str | Path, port: int = 0, popen: Any = subprocess.Popen, **env: str) -> Server:
+    """Start a server and wait until it says its link; `popen` starts the process."""
     data.mkdir(exist_ok=True, mode=0o700)
     log = data / f"log-{time.monotonic_ns()}"
     command = [sys.executable, "-m", "ggferry", "serve", "--data", str(data), "--port", str(port)]
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, *map(str, options)], stderr=out, stdout=out, env={**os.environ, **SECRETS, **env}
-        )
+        process = popen([*command, *map(str, options)], stderr=out, stdout=out, env={**os.environ, **SECRETS, **env})
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         if '"event": "open"' in log.read_text():
