@@ -21,6 +21,7 @@ from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import InconsistentError, UnexpectedTensorError, UnsupportedError
 from helpers.asked_llama_cpp import alike
+from helpers.models.mistral import GROWING
 from helpers.models.sizes import LONG
 from helpers.sampling import one_in
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
@@ -410,6 +411,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a ramp of yarn that runs backwards, for a short context": (
         "gpt-oss", {"rope_parameters": {**YARN, "truncate": False, "original_max_position_embeddings": 3}},
         "ramp runs backwards"),
+    **{f"a ramp of yarn that runs backwards, for a short context: {name}": (
+        name, {"rope_parameters": {**GROWING, "original_max_position_embeddings": 2}}, "ramp runs backwards")
+       for name in ("mistral4", "deepseek v3", "deepseek v3.2", "glm 5")},
+    "a ramp of yarn that runs backwards, in blocks that compress": (
+        "deepseek v4", {"rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.4},
+            "compress": {**YARN, "rope_theta": 50.0, "partial_rotary_factor": 0.4, "attention_factor": 1.0,
+                         "original_max_position_embeddings": 2}}}, "ramp runs backwards"),
     "a ramp of yarn that runs backwards, by its ends": (
         "llama", {"rope_parameters": {**YARN, "beta_fast": 0.001, "beta_slow": 2.0}}, "ramp runs backwards"),
 }
