@@ -94,6 +94,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "keys of attention beside its section": (
         "mpt", {"attn_clip_qkv": 0.05, "softmax_scale": 0.7, "alibi": False, "alibi_bias_max": 4}
     ),
+    "keys of attention without its section": (
+        "mpt", {"attn_config": GONE, "attn_clip_qkv": 0.05, "softmax_scale": 0.7, "alibi": False, "alibi_bias_max": 4,
+                "attn_qk_ln": True, "prefix_lm": True}
+    ),
     "no gates left out": ("gemma3n shared", {"activation_sparsity_pattern": None}),
     "no multipliers": ("falcon-h1", {"mlp_multipliers": None, "ssm_multipliers": None}),
     "weights of experts normed, says the file": ("deepseek v2", {"norm_topk_prob": True}),
@@ -154,7 +158,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
        for name, key, value in (
            ("gpt2", "layer_norm_eps", 0.5), ("bloom", "norm_epsilon", 0.5), ("nemotron", "layer_norm_eps", 0.5),
            ("falcon 7b", "hidden_act", "gelu_new"), ("starcoder2", "activation_function", "gelu"),
-           ("gptneox", "n_head", 2), ("opt", "n_head", 2), ("mpt", "num_heads", 2))},
+           ("gptneox", "n_head", 2), ("opt", "n_head", 2), ("mpt", "num_heads", 2),
+           *(("bloom", key, 5) for key in ("n_inner", "intermediate_size", "ffn_hidden_size")),
+           *(("mpt", key, 5) for key in ("n_inner", "intermediate_size", "ffn_hidden_size")),
+           ("gptneo", "n_inner", 5))},
     "positions that only another Granite's class leaves out": ("granite", {"position_embedding_type": "nope"}),
     "positions that only another Granite's class leaves out, experts": (
         "granitemoe", {"position_embedding_type": "nope"}),
