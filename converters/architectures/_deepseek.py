@@ -91,7 +91,8 @@ DENSE = (
 )
 ROUTING = (
     common.N_EXPERT, common.N_EXPERT_USED, replace(common.N_FF_EXP, derive=expert_width),
-    HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0),
+    HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0,
+           own_first=True),
     HParam("expert_selection", None, STRING, {"hf": "topk_method"}, words=_SELECTIONS, required=False,
            defaults=(Default("noaux_tc", "as DeepSeek-V3 does", when=_V3, dialect="hf"),
                      Default("greedy", "transformers' default", when="n_expert > 0", dialect="hf"))),
