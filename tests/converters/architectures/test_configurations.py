@@ -73,6 +73,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"keys that the class does not read: {name}": (name, changes) for name, changes in {
         "glm 4.7 flash": {"scoring_func": "softmax", "topk_method": "greedy"},
         "deepseek v3.2": {"scoring_func": "softmax", "topk_method": "greedy"},
+        "glm 5": {"scoring_func": "softmax", "topk_method": "greedy"},
+        "afmoe": {"num_local_experts": 3, "n_shared_experts": 2},
         "mistral4": {"scoring_func": "sigmoid"},
         "bamba": {"position_embedding_type": "nope", "embedding_multiplier": 2.0, "residual_multiplier": 3.0},
     }.items()},
