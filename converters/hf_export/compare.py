@@ -116,8 +116,9 @@ def _before_layout(node: Node, ours: Node) -> list[tuple[Node, Node]]:
     shapes = [[ref.shape for ref in each.inputs] for each in (node, ours)]
     if node.layout != ours.layout or shapes[0] != shapes[1]:
         return [(node, ours)]
-    sides = [[replace(each, shape=ref.shape, inputs=(ref,), layout=SAME) for ref in each.inputs]
-             for each in (node, ours)]
+    sides = [
+        [replace(each, shape=ref.shape, inputs=(ref,), layout=SAME) for ref in each.inputs] for each in (node, ours)
+    ]
     return list(zip(*sides, strict=True))
 
 

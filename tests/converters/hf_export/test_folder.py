@@ -117,8 +117,11 @@ def test_a_checkpoint_becomes_one_of_another_type(tmp_path: Path) -> None:
 def test_what_gguf_multiplies_is_as_the_checkpoint_has_it(name: str, dtype: str, tmp_path: Path) -> None:
     """Factors are not divided out again, which would round; rounding is judged before a decay's exponential."""
     make(name, tmp_path / "hf")
-    export(Request(str(tmp_path / "hf"), str(tmp_path / "out"), to="safetensors", dtype=dtype,
-                   vocab=VocabOptions(none=True)))
+    export(
+        Request(
+            str(tmp_path / "hf"), str(tmp_path / "out"), to="safetensors", dtype=dtype, vocab=VocabOptions(none=True)
+        )
+    )
     before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("hf", "out"))
     assert all(torch.equal(after[key], data.to(after[key].dtype)) for key, data in before.items())
     receipt = json.loads((tmp_path / "out" / FOLDER_RECEIPT).read_text())
