@@ -5,7 +5,7 @@ attend to everything, as those that predict further tokens do.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _kda as kda
 from ggferry.converters.architectures import _nextn as nextn
-from ggferry.converters.schema.architecture import HParam
+from ggferry.converters.schema.architecture import Caveat, HParam
 from ggferry.converters.schema.derivations import Derivation, Values
 
 
@@ -28,6 +28,22 @@ def _padded(name: str) -> Derivation:
         return None if listed is None else (*listed[:count], *([0.0] * (count - len(listed))))
 
     return bounds
+
+
+def limited(values: Values) -> bool:
+    """Return whether a configuration bounds the experts of some block."""
+    found = [values.get(name) or 0 for name in ("expert_limits", "shared_limits", "expert_limit", "shared_limit")]
+    return any(any(each) if isinstance(each, tuple) else each for each in found)
+
+
+# SGLang and vLLM (`_get_swiglu_limit`), with which the publisher serves it, and llama.cpp's `conversion/bailingmoe3.py`
+# read the lists; neither transformers 5.24 (`modeling_bailing_hybrid.py`) nor `modeling_bailing_moe_v3.py` does.
+BOUNDED = Caveat(
+    "limited == 1",
+    "expert_swiglu_limit_list bounds what experts compute: SGLang, vLLM and llama.cpp do so, transformers and the code "
+    "published with the model do not read it, and compute something else: the former are followed",
+    differs_in="transformers",
+)
 
 
 def bounds(name: str, key: str, place: str) -> tuple[HParam, ...]:

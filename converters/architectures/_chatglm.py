@@ -13,6 +13,11 @@ from ggferry.formats.gguf.values import ValueType
 BOOL, F32 = ValueType.BOOL, ValueType.FLOAT32
 
 
+def _beside(param: HParam, place: str) -> HParam:
+    """Return the hparam that the publisher calls `place`, which transformers' class does not read beside its own."""
+    return replace(also_at(param, place), own_first=True)
+
+
 def base(values: Values) -> float:
     """rope.freq_base: that of the configuration, by default 10000, times `rope_ratio`."""
     return float(values.get("base_stated", 10000.0) * values.get("rope_ratio", 1.0))
@@ -31,20 +36,34 @@ ROTARY = (
     *rope.HALF_ROPE[1:],
 )
 HPARAMS = (
-    also_at(common.N_VOCAB, "padded_vocab_size"), also_at(common.N_CTX, "seq_length"), common.N_EMBD,
-    also_at(common.N_LAYER, "num_layers"), also_at(common.N_FF, "ffn_hidden_size"), common.N_HEAD,
+    _beside(common.N_VOCAB, "padded_vocab_size"),
+    _beside(common.N_CTX, "seq_length"),
+    common.N_EMBD,
+    _beside(common.N_LAYER, "num_layers"),
+    _beside(common.N_FF, "ffn_hidden_size"),
+    common.N_HEAD,
     HParam("shares", None, BOOL, {"hf": "multi_query_attention"}, required=False),
     HParam("groups_stated", None, fields={"hf": "multi_query_group_num|num_key_value_heads"}, required=False),
-    replace(common.N_HEAD_KV, fields={}, derive=groups), also_at(common.HEAD_DIM, "kv_channels"),
-    also_at(common.HEAD_DIM_V, "kv_channels"), also_at(common.RMS_EPS, "layernorm_epsilon"), *ROTARY, common.TIED,
+    replace(common.N_HEAD_KV, fields={}, derive=groups),
+    _beside(common.HEAD_DIM, "kv_channels"),
+    _beside(common.HEAD_DIM_V, "kv_channels"),
+    _beside(common.RMS_EPS, "layernorm_epsilon"),
+    *ROTARY,
+    common.TIED,
     HParam("joint", None, BOOL, required=False),
     HParam("biased", None, BOOL, {"hf": "add_qkv_bias|attention_bias"}, required=False),
     # What this graph does not do.
     HParam("all_biased", None, BOOL, {"hf": "add_bias_linear"}, words={False: False}, required=False),
     HParam("rms", None, BOOL, {"hf": "rmsnorm"}, words={True: True}, required=False),
     HParam("last_norm", None, BOOL, {"hf": "post_layer_norm"}, words={True: True}, required=False),
-    HParam("post_norm", None, BOOL, {"hf": "apply_residual_connection_post_layernorm"}, words={False: False},
-           required=False),
+    HParam(
+        "post_norm",
+        None,
+        BOOL,
+        {"hf": "apply_residual_connection_post_layernorm"},
+        words={False: False},
+        required=False,
+    ),
     common.SILU,
 )
 
@@ -62,11 +81,16 @@ NAMES = """
 """
 BUFFERS = (Drop("rotary_pos_emb.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True),)
 IGNORED_KEYS = (
-    IgnoredKey("apply_query_key_layer_scaling attention_softmax_in_fp32 fp32_residual_connection bias_dropout_fusion",
-             "how it is computed, not what"),
+    IgnoredKey(
+        "apply_query_key_layer_scaling attention_softmax_in_fp32 fp32_residual_connection bias_dropout_fusion",
+        "how it is computed, not what",
+    ),
     IgnoredKey("original_rope", "the one rotation that there is code for", (True,)),
-    IgnoredKey("pre_seq_len prefix_projection quantization_bit", "of tuning, or of the publisher's own quantization",
-             (0, False)),
+    IgnoredKey(
+        "pre_seq_len prefix_projection quantization_bit",
+        "of tuning, or of the publisher's own quantization",
+        (0, False),
+    ),
     IgnoredKey("tie_word_embeddings", "never", (False,)),
     IgnoredKey("vocab_size", "the tokens there are, and padded_vocab_size the rows", follows="n_vocab"),
 )

@@ -143,7 +143,10 @@ QWEN_WINDOWS = (
 )
 
 # Experts
-N_EXPERT = HParam("n_expert", "expert_count", fields={"hf": "num_local_experts|num_experts|n_routed_experts"}, absent=0)
+N_EXPERT = HParam(
+    "n_expert", "expert_count", fields={"hf": "num_local_experts|num_experts|n_routed_experts"}, absent=0,
+    own_first=True,
+)
 N_EXPERT_USED = HParam(
     "n_expert_used", "expert_used_count", fields={"hf": "num_experts_per_tok"}, absent=0,
     check="n_expert_used <= n_expert and (n_expert == 0 or 0 < n_expert_used)",

@@ -71,7 +71,7 @@ ROTARY = (
     rope.BASE, rope.KIND, rope.STRETCH, rope.ORIGINAL_DECLARED, rope.MAGNITUDE, rope.MSCALE, rope.MSCALE_ALL,
     rope.TRUNCATE, rope.TYPE, rope.FACTOR, rope.ORIGINAL,
     HParam("yarn_log_mul", "rope.scaling.yarn_log_multiplier", F32, derive="@yarn_log_multiplier", absent=0.0),
-    rope.ATTN_FACTOR, rope.BETA_FAST, rope.BETA_SLOW,
+    rope.ATTN_FACTOR, rope.BETA_FAST, rope.BETA_SLOW, rope.RAMP,
     HParam("rope_pairs", None, BOOL, {"hf": "rope_interleave"}, words={True: True}, required=False),
 )
 # The classes of DeepSeek-V3, GLM-4.7-Flash, Youtu and Mistral 4 rotate halves where this is false; graphs rotate pairs.
@@ -91,7 +91,8 @@ DENSE = (
 )
 ROUTING = (
     common.N_EXPERT, common.N_EXPERT_USED, replace(common.N_FF_EXP, derive=expert_width),
-    HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0),
+    HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0,
+           own_first=True),
     HParam("expert_selection", None, STRING, {"hf": "topk_method"}, words=_SELECTIONS, required=False,
            defaults=(Default("noaux_tc", "as DeepSeek-V3 does", when=_V3, dialect="hf"),
                      Default("greedy", "transformers' default", when="n_expert > 0", dialect="hf"))),

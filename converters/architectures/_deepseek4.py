@@ -136,7 +136,7 @@ ROTARY = (
     replace(rope.MAGNITUDE, fields={"hf": _place("attention_factor")}, words={1: 1.0}),
     replace(rope.TRUNCATE, fields={"hf": _place("truncate")}), rope.TYPE, rope.FACTOR, rope.ORIGINAL,
     HParam("rope_attn_factor", None, F32, derive=unscaled),
-    _at(rope.BETA_FAST, "beta_fast"), _at(rope.BETA_SLOW, "beta_slow"),
+    _at(rope.BETA_FAST, "beta_fast"), _at(rope.BETA_SLOW, "beta_slow"), rope.RAMP,
 )
 ATTENTION = """
 attn_q_a.weight            : q_rank n_embd                                  | hf attn.wq_a.weight

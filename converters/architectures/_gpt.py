@@ -33,6 +33,8 @@ N_LAYER = replace(
     own_first=True,
 )
 N_FF = replace(common.N_FF, fields={"hf": "n_inner|intermediate_size|ffn_hidden_size"}, own_first=True)
+N_FF_OF_SHAPES = replace(common.N_FF, fields={})
+"""Of the classes that read no key of it."""
 N_HEAD = replace(
     common.N_HEAD, fields={"hf": "n_head|num_attention_heads|num_heads|n_heads", "ggml": "n_head|n_heads"},
     own_first=True,

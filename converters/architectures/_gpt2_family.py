@@ -117,8 +117,8 @@ BIOGPT_GELU = Default(
     "gelu", "what BioGPT was trained with; the file does not say it, and biogpt.cpp computes its tanh approximation",
     dialect="biogpt.cpp",
 )
-NORMS = {"eps": 1e-5}
-"""Of transformers' code, whatever a configuration says."""
+NORMS = {"eps": 1e-5, "scaled": True}
+"""Of transformers' code, whatever a configuration says: the epsilon of norms, and that scores are divided."""
 BIASES = {"biased": True}
 """Of all classes but OPT's."""
 IGNORED_KEYS = (

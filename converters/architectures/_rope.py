@@ -114,10 +114,10 @@ BETA_SLOW = HParam(
 )
 
 # Of no key: what no file can say is refused.
-_RAMP = HParam("rope_ramp", None, _F32, derive=_ramp, required=False)
+RAMP = HParam("rope_ramp", None, _F32, derive=_ramp, required=False)
 SCALING = (
     STRETCH, ORIGINAL_DECLARED, MAGNITUDE, MSCALE, MSCALE_ALL, TRUNCATE, TYPE, FACTOR, ORIGINAL, ATTN_FACTOR, BETA_FAST,
-    BETA_SLOW, _RAMP,
+    BETA_SLOW, RAMP,
 )
 
 LOW = HParam(

@@ -26,7 +26,7 @@ LISTED_DENSE = (
     HParam("n_dense_stated", None, fields=N_DENSE.fields, required=False), replace(N_DENSE, fields={}, derive=dense),
 )
 N_SHARED = HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0,
-                  defaults=(Default(0, "none is shared"),))
+                  own_first=True, defaults=(Default(0, "none is shared"),))
 GROUPS = (
     HParam("expert_groups", "expert_group_count", fields={"hf": "n_group"}, required=False,
            defaults=(Default(1, "no groups", dialect="hf"),),

@@ -56,6 +56,7 @@ HPARAMS = (
     replace(common.also_at(routed.SIGMOID, "score_function", "moe_router_activation_func"), required=True),
     *bailing.bounds("expert_limit", "swiglu_clamp_exp", "expert_swiglu_limit_list"),
     *bailing.bounds("shared_limit", "swiglu_clamp_shexp", "share_expert_swiglu_limit_list"),
+    HParam("limited", None, BOOL, derive=bailing.limited, required=False),
     HParam("whole_kda", None, BOOL, {"hf": "no_kda_lora"}, words={True: True}, required=False),
     HParam("gate", None, STRING, {"hf": "gated_attention_proj_granularity_type"}, words={"head_wise": "head_wise"},
            required=False),
@@ -99,7 +100,7 @@ SPEC = Architecture(
             drops=(*nextn.dropped(deepseek.DROPS), *half.drop_vision("*visual.*", "linear_proj.*")),
             config_section=half.WITHIN,
             renames=(*half.RENAMES, ("model.layers.{n}.attention.o_proj.", "model.layers.{n}.attention.dense.")),
-            caveats=(deepseek.EPSILON,),
+            caveats=(deepseek.EPSILON, bailing.BOUNDED),
             ignored_keys=(
                 common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED,
                 IgnoredKey("num_key_value_heads", "every head has keys of its own, expanded from one"),

@@ -16,7 +16,7 @@ from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 _CTX = Default(2048, "BLOOM was trained on 2048 tokens, and the source does not say otherwise")
 HPARAMS = (
-    common.N_VOCAB, replace(gpt.N_CTX, defaults=(_CTX,)), gpt.N_EMBD, gpt.N_LAYER, gpt.N_FF, gpt.N_HEAD,
+    common.N_VOCAB, replace(gpt.N_CTX, defaults=(_CTX,)), gpt.N_EMBD, gpt.N_LAYER, gpt.N_FF_OF_SHAPES, gpt.N_HEAD,
     gpt.N_HEAD_KV_WRITTEN, gpt.HEAD_DIM, gpt.EPS,
     HParam("max_alibi", "attention.max_alibi_bias", gpt.F32, absent=8.0),
     # Both branches added to the normed input: no published BLOOM, and no runtime does it.

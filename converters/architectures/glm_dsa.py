@@ -37,7 +37,9 @@ SPEC = Architecture(
     ),
     dialects=(
         Dialect(
-            "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), fixed={"n_head_kv": 1},
+            "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS),
+            # transformers' class reads neither of the latter two keys.
+            fixed={"n_head_kv": 1, "expert_gating": 2, "expert_selection": "noaux_tc"},
             caveats=(*deepseek.CAVEATS, index.WIDTH, deepseek.LOW_RANK, MULTIPLIER),
             ignored_keys=(*deepseek.IGNORED_KEYS, IgnoredKey("indexer_rope_interleave", "always so", (True,))),
         ),

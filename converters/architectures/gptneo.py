@@ -14,7 +14,8 @@ from ggferry.converters.schema.architecture import Architecture, Caveat, Default
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
-    *gpt.SIZES, gpt.N_HEAD_KV, replace(gpt.ATTN_SCALE, required=True, defaults=()),
+    *(common.N_FF if size is gpt.N_FF else size for size in gpt.SIZES),
+    gpt.N_HEAD_KV, replace(gpt.ATTN_SCALE, required=True, defaults=()),
     HParam("n_swa", "attention.sliding_window", fields={"hf": "window_size"}, unrepresentable=0),
     # transformers derives the layers from the types, and takes the layers where both are stated.
     HParam("swa_layers", "attention.sliding_window_pattern", gpt.BOOL, {"hf": "attention_layers|attention_types"},

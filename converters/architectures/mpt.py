@@ -2,7 +2,7 @@
 
 Source: llama.cpp `src/models/mpt.cpp`, `conversion/mpt.py`; MosaicML's remote code (MPTForCausalLM), which honors
 all of its configuration; transformers' MptForCausalLM, which ignores alibi, alibi_bias_max, expansion_ratio, no_bias,
-qk_ln.
+qk_ln. Neither reads keys of attention at the root, where the class before them (MosaicGPT) had them.
 """
 
 from dataclasses import replace
@@ -19,29 +19,29 @@ from ggferry.formats.reader import HeaderLayout, VocabLayout
 _NORMS = dict.fromkeys(("layernorm", "low_precision_layernorm"), "layer")
 # GGUF: llama.cpp's keys, then the specification's for MPT.
 _CLIP = {
-    "hf": "attn_config.clip_qkv|attn_clip_qkv",
+    "hf": "attn_config.clip_qkv",
     "ggml": "clip_qkv",
     "gguf": "attention.clamp_kqv|attention.clip_kqv",
 }
 _ALIBI = {"gguf": "attention.max_alibi_bias|attention.alibi_bias_max"}
 HPARAMS = (
-    *gpt.SIZES,
+    *(gpt.N_FF_OF_SHAPES if size is gpt.N_FF else size for size in gpt.SIZES),
     HParam("n_head_kv", "attention.head_count_kv", fields={"hf": "attn_config.kv_n_heads"}, implied="n_head",
            check="0 < n_head_kv and n_head % n_head_kv == 0"),
     HParam("clamp_kqv", "attention.clamp_kqv", gpt.F32, _CLIP, absent=0.0),
-    HParam("alibi", None, gpt.BOOL, {"hf": "attn_config.alibi|alibi"}, required=False,
+    HParam("alibi", None, gpt.BOOL, {"hf": "attn_config.alibi"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("alibi_stated", None, gpt.F32,
-           {"hf": "attn_config.alibi_bias_max|alibi_bias_max", "ggml": "alibi_bias_max"}, required=False),
+           {"hf": "attn_config.alibi_bias_max", "ggml": "alibi_bias_max"}, required=False),
     HParam("max_alibi", "attention.max_alibi_bias", gpt.F32, _ALIBI, derive=mpt.alibi_bias, absent=0.0),
-    HParam("attn_scale", "attention.scale", gpt.F32, {"hf": "attn_config.softmax_scale|softmax_scale"}, required=False,
+    HParam("attn_scale", "attention.scale", gpt.F32, {"hf": "attn_config.softmax_scale"}, required=False,
            check="attn_scale > 0"),
     HParam("expansion", None, gpt.F32, {"hf": "expansion_ratio|mlp_ratio"}, required=False),
     common.ALWAYS_TIED,
-    HParam("qk_norms", None, gpt.BOOL, {"hf": "attn_config.qk_ln|attn_qk_ln"}, required=False),
+    HParam("qk_norms", None, gpt.BOOL, {"hf": "attn_config.qk_ln"}, required=False),
     # What this graph does not do, and would be done silently.
     HParam("rotated", None, gpt.BOOL, {"hf": "attn_config.rope"}, words=gpt.FALSE, required=False),
-    HParam("prefixed", None, gpt.BOOL, {"hf": "attn_config.prefix_lm|prefix_lm"}, words=gpt.FALSE, required=False),
+    HParam("prefixed", None, gpt.BOOL, {"hf": "attn_config.prefix_lm"}, words=gpt.FALSE, required=False),
     HParam("windowed", None, fields={"hf": "attn_config.sliding_window_size"}, words={-1: 0}, required=False),
     HParam("norm_kind", None, gpt.STRING, {"hf": "norm_type"}, words=_NORMS, required=False),
     HParam("ffn_kind", None, gpt.STRING, {"hf": "ffn_config.ffn_type"}, words={"mptmlp": "mptmlp"}, required=False),

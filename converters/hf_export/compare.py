@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.conversion_plan.grades import Grade
@@ -12,6 +13,7 @@ from ggferry.converters.model_graph.rows import laid_out_values, row_chunks
 from ggferry.converters.proof.compare import Proof, check_accounting, check_decoders, check_hparams, of_texts
 from ggferry.converters.proof.logits import check_logits
 from ggferry.converters.proof.tensors import Sides, TensorProof, check_tensor
+from ggferry.converters.schema.layouts.base import SAME
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.accuracy.bounds import narrowing_bound
 from ggferry.quant.codec import block_type, codec
@@ -66,7 +68,7 @@ def compare(
     with stage(Phase.VERIFYING, source.checkpoint.nbytes) as progress:
         tensors = tuple(
             _rounded(folder, source, node, rounded.get(node.name, values), progress)
-            if node.name in rounded or not node.layout.lossless  # computed there, as BioGPT's scaled embedding is
+            if node.name in rounded or not node.layout.block_safe  # computed there, as BioGPT's scaled embedding is
             else check_tensor([Sides(folder, source)], node.name, jobs, progress)[0]
             for node in source.nodes
         )
@@ -81,14 +83,15 @@ def _rounded(folder: ModelGraph, source: ModelGraph, node: Node, to: Rounded, pr
     Blocks are encoded again from the source: a folder's values must be those of the same blocks.
     """
     ours, largest, error, power = folder.by_name[node.name], 0.0, 0.0, 0.0
-    for start, stop in row_chunks(node, to.kind):
-        expected = laid_out_values(source.checkpoint, node, start, stop)
-        found = laid_out_values(folder.checkpoint, ours, start, stop)
+    sides = [(node, ours)] if to.encoded or ours.layout.lossless else _before_layout(node, ours)
+    for theirs, mine, start, stop in ((*side, *rows) for side in sides for rows in row_chunks(side[0], to.kind)):
+        expected = laid_out_values(source.checkpoint, theirs, start, stop)
+        found = laid_out_values(folder.checkpoint, mine, start, stop)
         apart = np.abs(found.astype(np.float64) - expected)
         if to.encoded:
             differs = not np.array_equal(_as_encoded(to.kind, expected), found)
         else:
-            allowed: Any = narrowing_bound(to.kind.name, np.abs(expected) + (0 if ours.layout.lossless else 1))
+            allowed: Any = narrowing_bound(to.kind.name, np.abs(expected) + (0 if mine.layout.lossless else 1))
             differs = not (apart <= allowed).all()
         if differs:
             raise VerificationError(
@@ -103,6 +106,20 @@ def _rounded(folder: ModelGraph, source: ModelGraph, node: Node, to: Rounded, pr
     _check_error(folder, node, to, relative)
     grade = Grade.ROUNDED if largest else Grade.REPACKED
     return TensorProof(node.name, node.inputs[0].type.name, to.kind.name, grade, largest, relative)
+
+
+def _before_layout(node: Node, ours: Node) -> list[tuple[Node, Node]]:
+    """Return the tensors that two nodes are made of, pair by pair, where they are made of them alike; else the nodes.
+
+    A bound of rounded values says nothing of what is computed of them, as of the exponential of a decay.
+    """
+    shapes = [[ref.shape for ref in each.inputs] for each in (node, ours)]
+    if node.layout != ours.layout or shapes[0] != shapes[1]:
+        return [(node, ours)]
+    sides = [
+        [replace(each, shape=ref.shape, inputs=(ref,), layout=SAME) for ref in each.inputs] for each in (node, ours)
+    ]
+    return list(zip(*sides, strict=True))
 
 
 def _as_encoded(kind: BlockType, values: Floats) -> Floats:

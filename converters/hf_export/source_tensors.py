@@ -28,7 +28,7 @@ from ggferry.converters.model_graph.hparams import is_size
 from ggferry.converters.model_graph.tensor_roles import origin_of, pattern_regex
 from ggferry.converters.schema.architecture import Dialect, From
 from ggferry.converters.schema.expressions import holds, names_in
-from ggferry.converters.schema.layouts.base import Layout, Shape, Then, row_count
+from ggferry.converters.schema.layouts.base import SAME, Layout, Shape, Then, row_count
 from ggferry.converters.schema.layouts.columns import EveryColumn, SideBySide
 from ggferry.converters.schema.layouts.parts import (
     Concat,
@@ -215,10 +215,29 @@ def _tensor(graph: ModelGraph, name: str, uses: Sequence[Use]) -> SourceTensor:
     except (ValueError, UnsupportedError) as error:
         raise UnsupportedError(f"tensor {name!r} cannot be made: {error}", path=graph.checkpoint.path) from None
     steps = [step for use in uses for step in use.steps]
-    layouts = tuple(dict.fromkeys(type(step).__name__ for step in steps if type(step).__name__ != "Same"))
     nodes = tuple({use.node.name: use.node for use in uses}.values())
+    if not all(step.lossless for step in steps) and (own := _as_found(graph, shape, uses)) is not None:
+        return SourceTensor(name, shape, OfNode(graph.checkpoint, own), _plain_type((own,)), nodes, (), True)
+    layouts = tuple(dict.fromkeys(type(step).__name__ for step in steps if type(step).__name__ != "Same"))
     exact = all(step.lossless for step in steps) and all(use.node.layout.lossless for use in uses)
     return SourceTensor(name, shape, rows, _plain_type(nodes), nodes, layouts, exact)
+
+
+def _as_found(graph: ModelGraph, shape: Shape, uses: Sequence[Use]) -> Node | None:
+    """Return the source's own tensor, where every role is made of it just as it is of the one to write; else None.
+
+    What multiplies values, as Falcon-H1's factors, need then not be divided out again, which rounds.
+    """
+    alike = (
+        len(use.node.inputs) == use.count
+        and use.node.inputs[use.number].shape == shape
+        and _steps(use.node.layout, use.number) == use.steps
+        for use in uses
+    )
+    refs = [use.node.inputs[use.number] for use in uses] if all(alike) else []
+    if not refs or refs.count(refs[0]) != len(uses):
+        return None
+    return replace(uses[0].node, shape=shape, inputs=(refs[0],), layout=SAME)
 
 
 def _plain_type(nodes: Sequence[Node]) -> BlockType:

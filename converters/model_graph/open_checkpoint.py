@@ -13,7 +13,7 @@ from functools import cache
 from ggferry.converters.schema.architecture import Architecture
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.modules import with_dense
-from ggferry.formats.errors import UsageError
+from ggferry.formats.errors import CorruptError, UsageError
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.memory_cap import limited
 from ggferry.formats.reader import HeaderLayout, Kind, Reader, find_reader, kind_of
@@ -22,6 +22,7 @@ from ggferry.support.registry import mentioning, scan, single
 _TABLES = "ggferry.converters.architectures"
 _PROJECTORS = "ggferry.converters.projectors"
 _FEW = 8
+GENERATION = "generation_config"
 
 
 @cache
@@ -136,13 +137,31 @@ def _open_packed(reader: Reader, path: str, arch: str | None, config: str | None
 
 def _described(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with what files beside it say, and with the class that its model type decides."""
-    checkpoint = with_dense(checkpoint)
+    checkpoint = with_dense(_without_broken(checkpoint))
     if kind_of(checkpoint.container) is not Kind.TRAINING or "architectures" in checkpoint.metadata:
         return checkpoint
     from ggferry.converters.model_graph.class_defaults.class_of_type import with_class
     from ggferry.converters.trainer_names.recognize import is_of_trainer
 
     return checkpoint if is_of_trainer(checkpoint) else with_class(checkpoint)
+
+
+def _without_broken(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint without a generation_config.json that holds no JSON object, which no model needs.
+
+    transformers passes over it, too (5.17, `GenerationMixin`: an OSError means that there is none).
+    """
+    path = checkpoint.sidecars.get(GENERATION)
+    if path is None:
+        return checkpoint
+    try:
+        load_object(path)
+    except CorruptError as error:
+        kept = {role: file for role, file in checkpoint.sidecars.items() if role != GENERATION}
+        lost = "nothing of it is read, neither settings for sampling nor further ends of a text"
+        note = f"{os.path.basename(path)} is passed over ({error.message}): {lost}"
+        return replace(checkpoint, sidecars=kept, notes=(*checkpoint.notes, note))
+    return checkpoint
 
 
 def _not_for(arch: str | None, path: str, container: str) -> UsageError:

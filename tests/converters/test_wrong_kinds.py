@@ -178,7 +178,6 @@ def test_a_wordpiece_of_the_wrong_kinds_is_refused_by_key(
         ("special_tokens_map.json", ("cls_token",), 7),
         ("generation_config.json", ("eos_token_id",), "x"),
         ("generation_config.json", ("eos_token_id",), [1.5]),
-        ("generation_config.json", (), []),
         ("config.json", ("bos_token_id",), True),
         ("config.json", ("model_type",), 3),
     ],
@@ -190,6 +189,18 @@ def test_sidecars_of_the_wrong_kinds_are_refused_by_key(file: str, place: Place,
         plan_conversion(Request(str(folder)), open_checkpoint(str(folder)))
     assert not place or str(place[0]) in str(caught.value) or "content" in str(caught.value)
     assert caught.value.path is not None and caught.value.path.endswith(file)
+
+
+@pytest.mark.parametrize("text", ['{"eos_token_id": ', "[]", '{"a": 1, "a": 2}', "null"])
+def test_settings_that_are_no_object_are_passed_over_by_name(text: str, tmp_path: Path) -> None:
+    """transformers loads a model beside which they are not JSON."""
+    (folder := edited("llama", tmp_path / "llama", "config.json", ("x",), 1)).joinpath(
+        "generation_config.json"
+    ).write_text(text)
+    checkpoint = open_checkpoint(str(folder))
+    assert "generation_config" not in checkpoint.sidecars
+    assert any(note.startswith("generation_config.json is passed over") for note in checkpoint.notes)
+    plan_conversion(Request(str(folder)), checkpoint)
 
 
 def test_null_is_nothing_stated(tmp_path: Path) -> None:

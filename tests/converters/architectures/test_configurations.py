@@ -21,6 +21,7 @@ from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import InconsistentError, UnexpectedTensorError, UnsupportedError
 from helpers.asked_llama_cpp import alike
+from helpers.models.mistral import GROWING
 from helpers.models.sizes import LONG
 from helpers.sampling import one_in
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
@@ -72,6 +73,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"keys that the class does not read: {name}": (name, changes) for name, changes in {
         "glm 4.7 flash": {"scoring_func": "softmax", "topk_method": "greedy"},
         "deepseek v3.2": {"scoring_func": "softmax", "topk_method": "greedy"},
+        "glm 5": {"scoring_func": "softmax", "topk_method": "greedy"},
+        "afmoe": {"num_local_experts": 3, "n_shared_experts": 2},
         "mistral4": {"scoring_func": "sigmoid"},
         "bamba": {"position_embedding_type": "nope", "embedding_multiplier": 2.0, "residual_multiplier": 3.0},
     }.items()},
@@ -92,6 +95,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a context of another family": ("opt", {"n_positions": 3, "intermediate_size": 5}),
     "keys of attention beside its section": (
         "mpt", {"attn_clip_qkv": 0.05, "softmax_scale": 0.7, "alibi": False, "alibi_bias_max": 4}
+    ),
+    "keys of attention without its section": (
+        "mpt", {"attn_config": GONE, "attn_clip_qkv": 0.05, "softmax_scale": 0.7, "alibi": False, "alibi_bias_max": 4,
+                "attn_qk_ln": True, "prefix_lm": True}
     ),
     "no gates left out": ("gemma3n shared", {"activation_sparsity_pattern": None}),
     "no multipliers": ("falcon-h1", {"mlp_multipliers": None, "ssm_multipliers": None}),
@@ -153,7 +160,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
        for name, key, value in (
            ("gpt2", "layer_norm_eps", 0.5), ("bloom", "norm_epsilon", 0.5), ("nemotron", "layer_norm_eps", 0.5),
            ("falcon 7b", "hidden_act", "gelu_new"), ("starcoder2", "activation_function", "gelu"),
-           ("gptneox", "n_head", 2), ("opt", "n_head", 2), ("mpt", "num_heads", 2))},
+           ("gptneox", "n_head", 2), ("opt", "n_head", 2), ("mpt", "num_heads", 2),
+           *(("bloom", key, 5) for key in ("n_inner", "intermediate_size", "ffn_hidden_size")),
+           *(("mpt", key, 5) for key in ("n_inner", "intermediate_size", "ffn_hidden_size")),
+           ("gptneo", "n_inner", 5))},
     "positions that only another Granite's class leaves out": ("granite", {"position_embedding_type": "nope"}),
     "positions that only another Granite's class leaves out, experts": (
         "granitemoe", {"position_embedding_type": "nope"}),
@@ -410,6 +420,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a ramp of yarn that runs backwards, for a short context": (
         "gpt-oss", {"rope_parameters": {**YARN, "truncate": False, "original_max_position_embeddings": 3}},
         "ramp runs backwards"),
+    **{f"a ramp of yarn that runs backwards, for a short context: {name}": (
+        name, {"rope_parameters": {**GROWING, "original_max_position_embeddings": 2}}, "ramp runs backwards")
+       for name in ("mistral4", "deepseek v3", "deepseek v3.2", "glm 5")},
+    "a ramp of yarn that runs backwards, in blocks that compress": (
+        "deepseek v4", {"rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.4},
+            "compress": {**YARN, "rope_theta": 50.0, "partial_rotary_factor": 0.4, "attention_factor": 1.0,
+                         "original_max_position_embeddings": 2}}}, "ramp runs backwards"),
     "a ramp of yarn that runs backwards, by its ends": (
         "llama", {"rope_parameters": {**YARN, "beta_fast": 0.001, "beta_slow": 2.0}}, "ramp runs backwards"),
 }

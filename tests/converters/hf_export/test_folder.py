@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGUFReader
 from safetensors import safe_open
+from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer as Library
 
@@ -24,6 +26,7 @@ from ggferry.converters.conversion.run import convert as export
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.hf_export.known_classes import known_class
 from ggferry.converters.metadata.beside import FOLDER_RECEIPT
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.quant.codec import codec
@@ -106,6 +109,23 @@ def test_a_checkpoint_becomes_one_of_another_type(tmp_path: Path) -> None:
     done = export(Request(str(source), str(out), to="safetensors", dtype="f16"))[0]
     assert done.receipt["logits"] is not None and done.receipt["logits"]["structure"] < 2e-6
     assert any(one["max_error"] for one in done.receipt["tensors"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", ["falcon-h1", "falcon-h1 normed, tied", "bamba", "mamba2"])
+def test_what_gguf_multiplies_is_as_the_checkpoint_has_it(name: str, dtype: str, tmp_path: Path) -> None:
+    """Factors are not divided out again, which would round; rounding is judged before a decay's exponential."""
+    make(name, tmp_path / "hf")
+    export(
+        Request(
+            str(tmp_path / "hf"), str(tmp_path / "out"), to="safetensors", dtype=dtype, vocab=VocabOptions(none=True)
+        )
+    )
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("hf", "out"))
+    assert all(torch.equal(after[key], data.to(after[key].dtype)) for key, data in before.items())
+    receipt = json.loads((tmp_path / "out" / FOLDER_RECEIPT).read_text())
+    assert dtype != "f32" or all(one["exact"] for one in receipt["tensors"])
 
 
 def test_a_written_folder_is_proved_again(legacy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
