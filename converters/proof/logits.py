@@ -9,6 +9,7 @@ passes do. The values that the file really holds are proved tensor by tensor (`p
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -32,6 +33,7 @@ from ggferry.converters.proof.passes import (
 from ggferry.converters.proof.prompts import Prompt, prompts, reach
 from ggferry.converters.proof.tensors import TensorProof
 from ggferry.converters.schema.layouts.base import SAME
+from ggferry.converters.schema.layouts.parts import Split
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import VerificationError
 from ggferry.support.progress import Phase, Progress, Stage, silent
@@ -112,12 +114,20 @@ class SourceValues(Weights):
         self._source = source
         self._nodes = {node.inputs[0].name: source.graph.by_name[node.name] for node in output.nodes}
         self._alike = dict(pair for node in output.nodes for pair in _laid_out_alike(node, source.graph))
+        users = Counter(ref.name for node in output.nodes for ref in node.inputs)
+        # OPT's positions begin at its third row: passes read a checkpoint's own rows
+        self._first = {
+            node.inputs[0].name: int(node.layout.start)
+            for node in output.nodes
+            if isinstance(node.layout, Split) and users[node.inputs[0].name] == 1
+        }
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
         """Return rows `start:stop` of the source's values for the tensor, float32."""
         if ref.name in self._alike:
             return rows.values_of(self._source.graph.checkpoint, self._alike[ref.name], start, stop)
-        return rows.laid_out_values(self._source.graph.checkpoint, self._nodes[ref.name], start, stop)
+        first = self._first.get(ref.name, 0)
+        return rows.laid_out_values(self._source.graph.checkpoint, self._nodes[ref.name], start - first, stop - first)
 
     def holder(self, factor: Factor) -> Weights:
         """Return the source's weights for a matrix that has no other layout in the output.
