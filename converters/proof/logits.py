@@ -9,7 +9,6 @@ passes do. The values that the file really holds are proved tensor by tensor (`p
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -33,9 +32,9 @@ from ggferry.converters.proof.passes import (
 from ggferry.converters.proof.prompts import Prompt, prompts, reach
 from ggferry.converters.proof.tensors import TensorProof
 from ggferry.converters.schema.layouts.base import SAME
-from ggferry.converters.schema.layouts.parts import Split
+from ggferry.converters.schema.layouts.parts import Concat, Split
 from ggferry.formats.checkpoint import TensorRef
-from ggferry.formats.errors import VerificationError
+from ggferry.formats.errors import UnsupportedError, VerificationError
 from ggferry.support.progress import Phase, Progress, Stage, silent
 
 if TYPE_CHECKING:
@@ -112,22 +111,25 @@ class SourceValues(Weights):
     def __init__(self, output: ModelGraph, source: Weights) -> None:
         super().__init__(output, source.threads, source.device, source.wide)
         self._source = source
-        self._nodes = {node.inputs[0].name: source.graph.by_name[node.name] for node in output.nodes}
+        self._places: dict[str, tuple[Node, int]] = {}
+        for name, place in (pair for node in output.nodes for pair in _places(node, source.graph)):
+            known = self._places.setdefault(name, place)
+            if known[0].inputs != place[0].inputs:  # BioGPT's embedding, which is multiplied, and its output matrix
+                raise UnsupportedError(
+                    f"tensor {name!r} becomes two, each rounded by itself: no pass proves that",
+                    path=output.checkpoint.path,
+                    hint="without rounding (--dtype f32) it is proved, and so is GGUF",
+                )
         self._alike = dict(pair for node in output.nodes for pair in _laid_out_alike(node, source.graph))
-        users = Counter(ref.name for node in output.nodes for ref in node.inputs)
-        # OPT's positions begin at its third row: passes read a checkpoint's own rows
-        self._first = {
-            node.inputs[0].name: int(node.layout.start)
-            for node in output.nodes
-            if isinstance(node.layout, Split) and users[node.inputs[0].name] == 1
-        }
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
         """Return rows `start:stop` of the source's values for the tensor, float32."""
         if ref.name in self._alike:
             return rows.values_of(self._source.graph.checkpoint, self._alike[ref.name], start, stop)
-        first = self._first.get(ref.name, 0)
-        return rows.laid_out_values(self._source.graph.checkpoint, self._nodes[ref.name], start - first, stop - first)
+        (node, first), checkpoint = self._places[ref.name], self._source.graph.checkpoint
+        if len(node.shape) == 1:  # a vector is one row
+            return rows.laid_out_values(checkpoint, node, 0, 1)[:, first : first + ref.columns]
+        return rows.laid_out_values(checkpoint, node, first + start, first + stop)
 
     def holder(self, factor: Factor) -> Weights:
         """Return the source's weights for a matrix that has no other layout in the output.
@@ -138,6 +140,20 @@ class SourceValues(Weights):
         shapes = {ref.shape for ref in (*node.inputs, *self.refs(factor.name))}
         same = node.layout == SAME and len(node.inputs) == len(shapes) == 1
         return self._source if same and self._source.by_kernel(factor) else self
+
+
+def _places(node: Node, source: ModelGraph) -> Iterator[tuple[str, tuple[Node, int]]]:
+    """Yield for each tensor of an output the source's node, and the row (of a vector, the column) where it begins.
+
+    Where the output is a checkpoint, too, passes read its tensors' own rows: OPT's queries, keys and values are three
+    tensors, and its positions begin at the third row of theirs.
+    """
+    origin, layout = source.by_name[node.name], node.layout
+    if isinstance(layout, Concat):
+        for ref, part in zip(node.inputs, layout.parts(*(ref.shape for ref in node.inputs)), strict=True):
+            yield ref.name, (origin, int(part.start))
+    else:
+        yield node.inputs[0].name, (origin, -int(layout.start) if isinstance(layout, Split) else 0)
 
 
 def _laid_out_alike(node: Node, source: ModelGraph) -> Iterator[tuple[str, TensorRef]]:
