@@ -31,13 +31,14 @@ from ggferry.converters.proof.passes import (
 )
 from ggferry.converters.proof.prompts import Prompt, prompts, reach
 from ggferry.converters.proof.tensors import TensorProof
-from ggferry.converters.schema.layouts.base import SAME
-from ggferry.converters.schema.layouts.parts import Concat, Split
+from ggferry.converters.schema.layouts.base import SAME, row_count
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import UnsupportedError, VerificationError
+from ggferry.support.heavy import np
 from ggferry.support.progress import Phase, Progress, Stage, silent
 
 if TYPE_CHECKING:
+    from ggferry.converters.schema.layouts.base import Array
     from ggferry.quant.types import Floats
 
 EXACT_LOGITS = 2e-6
@@ -111,25 +112,57 @@ class SourceValues(Weights):
     def __init__(self, output: ModelGraph, source: Weights) -> None:
         super().__init__(output, source.threads, source.device, source.wide)
         self._source = source
-        self._places: dict[str, tuple[Node, int]] = {}
-        for name, place in (pair for node in output.nodes for pair in _places(node, source.graph)):
-            known = self._places.setdefault(name, place)
-            if known[0].inputs != place[0].inputs:  # BioGPT's embedding, which is multiplied, and its output matrix
-                raise UnsupportedError(
-                    f"tensor {name!r} becomes two, each rounded by itself: no pass proves that",
-                    path=output.checkpoint.path,
-                    hint="without rounding (--dtype f32) it is proved, and so is GGUF",
-                )
         self._alike = dict(pair for node in output.nodes for pair in _laid_out_alike(node, source.graph))
+        self._users: dict[str, list[Node]] = {}
+        self._places: dict[str, list[tuple[Node, Array]]] = {}
+        for node in output.nodes:
+            for ref in node.inputs:
+                self._users.setdefault(ref.name, []).append(node)
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
-        """Return rows `start:stop` of the source's values for the tensor, float32."""
+        """Return rows `start:stop` of the source's values for the tensor, float32. Raises UnsupportedError.
+
+        Where the output is a checkpoint, too, passes read its tensors' own rows: OPT's queries, keys and values are
+        three tensors, those of CodeGen one in an order of its own.
+        """
+        checkpoint = self._source.graph.checkpoint
         if ref.name in self._alike:
-            return rows.values_of(self._source.graph.checkpoint, self._alike[ref.name], start, stop)
-        (node, first), checkpoint = self._places[ref.name], self._source.graph.checkpoint
-        if len(node.shape) == 1:  # a vector is one row
-            return rows.laid_out_values(checkpoint, node, 0, 1)[:, first : first + ref.columns]
-        return rows.laid_out_values(checkpoint, node, first + start, first + stop)
+            return rows.values_of(checkpoint, self._alike[ref.name], start, stop)
+        users = self._users[ref.name]
+        if len(users) == 1 and users[0].layout == SAME:
+            return rows.laid_out_values(checkpoint, self._source.graph.by_name[users[0].name], start, stop)
+        if ref.name not in self._places:
+            self._places[ref.name] = self._placed(ref, users)
+        vector = len(ref.shape) == 1  # one row, whose elements layouts move
+        found = np.zeros((ref.columns, 1) if vector else (stop - start, ref.columns), np.float32)
+        for node, places in self._places[ref.name]:
+            at = places if vector else places[start:stop]
+            for first, last in _runs(at):
+                begin, end = int(at[first]), int(at[first]) + last - first
+                if vector:
+                    found[first:last, 0] = rows.laid_out_values(checkpoint, node, 0, 1)[0, begin:end]
+                else:
+                    found[first:last] = rows.laid_out_values(checkpoint, node, begin, end)
+        return found.reshape(1, -1) if vector else found
+
+    def _placed(self, ref: TensorRef, users: list[Node]) -> list[tuple[Node, Array]]:
+        """Return the source's nodes that the tensor is a part of, and their row for each of its own, -1 for none."""
+        placed, whole = [], np.arange(row_count(ref.shape))
+        for node in users:
+            origin, at = self._source.graph.by_name[node.name], whole
+            if node.layout.block_safe:
+                source, row = node.layout.locate(np.arange(row_count(node.shape)), *(one.shape for one in node.inputs))
+                mine = source == next(n for n, one in enumerate(node.inputs) if one.name == ref.name)
+                at = np.full(len(whole), -1)
+                at[row[mine]] = np.flatnonzero(mine)
+            placed.append((origin, at))
+        if len({each.inputs for each, _ in placed}) > 1 and not all(each.layout.lossless for each in users):
+            raise UnsupportedError(  # BioGPT's embedding, which is multiplied, is its output matrix, which is not
+                f"tensor {ref.name!r} becomes two, each rounded by itself: no pass proves that",
+                path=self.graph.checkpoint.path,
+                hint="without rounding (--dtype f32) it is proved, and so is GGUF",
+            )
+        return placed
 
     def holder(self, factor: Factor) -> Weights:
         """Return the source's weights for a matrix that has no other layout in the output.
@@ -142,18 +175,12 @@ class SourceValues(Weights):
         return self._source if same and self._source.by_kernel(factor) else self
 
 
-def _places(node: Node, source: ModelGraph) -> Iterator[tuple[str, tuple[Node, int]]]:
-    """Yield for each tensor of an output the source's node, and the row (of a vector, the column) where it begins.
-
-    Where the output is a checkpoint, too, passes read its tensors' own rows: OPT's queries, keys and values are three
-    tensors, and its positions begin at the third row of theirs.
-    """
-    origin, layout = source.by_name[node.name], node.layout
-    if isinstance(layout, Concat):
-        for ref, part in zip(node.inputs, layout.parts(*(ref.shape for ref in node.inputs)), strict=True):
-            yield ref.name, (origin, int(part.start))
-    else:
-        yield node.inputs[0].name, (origin, -int(layout.start) if isinstance(layout, Split) else 0)
+def _runs(at: Array) -> Iterator[tuple[int, int]]:
+    """Yield where numbers that follow one another begin and end in an array; nothing of those below zero."""
+    breaks = np.flatnonzero((np.diff(at) != 1) | (at[:-1] < 0)) + 1
+    for first, last in zip((0, *breaks.tolist()), (*breaks.tolist(), len(at)), strict=True):
+        if first < last and at[first] >= 0:
+            yield first, last
 
 
 def _laid_out_alike(node: Node, source: ModelGraph) -> Iterator[tuple[str, TensorRef]]:
