@@ -37,12 +37,12 @@ def as_many_heads_kv(values: Values) -> int:
     """Heads of keys of a block that attends: as a file's list has them, or as many as heads where nothing is stated."""
     if "n_head_kv" not in values:
         return int(values["n_head"])
-    stated = values["n_head_kv"]
-    if not isinstance(stated, tuple):
-        return int(stated)  # one number stands for all blocks
-    if not any(stated):
+    declared = values["n_head_kv"]
+    if not isinstance(declared, tuple):
+        return int(declared)  # one number stands for all blocks
+    if not any(declared):
         raise KeyError("heads_kv")  # no block attends
-    return int(max(stated))
+    return int(max(declared))
 
 
 def attending(values: Values) -> tuple[bool, ...]:

@@ -69,7 +69,7 @@ HPARAMS = (
     common.ALWAYS_TIED,
 )
 # Of the model that makes sound of codes every block that attends has a window (LiquidAI `detokenizer.py`).
-STATED = HParam("layers_stated", None, BOOL, {"hf": "layer_types"}, required=False, length="n_layer",
+DECLARED = HParam("layers_stated", None, BOOL, {"hf": "layer_types"}, required=False, length="n_layer",
                 words={**dict.fromkeys(KINDS, False), "sliding_attention": True})
 WINDOW = (
     HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False, check="0 < window_stated"),

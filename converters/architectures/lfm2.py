@@ -96,7 +96,7 @@ SPEC = Architecture(
         "Lfm2AudioForConditionalGeneration",
     ),
     hparams=(
-        lfm2.STATED,  # the later of two that say one list words it in a configuration that is written
+        lfm2.DECLARED,  # the later of two that say one list words it in a configuration that is written
         *lfm2.WINDOWED,
         *lfm2.WINDOW,
         *lfm2.ADJUSTED,

@@ -84,14 +84,14 @@ def _rounded(folder: ModelGraph, source: ModelGraph, node: Node, to: Rounded, pr
     """
     ours, largest, error, power = folder.by_name[node.name], 0.0, 0.0, 0.0
     sides = [(node, ours)] if to.encoded or ours.layout.lossless else _before_layout(node, ours)
-    for theirs, mine, start, stop in ((*side, *rows) for side in sides for rows in row_chunks(side[0], to.kind)):
-        expected = laid_out_values(source.checkpoint, theirs, start, stop)
-        found = laid_out_values(folder.checkpoint, mine, start, stop)
+    for original, written, start, stop in ((*side, *rows) for side in sides for rows in row_chunks(side[0], to.kind)):
+        expected = laid_out_values(source.checkpoint, original, start, stop)
+        found = laid_out_values(folder.checkpoint, written, start, stop)
         apart = np.abs(found.astype(np.float64) - expected)
         if to.encoded:
             differs = not np.array_equal(_as_encoded(to.kind, expected), found)
         else:
-            allowed: Any = narrowing_bound(to.kind.name, np.abs(expected) + (0 if mine.layout.lossless else 1))
+            allowed: Any = narrowing_bound(to.kind.name, np.abs(expected) + (0 if written.layout.lossless else 1))
             differs = not (apart <= allowed).all()
         if differs:
             raise VerificationError(

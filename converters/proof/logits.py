@@ -152,9 +152,9 @@ class SourceValues(Weights):
             origin, at = self._source.graph.by_name[node.name], whole
             if node.layout.block_safe:
                 source, row = node.layout.locate(np.arange(row_count(node.shape)), *(one.shape for one in node.inputs))
-                mine = source == next(n for n, one in enumerate(node.inputs) if one.name == ref.name)
+                own = source == next(n for n, one in enumerate(node.inputs) if one.name == ref.name)
                 at = np.full(len(whole), -1)
-                at[row[mine]] = np.flatnonzero(mine)
+                at[row[own]] = np.flatnonzero(own)
             placed.append((origin, at))
         if len({each.inputs for each, _ in placed}) > 1 and not all(each.layout.lossless for each in users):
             raise UnsupportedError(  # BioGPT's embedding, which is multiplied, is its output matrix, which is not

@@ -160,8 +160,14 @@ S_LIST: dict[str, tuple[str, Edit, type[e.GgferryError], str]] = {
             e.MissingError,
             f"2 blocks, expected {stated} ",
         )
-        for stated in (0, 1, 3, 513, 2**32 - 1)
+        for stated in (0, 1, 3, 513)
     },
+    "S02 more blocks than any model has": (
+        "scored",
+        number("llama.block_count", 2**32 - 1),
+        e.OutOfRangeError,
+        "found 4294967295, expected 4096 or fewer",
+    ),
     **{
         f"S03 {heads} heads": ("scored", number("llama.attention.head_count", heads), e.ShapeError, "n_head.*found")
         for heads in (0, 3, 5, 2**32 - 1)

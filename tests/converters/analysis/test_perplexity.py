@@ -167,10 +167,11 @@ def figures_of(found: Perplexity) -> dict[str, tuple[float, float | None]]:
 
 
 def printed_alike(own: float | None, theirs: str) -> bool:
-    """Whether a figure is what was printed, to its last digit; of more than six, float32 leaves six."""
+    """Whether a figure is what was printed, to its last digit; of more than six, float32 leaves five to six, by the
+    processor: on one, an error of 35.205494 was 35.205454."""
     assert own is not None
     digit = 0.6 * 10.0 ** -len(theirs.partition(".")[2])
-    return own == pytest.approx(float(theirs), rel=1e-6, abs=digit)
+    return own == pytest.approx(float(theirs), rel=2e-6, abs=digit)
 
 
 @pytest.fixture(scope="module")

@@ -228,7 +228,7 @@ SPEECH = (
     *among(
         A + "pockettts",
         ("rotated in halves", "pocket tts", "recorded", '"rope": "pairs"', '"rope": "halves"'),
-        ("GELU by the error function", "pocket tts", "recorded", '"gelu_tanh"', '"gelu"'),
+        ("GELU by the error function in Pocket TTS", "pocket tts", "recorded", '"gelu_tanh"', '"gelu"'),
         ("keys and values exchanged in GGUF", "pocket tts", "logits", "_IN, Share(_QUERIES, 0, 2)",
          "_IN, Share(_QUERIES, 1, 2)"),
         ("heads of 32", "pocket tts", "recorded", "Default(64, _ALL)", "Default(32, _ALL)"),
