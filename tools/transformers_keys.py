@@ -63,6 +63,7 @@ UNTRIED = {
     "MiniMaxM3SparseForConditionalGeneration",
     "MuseGlimmerAssistantModel",
     "MuseGlimmerForConditionalGeneration",
+    "PocketTTSModel",
     "Qwen3ForSequenceClassification",
     "Step3p7ForConditionalGeneration",
     "UnlimitedOcrForConditionalGeneration",

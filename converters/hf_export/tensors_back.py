@@ -89,9 +89,9 @@ def plan_back(graph: ModelGraph) -> BackPlan:
         if not any(lacks):
             break
     if best is None:
-        why = f": {first}" if first else ""
+        why = first or "no folder of its classes was held against transformers yet, so none is written"
         raise UnsupportedError(
-            f"a configuration of {graph.architecture.display_name} cannot say what this model is{why}",
+            f"a configuration of {graph.architecture.display_name} cannot say what this model is: {why}",
             path=graph.checkpoint.path,
         )
     return best[1]
