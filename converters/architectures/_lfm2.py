@@ -70,7 +70,7 @@ HPARAMS = (
 )
 # Of the model that makes sound of codes every block that attends has a window (LiquidAI `detokenizer.py`).
 DECLARED = HParam("layers_stated", None, BOOL, {"hf": "layer_types"}, required=False, length="n_layer",
-                words={**dict.fromkeys(KINDS, False), "sliding_attention": True})
+                  words={**dict.fromkeys(KINDS, False), "sliding_attention": True})
 WINDOW = (
     HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False, check="0 < window_stated"),
     HParam("windowed", None, BOOL, required=False),

@@ -35,7 +35,7 @@ def main() -> None:
             modules = Path(f"{said}.modules")
             child = os.fork()
             if child == 0:
-                _said_to(said)
+                _output_to(said)
                 try:
                     _fuzz(modules, *arguments)
                 except BaseException:
@@ -49,7 +49,7 @@ def main() -> None:
             print(flush=True)
 
 
-def _said_to(path: str) -> None:
+def _output_to(path: str) -> None:
     file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, each in enumerate((nothing, file, file)):

@@ -6,6 +6,8 @@ import copy
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,12 @@ def places(config: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tup
             yield from places(value, (*before, key))
 
 
+def changed(config: dict[str, Any], place: tuple[str, ...], value: object) -> dict[str, Any]:
+    found = copy.deepcopy(config)
+    reduce(getitem, place[:-1], found)[place[-1]] = value
+    return found
+
+
 @pytest.mark.sampled(3)
 @TRIES
 @pytest.mark.parametrize("name", MODELS)
@@ -64,11 +72,7 @@ def test_any_configuration(name: str, tries: int, tmp_path: Path) -> None:
     given = dict(checkpoint.metadata)
     wanted = [(place, value) for place in places({**MORE, **given}) for value in (*JSON, MORE.get(place[0]))]
     for place, value in chance.sample(wanted, min(tries, len(wanted))):
-        config = copy.deepcopy({**MORE, **given} if place not in set(places(given)) else given)
-        at = config
-        for key in place[:-1]:
-            at = at[key]
-        at[place[-1]] = value
+        config = changed({**MORE, **given} if place not in set(places(given)) else given, place, value)
         answers(replace(checkpoint, metadata=config), (place, value))
 
 
@@ -81,14 +85,10 @@ def test_numbers_larger_than_any_memory(name: str, tmp_path: Path) -> None:
     make(name, tmp_path)
     checkpoint = open_checkpoint(str(tmp_path))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for place in places(dict(checkpoint.metadata)):
-        config = copy.deepcopy(dict(checkpoint.metadata))
-        at = config
-        for key in place[:-1]:
-            at = at[key]
-        if type(at[place[-1]]) is int:
-            at[place[-1]] = 2**32 - 2
-            answers(replace(checkpoint, metadata=config), place)
+    given = dict(checkpoint.metadata)
+    for place in places(given):
+        if type(reduce(getitem, place, given)) is int:
+            answers(replace(checkpoint, metadata=changed(given, place, 2**32 - 2)), place)
     of_gguf = open_checkpoint(str(write(understand(checkpoint), tmp_path / "x.gguf")))
     for key, value in of_gguf.metadata.items():
         if not key.startswith("tokenizer.") and getattr(value, "type", None) is ValueType.UINT32:
