@@ -128,8 +128,7 @@ class Partial:
         ends is more worth saying than that.
         """
         if self.fd >= 0:
-            with suppress(OSError):
-                os.unlink(self.path)
+            remove(self.path)
             self.keep()
 
     def keep(self) -> None:
@@ -144,8 +143,7 @@ class Partial:
             with suppress(OSError):
                 os.unlink(self.target)
         for path in self.stale:
-            with suppress(OSError):
-                os.unlink(path)
+            remove(path)
 
     def __enter__(self) -> Partial:
         return self
@@ -171,6 +169,21 @@ class Partial:
 
     def _failure(self, error: OSError) -> GgferryError:
         return of_os(error, "cannot be written", self.target)
+
+
+def remove(path: str) -> None:
+    """Remove a private name, if that can be done.
+
+    A second try follows a failure that may be gone by then: no later run looks for what was left beside a model that is
+    done.
+    """
+    for _ in range(2):
+        try:
+            return os.unlink(path)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            continue
 
 
 def name_new(path: str, target: str) -> None:
@@ -293,8 +306,7 @@ def _swept(path: str, target: str, beside: str) -> bool:
     if os.path.lexists(target) and os.path.lexists(claimed) and not os.path.lexists(target + beside):
         return False
     for each in (path, claimed):
-        with suppress(OSError):
-            os.unlink(each)
+        remove(each)
     return not os.path.lexists(path)
 
 
