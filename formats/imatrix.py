@@ -115,24 +115,62 @@ class Imatrix:
             BadValueError: A weight is negative, infinite or NaN, or all are so small or one is so large that nothing
                 can be weighed by them.
         """
+        entry = self._entry(name, shape)
+        return None if entry is None else _selected(entry, self._mean_squares(entry), shape)
+
+    def means(self, name: str, shape: Sequence[int]) -> Floats | None:
+        """Return the mean of what every column of a tensor is multiplied with.
+
+        Args:
+            name: Name of the tensor.
+            shape: Its shape, outermost first.
+
+        Returns:
+            float32 `(matrices, columns)` as `weights`, 0 for an expert that no token reached. None without an entry, or
+            where the file holds no sums of the activations themselves: llama-imatrix writes none.
+
+        Raises:
+            ShapeError: As `weights`.
+            BadValueError: A sum is infinite or NaN.
+        """
+        entry = self._entry(name, shape)
+        if entry is None or entry.plain is None:
+            return None
+        sums = self._numbers(entry, entry.plain)
+        if not np.isfinite(sums).all():
+            at = int((~np.isfinite(sums)).argmax())
+            raise BadValueError(
+                f"sum of the activations of value {at} of {name!r}",
+                path=self.path,
+                offset=entry.plain + 4 * at,
+                found=str(sums[at]),
+                expected="a number",
+            )
+        divisors = np.array([max(1, count) for count in entry.counts], np.float32)
+        return _selected(entry, sums.reshape(len(divisors), -1) / divisors[:, None], shape)
+
+    def _entry(self, name: str, shape: Sequence[int]) -> Entry | None:
+        """Return the entry of a tensor; None when there is none, or that of token embeddings has another size.
+
+        Raises ShapeError.
+        """
         entry = self.entries.get(name)
         if entry is None:
             return None
         matrices, columns = (shape[-3] if len(shape) > 2 else 1), (shape[-1] if shape else 1)
         total = matrices if entry.selected is None else entry.values // max(1, columns)
         fits = entry.selected is None or (len(entry.selected) == matrices and max(entry.selected) < total)
-        if entry.values != total * columns or not fits:
-            if name in EMBEDDINGS:
-                return None
-            raise ShapeError(
-                f"the importance matrix has another size than {name!r}",
-                path=self.path,
-                offset=entry.offset,
-                found=f"{entry.values} values",
-                expected=f"{matrices} × {columns}",
-            )
-        means = self._mean_squares(entry).reshape(total, columns)
-        return means if entry.selected is None else means[list(entry.selected)]
+        if entry.values == total * columns and fits:
+            return entry
+        if name in EMBEDDINGS:
+            return None
+        raise ShapeError(
+            f"the importance matrix has another size than {name!r}",
+            path=self.path,
+            offset=entry.offset,
+            found=f"{entry.values} values",
+            expected=f"{matrices} × {columns}",
+        )
 
     def select(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Imatrix:
         """Return the matrix with a part of its entries.
@@ -249,6 +287,12 @@ class Imatrix:
                     expected=f"a mean from {LEAST:.3g} to {MOST:.3g}",
                     hint=f"--exclude-weights {entry.name}",
                 )
+
+
+def _selected(entry: Entry, values: Floats, shape: Sequence[int]) -> Floats:
+    """Return the matrices that a model still has, float32 `(matrices, columns)`, of those of an entry."""
+    rows = values.reshape(-1, shape[-1] if shape else 1)
+    return rows if entry.selected is None else rows[list(entry.selected)]
 
 
 def read_imatrix(path: str, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Imatrix:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
+from ggferry.quant.feedback import encode_by_means
+from ggferry.quant.levels import LEVELS
 from ggferry.quant.types import SEARCH, STOCK, BlockType
 from ggferry.support.heavy import np
 
@@ -25,6 +27,7 @@ def encode_rows(
     start: int,
     shape: Sequence[int],
     rounding: str = STOCK,
+    means: Floats | None = None,
 ) -> Bytes:
     """Encode float32 rows of a tensor.
 
@@ -35,6 +38,8 @@ def encode_rows(
         start: Number of the first row in the tensor.
         shape: Shape of the tensor, outermost first.
         rounding: `STOCK` or `SEARCH`, which means something where there are weights.
+        means: Of the inputs, as `weights`: with `SEARCH`, later columns correct the errors of earlier ones by them, of
+            types that `quant.feedback` rounds.
 
     Returns:
         uint8 `(n, row bytes)`, little-endian.
@@ -51,13 +56,17 @@ def encode_rows(
         return encode(rows, None)
     if rounding == SEARCH and one.searched is not None:
         encode = one.searched
+    by_means = means if rounding == SEARCH and kind.name in LEVELS else None
     stop = start + len(rows)
     height = max(1, shape[-2]) if len(weights) > 1 else stop
     cuts = [start, *range(-(-(start + 1) // height) * height, stop, height), stop]
-    pieces = [
-        encode(rows[low - start : high - start], weights[min(low // height, len(weights) - 1)])
-        for low, high in pairwise(cuts)
-    ]
+    pieces = []
+    for low, high in pairwise(cuts):
+        matrix, own = min(low // height, len(weights) - 1), rows[low - start : high - start]
+        if by_means is None:
+            pieces.append(encode(own, weights[matrix]))
+        else:
+            pieces.append(encode_by_means(kind, own, weights[matrix], by_means[matrix]))
     return np.concatenate(pieces)
 
 

@@ -10,7 +10,8 @@ encoder finds for the corrected values, under the same importances as without fe
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ggferry.quant.accuracy.expected_error import CORRECTED, TOLERANCE, band_of
 from ggferry.quant.blocks import refuse_nonfinite
@@ -23,6 +24,8 @@ from ggferry.support.threads import each
 
 if TYPE_CHECKING:
     from ggferry.quant.types import Bytes, Floats
+
+    Encode = Callable[[Floats, Floats | None], Bytes]
 
 DAMPING = 0.01
 """Share of the mean second moment that is added to each: directions that no input has stay near the weights."""
@@ -93,62 +96,165 @@ def encode_with_feedback(kind: BlockType, rows: Floats, importances: Floats | No
     Raises:
         BlockError: A value is not finite.
     """
-    from ggferry.quant.kernels.feedback import round_columns
-
-    refuse_nonfinite(kind, rows)
-    levels, encode = LEVELS[kind.name], codec(kind.name).encode
+    encode = codec(kind.name).encode
     assert encode is not None
-    values, products = np.array(levels.values, np.float32), PRODUCTS.load()
-    errors: Any = np.zeros(rows.shape, np.float32)
+    return _encode(kind, rows, importances, encode, _ByMoments(factors, rows.shape))
+
+
+def encode_by_means(kind: BlockType, rows: Floats, importances: Floats, means: Floats) -> Bytes:
+    """Encode rows with corrections for the errors of earlier columns, by what an importance matrix holds.
+
+    The columns of the inputs are taken to vary about their means independently of each other: H = diag(v) + μᵀμ, with
+    the variances v = mean squares − μ². What the rounding changes in the product with the mean input is a constant,
+    which nothing else in the model takes back.
+
+    Args:
+        kind: One of the types of `LEVELS`.
+        rows: float32 `(R, columns)`.
+        importances: float32 `(columns,)`, the mean squares of the inputs.
+        means: float32 `(columns,)`, their means.
+
+    Returns:
+        uint8 `(R, row bytes)`, which depend on the arguments alone, not on the processor; each row on itself.
+
+    Raises:
+        BlockError: A value is not finite.
+    """
+    one = codec(kind.name)
+    encode = one.searched or one.encode
+    assert encode is not None
+    if not means.any():
+        return encode(rows, importances)
+    return _encode(kind, rows, importances, encode, _ByMeans(importances, means, len(rows)))
+
+
+class _Corrections(Protocol):
+    """What errors of earlier columns add to later ones, while columns are rounded in turn."""
+
+    def ahead(self, start: int, stop: int) -> Floats | None:
+        """Return where columns are going to lie before their scales are chosen, less where they are.
+
+        Scales are chosen for that: as if the columns themselves were not rounded.
+
+        Returns:
+            float32 `(stop − start, R)`; None for nothing.
+        """
+
+    def round(self, start: int, original: Floats, scales: tuple[Any, ...], codes: Bytes, errors: Floats) -> None:
+        """Choose the levels of consecutive columns.
+
+        Args:
+            start: The first.
+            original: float32 `(columns, R)`, what is to be rounded.
+            scales: Scales, shifts and the columns of one, the levels, and whether these are consecutive integers.
+            codes: uint8 `(columns, R)`, filled with the numbers of levels.
+            errors: float32 `(columns, R)`, filled with original less rounded values.
+        """
+
+
+class _ByMoments:
+    """Corrections by factors of the second moments."""
+
+    def __init__(self, factors: Floats, shape: tuple[int, ...]) -> None:
+        self.factors, self.products = factors, PRODUCTS.load()
+        self.errors: Any = np.zeros(shape, np.float32)
+        self.earlier: Any = None
+
+    def ahead(self, start: int, stop: int) -> Floats | None:
+        from ggferry.quant.kernels.feedback import unrounded
+
+        self.earlier = np.zeros((len(self.errors), stop - start), np.float32)
+        if not start:
+            return None
+        earlier = np.ascontiguousarray(self.errors[:, :start])
+        self.products(earlier, _transposed(self.factors[:start, start:stop]), self.earlier, 0)
+        found = _transposed(self.earlier)
+        unrounded(found, np.ascontiguousarray(self.factors[start:stop, start:stop]))
+        return found
+
+    def round(self, start: int, original: Floats, scales: tuple[Any, ...], codes: Bytes, errors: Floats) -> None:
+        from ggferry.quant.kernels.feedback import round_columns
+
+        stop = start + len(original)
+        factors = np.ascontiguousarray(self.factors[start:stop, start:stop])
+        adjusted = _with_finite(original, _transposed(self.earlier))
+        round_columns(original, adjusted, *scales[:3], factors, *scales[3:], codes, errors)
+        self.errors[:, start:stop] = errors.T
+
+
+class _ByMeans:
+    """Corrections by means of the inputs. Sums are added up in the order of columns, in float64, on any processor."""
+
+    def __init__(self, squares: Floats, means: Floats, rows: int) -> None:
+        self.means = means.astype(np.float64)
+        power = np.cumsum(squares, dtype=np.float64)[-1] / squares.size
+        variances = np.maximum(squares - self.means * self.means, 0) + DAMPING * power
+        self.shares = self.means / variances
+        self.rest = 1 + np.cumsum((self.means * self.shares)[::-1])[::-1]
+        self.gains = self.shares / self.rest
+        self.owed = np.zeros(rows)
+
+    def ahead(self, start: int, stop: int) -> Floats | None:
+        found: Floats = np.outer(self.shares[start:stop] / self.rest[start], self.owed).astype(np.float32)
+        return found if start else None
+
+    def round(self, start: int, original: Floats, scales: tuple[Any, ...], codes: Bytes, errors: Floats) -> None:
+        from ggferry.quant.kernels.feedback import round_columns_by_means
+
+        stop = start + len(original)
+        own = self.means[start:stop], self.gains[start:stop]
+        round_columns_by_means(original, *scales[:3], *own, *scales[3:], self.owed, codes, errors)
+
+
+def _encode(
+    kind: BlockType, rows: Floats, importances: Floats | None, encode: Encode, corrections: _Corrections
+) -> Bytes:
+    refuse_nonfinite(kind, rows)
+    levels = LEVELS[kind.name]
+    values = np.array(levels.values, np.float32)
+    lost: Any = np.zeros(len(rows))
     out = np.empty((len(rows), kind.row_bytes(rows.shape[1])), np.uint8)
     for start in range(0, rows.shape[1], COLUMNS):
         stop = min(rows.shape[1], start + COLUMNS)
-        original = rows[:, start:stop]
-        adjusted = original.copy()
-        if start:
-            corrections = np.empty(original.shape, np.float32)
-            products(np.ascontiguousarray(errors[:, :start]), _transposed(factors[:start, start:stop]), corrections, 0)
-            adjusted += corrections
-            lost = ~np.isfinite(adjusted).all(axis=1)
-            adjusted[lost] = original[lost]
+        original = _transposed(rows[:, start:stop])
+        more = corrections.ahead(start, stop)
+        aims = original if more is None else _with_finite(original, more)
         weights = None if importances is None else np.ascontiguousarray(importances[start:stop])
-        blocks = encode(adjusted, weights)
+        blocks = encode(_transposed(aims), weights)
         scales, shifts = coefficients(kind.name, blocks)
-        codes = np.empty((stop - start, len(rows)), np.uint8)
-        found = np.empty((stop - start, len(rows)), np.float32)
-        round_columns(
-            _transposed(original),
-            _transposed(adjusted),
-            _transposed(scales),
-            _transposed(shifts),
-            (stop - start) // scales.shape[1],
-            np.ascontiguousarray(factors[start:stop, start:stop]),
-            values,
-            levels.uniform,
-            codes,
-            found,
-        )
+        codes, errors = np.empty(original.shape, np.uint8), np.empty(original.shape, np.float32)
+        grouped = _transposed(scales), _transposed(shifts), len(original) // scales.shape[1]
+        corrections.round(start, original, (*grouped, values, levels.uniform), codes, errors)
         put_codes(kind.name, blocks, _transposed(codes))
         out[:, kind.row_bytes(start) : kind.row_bytes(stop)] = blocks
-        errors[:, start:stop] = found.T
-    _without_far_rows(kind, rows, importances, errors, out)
+        lost += np.einsum("cr,cr->r", errors, errors, dtype=np.float64)
+    _without_far_rows(kind, rows, importances, encode, lost, out)
     return out
 
 
-def _without_far_rows(kind: BlockType, rows: Floats, importances: Floats | None, errors: Floats, out: Bytes) -> None:
+def _with_finite(original: Floats, more: Floats) -> Floats:
+    """Return columns with corrections, float32 `(columns, R)`; a row that would overflow as it is."""
+    found: Floats = original + more
+    beyond = ~np.isfinite(found).all(axis=0)
+    found[:, beyond] = original[:, beyond]
+    return found
+
+
+def _without_far_rows(
+    kind: BlockType, rows: Floats, importances: Floats | None, encode: Encode, lost: Any, out: Bytes
+) -> None:
     """Encode rows without feedback that corrections have moved much further than rounding does.
 
-    Almost equal columns can do that.
+    Almost equal columns can do that. `lost`: float64 `(R,)`, the squared errors.
     """
-    one, (_, most) = codec(kind.name), band_of(kind.name) or (0.0, 0.0)
-    assert one.encode is not None
-    power, error = (np.einsum("rc,rc->r", each, each, dtype=np.float64) for each in (rows, errors))
-    far = np.flatnonzero(~(error <= (TOLERANCE * CORRECTED * most) ** 2 * power))
+    _, most = band_of(kind.name) or (0.0, 0.0)
+    power = np.einsum("rc,rc->r", rows, rows, dtype=np.float64)
+    far = np.flatnonzero(~(lost <= (TOLERANCE * CORRECTED * most) ** 2 * power))
     if far.size:
         own = np.ascontiguousarray(rows[far])
-        plain = one.encode(own, importances)
-        left = one.values(plain, own.shape[1]) - own
-        worse = ~(error[far] <= CORRECTED**2 * np.einsum("rc,rc->r", left, left, dtype=np.float64))
+        plain = encode(own, importances)
+        left = codec(kind.name).values(plain, own.shape[1]) - own
+        worse = ~(lost[far] <= CORRECTED**2 * np.einsum("rc,rc->r", left, left, dtype=np.float64))
         out[far[worse]] = plain[worse]
 
 

@@ -360,8 +360,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("exclude_weights", Kind.TEXTS, _ALL, Heading.IMPORTANCE, "Use all but these of its entries; repeatable.",
            "exclude_weights", in_plan=True, receipt="exclude_weights", metavar="NAME"),
     Option("rounding", Kind.TEXT, _ALL, Heading.IMPORTANCE,
-           "stock: the bytes of llama-quantize; search: better scales, by the importance matrix; feedback: later "
-           "columns correct the errors of earlier ones, by --calibration. Types and sizes stay (docs/quality.md).",
+           "stock: the bytes of llama-quantize; search: better scales, and later columns correct the errors of earlier "
+           "ones, by the importance matrix; feedback: by --calibration. Types and sizes stay (docs/quality.md).",
            "options.rounding", default="stock", choices=ROUNDINGS, in_plan=True, receipt="rounding", metavar="HOW"),
     Option("calibration", Kind.FILE, "convert quantize", Heading.IMPORTANCE,
            "A text that the model reads: --rounding feedback measures the inputs of its matrices there, and "

@@ -27,13 +27,14 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.files.named_texts import text_of
 from ggferry.formats.files.partial_files import check_target, write_text
+from ggferry.formats.imatrix import Imatrix
 from ggferry.formats.memory_cap import limited
 from ggferry.quant.codec import codec
 from ggferry.quant.levels import LEVELS
 from ggferry.quant.recipes.allocate import Candidate, allocate, bounds
 from ggferry.quant.recipes.mixtures import needing_imatrix
 from ggferry.quant.recipes.rules import target_type
-from ggferry.quant.types import FEEDBACK, BlockError
+from ggferry.quant.types import FEEDBACK, SEARCH, BlockError
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
@@ -42,9 +43,10 @@ PLAIN = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 """The types of --among where it is not given."""
 WEIGHED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 """Those that join them where there is an importance matrix."""
-FED_BACK = 0.6
-"""What is left of the cost of types that `--rounding feedback` rounds: 0.53 to 0.68 times of it (docs/quality.md).
-The IQ1, IQ2 and IQ3 types are rounded as ever, and would be chosen too often beside them."""
+LEFT = {FEEDBACK: 0.6, SEARCH: 0.83}
+"""What is left of the cost of types whose later columns correct the errors of earlier ones: with feedback 0.53 to 0.68
+times of it, by means of inputs 0.75 to 0.92 (docs/quality.md). The IQ1, IQ2 and IQ3 types are rounded as ever, and
+would be chosen too often beside them."""
 ATTEMPTS = 4
 """A choice can change the header by a few bytes; then it is made again for as many fewer."""
 
@@ -229,22 +231,34 @@ def _measured(request: Request, choices: Choices, stage: Stage) -> Measured:
         usual = {
             name: [each._replace(error=each.error * shares[name]) for each in some] for name, some in errors.items()
         }
-        return _with_overhead(choices, usual)
+        return _with_overhead(choices, _corrected(rounding, imatrix, usual))
     text = text_of(request.calibration)
     chunks = spread(calibration_chunks(graph, source.tokenizer, text))
     costs = measured_costs(graph, steps, errors, chunks, imatrix, rounding, threads, stage, kept)
-    if rounding == FEEDBACK:
-        costs = {name: [_fed_back(name, each) for each in some] for name, some in costs.items()}
-    return replace(_with_overhead(choices, costs), counted=tokens_of(request.calibration, text, chunks))
+    found = _with_overhead(choices, _corrected(rounding, imatrix, costs))
+    return replace(found, counted=tokens_of(request.calibration, text, chunks))
 
 
-def _fed_back(name: str, candidate: Candidate) -> Candidate:
-    """Return a candidate with what it costs once it is rounded with feedback.
+def _corrected(
+    rounding: str, imatrix: Imatrix | None, costs: Mapping[str, Sequence[Candidate]]
+) -> Mapping[str, Sequence[Candidate]]:
+    """Return what types cost once later columns correct the errors of earlier ones.
 
-    Embeddings are not: rows of them are taken, or, as the output matrix, wait for the end of a pass.
+    With feedback those of embeddings do not: rows of them are taken, or, as the output matrix, wait for the end of a
+    pass. In a search those do whose inputs have means in the importance matrix.
     """
-    rounds = candidate.type in LEVELS and name != "token_embd.weight"
-    return candidate._replace(error=candidate.error * FED_BACK) if rounds else candidate
+    entries = imatrix.entries if imatrix is not None else {}
+    if rounding == FEEDBACK:
+        names = costs.keys() - {"token_embd.weight"}
+    else:
+        names = {name for name, entry in entries.items() if rounding == SEARCH and entry.plain is not None}
+    return {
+        name: [
+            each._replace(error=each.error * LEFT[rounding]) if name in names and each.type in LEVELS else each
+            for each in some
+        ]
+        for name, some in costs.items()
+    }
 
 
 def _with_overhead(choices: Choices, candidates: Mapping[str, Sequence[Candidate]]) -> Measured:

@@ -23,7 +23,7 @@ from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.kinds import strict
 from ggferry.formats.reader import Kind, kind_of, label_of
-from ggferry.quant.types import FEEDBACK
+from ggferry.quant.types import FEEDBACK, SEARCH
 from ggferry.support.printable import printable_json
 
 FORMAT = 1
@@ -54,7 +54,7 @@ def make_receipt(
                 record["encoded_again"] = found.encoded_again
                 record["encoded_again_share"] = round(found.sampled, 4)
             if found.corrected:
-                record["rounding"] = FEEDBACK
+                record["rounding"] = FEEDBACK if found.encoded_again is None else SEARCH
             if found.band:
                 record |= {"band": found.band, "outlier": found.outlier}
         tensors.append(record)

@@ -32,7 +32,7 @@ from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
 from ggferry.quant.fingerprints import Fingerprints
 from ggferry.quant.levels import LEVELS
-from ggferry.quant.types import FEEDBACK, STOCK, BlockError
+from ggferry.quant.types import FEEDBACK, SEARCH, STOCK, BlockError
 from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
@@ -67,7 +67,8 @@ class TensorProof:
         sampled: Share of its values that were encoded again; the others' bytes are those that their encoder gave when
             they were written.
         other_bytes: Whether an encoder that makes the bytes of llama-quantize made others of the source's values.
-        corrected: Whether it was rounded with feedback, which moves it further from the source's values.
+        corrected: Whether errors of earlier columns were corrected by later ones, which moves it further from the
+            source's values; with feedback, `encoded_again` is None.
     """
 
     name: str
@@ -205,12 +206,14 @@ class _Comparison:
         """Whether the given importance matrix did not give the bytes, so that they may have been made without one."""
         self.kept: dict[int, int] = {}
         """By first row, rows whose bytes were held against their marks instead of being encoded again."""
-        self.corrected = self._was_corrected()
+        self.unrepeatable = self._is_unrepeatable()
         """Whether its rows were rounded with feedback: encoding them alone does not give them again."""
-        if self.corrected:
+        self.corrected = self.unrepeatable or self._means() is not None
+        """Whether errors of earlier columns were corrected by later ones."""
+        if self.unrepeatable:
             self.other_bytes.set()
 
-    def _was_corrected(self) -> bool:
+    def _is_unrepeatable(self) -> bool:
         if self.encoding.rounding != FEEDBACK or self.bitwise or self.after.name not in LEVELS:
             return False
         marks = self.encoding.marks
@@ -253,9 +256,9 @@ class _Comparison:
             grade,
             largest,
             0.0 if self.bitwise else self._relative_rms(),
-            encoded_again=not self.other_bytes.is_set() if grade is Grade.ROUNDED and not self.corrected else None,
+            encoded_again=not self.other_bytes.is_set() if grade is Grade.ROUNDED and not self.unrepeatable else None,
             sampled=1 - sum(self.kept.values()) / max(1, math.prod(self.origin.shape[:-1])),
-            other_bytes=self.other_bytes.is_set() and self.encodable.is_set() and not self.corrected,
+            other_bytes=self.other_bytes.is_set() and self.encodable.is_set() and not self.unrepeatable,
             corrected=self.corrected,
         )
         weighted = self.other_bytes.is_set() or self._weights() is not None
@@ -450,14 +453,21 @@ class _Comparison:
         imatrix = self.encoding.imatrix
         return imatrix.weights(self.node.name, self.node.shape) if imatrix and self.after.quantized else None
 
+    def _means(self) -> Floats | None:
+        """Return the means of the inputs by which rows were corrected; None where they were not."""
+        imatrix = self.encoding.imatrix
+        if imatrix is None or self.encoding.rounding != SEARCH or self.after.name not in LEVELS or self.bitwise:
+            return None
+        return imatrix.means(self.node.name, self.node.shape)
+
     def _encoded(self, start: int, rows: Floats, weights: Floats | None) -> Bytes | None:
         """Return the source's rows in the output's type; None where we cannot know how they were encoded."""
         one = codec(self.after.name)
         if one.encode is None or (one.needs_imatrix and weights is None):
             return None
         try:
-            values, rounding = np.ascontiguousarray(rows), self.encoding.rounding
-            return encode_rows(self.after, values, weights, start, self.node.shape, rounding)
+            values, means = np.ascontiguousarray(rows), self._means()
+            return encode_rows(self.after, values, weights, start, self.node.shape, self.encoding.rounding, means)
         except BlockError:  # a value that no encoder of ours takes
             return None
 

@@ -21,7 +21,7 @@ from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
 from ggferry.quant.fingerprints import Fingerprints
-from ggferry.quant.types import BlockError
+from ggferry.quant.types import SEARCH, BlockError
 from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
@@ -241,8 +241,10 @@ def convert(
 
 def _encode(plan: Plan, job: Job, rows: Any) -> Any:
     step = job.step
-    weights = importances(plan, step)
-    return encode_rows(step.type, rows, weights, job.start, step.node.shape, plan.options.rounding)
+    rounding, weights, means = plan.options.rounding, importances(plan, step), None
+    if rounding == SEARCH and plan.imatrix:
+        means = plan.imatrix.means(step.name, step.node.shape)
+    return encode_rows(step.type, rows, weights, job.start, step.node.shape, rounding, means)
 
 
 def importances(plan: Plan, step: Step) -> Any:

@@ -179,11 +179,12 @@ def remove(path: str) -> None:
     """
     for _ in range(2):
         try:
-            return os.unlink(path)
+            os.unlink(path)
         except FileNotFoundError:
-            return None
+            return
         except OSError:
             continue
+        return
 
 
 def name_new(path: str, target: str) -> None:

@@ -66,7 +66,7 @@ class ImatrixOptions(TypedDict, total=False):
         imatrix: An importance matrix, GGUF or .dat.
         include_weights: Which of its entries are used.
         exclude_weights: Which of its entries are not used.
-        rounding: 'stock'; of the same types, 'search' rounds closer to the weights, 'feedback' to what they compute.
+        rounding: 'stock'; of the same types, 'search' comes nearer to the model by the matrix, 'feedback' by a text.
     """
 
     imatrix: StrPath | None

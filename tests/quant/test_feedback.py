@@ -9,7 +9,7 @@ import pytest
 
 from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
-from ggferry.quant.feedback import COLUMNS, DAMPING, correction_factors, encode_with_feedback
+from ggferry.quant.feedback import COLUMNS, DAMPING, correction_factors, encode_by_means, encode_with_feedback
 from ggferry.quant.levels import LEVELS
 
 WIDTH = 2 * COLUMNS
@@ -123,3 +123,62 @@ def test_a_row_that_corrections_lead_astray_is_rounded_without_them(weights: Any
     assert one.encode is not None
     found = encode_with_feedback(one.type, weights, None, factors)
     np.testing.assert_array_equal(found, one.encode(weights, None))
+
+
+@pytest.fixture(scope="module")
+def moved_inputs(inputs: Any) -> Any:
+    """Inputs whose columns have means of their own."""
+    return inputs + np.random.default_rng(8).normal(size=WIDTH).astype(np.float32) * inputs.std(axis=0)
+
+
+def squares_and_means(inputs: Any) -> tuple[Any, Any]:
+    return np.square(inputs, dtype=np.float64).mean(0).astype(np.float32), inputs.mean(0, dtype=np.float64).astype(
+        "<f4"
+    )
+
+
+def test_levels_by_means_are_those_of_gptq(moved_inputs: Any) -> None:
+    """The textbook chooses the same levels for H = diag(variances) + μᵀμ, but between two levels."""
+    width = 32
+    squares, means = squares_and_means(moved_inputs[:, :width])
+    mean = means.astype(float)
+    moments = np.diag(np.maximum(squares - mean**2, 0)) + np.outer(mean, mean)
+    moments += DAMPING * (squares.mean(dtype=float) - moments.diagonal().mean()) * np.eye(width)  # gptq adds the rest
+    weights = np.random.default_rng(7).normal(size=(50, width)).astype(np.float32)
+    one = codec("Q8_0")
+    blocks = encode_by_means(one.type, weights, squares, means)
+    scales = blocks[:, :2].copy().view(np.float16).astype(float)[:, 0]
+    found = one.values(blocks, width)
+    other = sum(
+        int((np.abs(found[row] - gptq(weights[row : row + 1], moments, scale, -128, 127)[0]) > scale / 2).sum())
+        for row, scale in enumerate(scales)
+    )
+    plain = one.encode(weights, squares) if one.encode else blocks
+    assert other <= 2 < int((found != one.values(plain, width)).sum())
+
+
+@pytest.mark.parametrize("name", sorted(LEVELS))
+def test_products_change_less_by_means(name: str, moved_inputs: Any, weights: Any) -> None:
+    """Also where rows are encoded one by one, which gives the same bytes."""
+    one, (squares, means) = codec(name), squares_and_means(moved_inputs)
+    assert one.encode is not None
+    blocks = encode_by_means(one.type, weights, squares, means)
+    apart = [one.values(each, WIDTH) - weights for each in (one.encode(weights, squares), blocks)]
+    lost = [float(np.square(moved_inputs @ each.T).sum()) for each in apart]
+    assert lost[1] < 0.9 * lost[0]
+    single = [encode_by_means(one.type, weights[n : n + 1], squares, means) for n in range(len(weights))]
+    assert np.array_equal(np.concatenate(single), blocks)
+
+
+def test_inputs_without_means_leave_the_rows_to_the_encoder(weights: Any) -> None:
+    one, squares = codec("Q4_K"), np.ones(WIDTH, np.float32)
+    assert one.searched is not None
+    found = encode_by_means(one.type, weights, squares, np.zeros(WIDTH, np.float32))
+    assert np.array_equal(found, one.searched(weights, squares))
+
+
+def test_means_that_contradict_their_squares_do_no_harm(weights: Any) -> None:
+    """μ² > the mean of squares: no file of ours says so, and a row is encoded plainly where it is led astray."""
+    one, squares = codec("Q4_K"), np.full(WIDTH, 1e-6, np.float32)
+    found = one.values(encode_by_means(one.type, weights, squares, np.full(WIDTH, 1e6, np.float32)), WIDTH)
+    assert np.abs(found - weights).max() < 1 and np.isfinite(found).all()

@@ -33,7 +33,7 @@ from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.files.named_texts import text_of
 from ggferry.formats.gguf.header_layout import GGUFLayout, with_values
 from ggferry.formats.imatrix import Imatrix, read_imatrix
-from ggferry.quant.types import FEEDBACK
+from ggferry.quant.types import FEEDBACK, SEARCH
 
 
 def understood(request: Request, checkpoint: Checkpoint) -> Understood:
@@ -95,7 +95,7 @@ def plan_of(request: Request, source: Understood) -> Plan:
     placed, layouts = place(steps, metadata, request.options)
     notes, unloadable = _notes(request, source, steps, metadata, named)
     chunks, corrected = _calibration(request, source)
-    notes += corrected
+    notes += corrected + _searched(request, imatrix)
     plan = Plan(graph, request.options, metadata, placed, layouts, imatrix, named + notes, unloadable, chunks)
     source.plans[request_key] = Planned(plan, notes, described)
     return plan
@@ -119,6 +119,20 @@ def _calibration(request: Request, source: Understood) -> tuple[tuple[tuple[int,
     text = text_of(path)
     chunks = calibration_chunks(graph, source.tokenizer, text)
     return chunks, (f"rounded with feedback by {tokens_of(path, text, chunks)}, where a type has levels",)
+
+
+def _searched(request: Request, imatrix: Imatrix | None) -> tuple[str, ...]:
+    """Return a note where `--rounding search` has half of what it goes by."""
+    if (
+        request.options.rounding != SEARCH
+        or imatrix is None
+        or any(e.plain is not None for e in imatrix.entries.values())
+    ):
+        return ()
+    return (
+        f"{os.path.basename(imatrix.path)} has no means of inputs (in_sum), which `ggferry imatrix` writes: --rounding "
+        "search chose scales by it, and errors of earlier columns are not corrected by later ones",
+    )
 
 
 def tokens_of(path: str, text: str, chunks: Sequence[Sequence[int]]) -> str:

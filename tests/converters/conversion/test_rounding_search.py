@@ -22,10 +22,13 @@ def source(fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def matrix(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An importance matrix of the source on a text of ours."""
+    return measured(source, tmp_path_factory.mktemp("matrix") / "imatrix.gguf")
+
+
+def measured(source: Path, path: Path) -> Path:
     from ggferry.service.operations.imatrix import ImatrixCommand, run
 
-    folder = tmp_path_factory.mktemp("matrix")
-    text, path = folder / "text.txt", folder / "imatrix.gguf"
+    text = path.with_suffix(".txt")
     text.write_text((Path(__file__).parents[3] / "CONTRIBUTING.md").read_text())
     run(ImatrixCommand(str(source), texts=(str(text),), out=str(path), chunk_size=128, chunks=8))
     return path
@@ -39,6 +42,11 @@ def test_the_receipt_says_how_it_was_rounded_and_the_proof_holds(source: Path, m
     options = done.receipt["options"]
     assert options["rounding"] == "search" and options["imatrix"] == matrix.name
     assert plain.receipt["options"]["rounding"] == "stock"
+    corrected = {
+        each["rounding"] for each in done.receipt["tensors"] if each["grade"] == "rounded" and "blk" in each["name"]
+    }
+    assert corrected == {"search"} and not any("rounding" in each for each in plain.receipt["tensors"])
+    assert all(each["encoded_again"] for each in done.receipt["tensors"] if "rounding" in each)
     assert searched.stat().st_size == stock.stat().st_size and searched.read_bytes() != stock.read_bytes()
     types = [{name: each.type for name, each in ggferry.inspect(path).tensors.items()} for path in (stock, searched)]
     assert types[0] == types[1]
@@ -55,12 +63,15 @@ def test_stock_is_the_default_byte_for_byte(source: Path, matrix: Path, tmp_path
     assert one.read_bytes() == other.read_bytes()
 
 
-def test_a_type_without_a_search_keeps_its_bytes(source: Path, matrix: Path, tmp_path: Path) -> None:
+def test_without_means_a_type_without_a_search_keeps_its_bytes(source: Path, tmp_path: Path) -> None:
+    """A .dat file, as llama-imatrix's files, holds no sums of the inputs themselves."""
     one, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    matrix = measured(source, tmp_path / "imatrix.dat")
     assert codec("Q8_0").searched is None
     ggferry.quantize(source, one, "q8_0", imatrix=matrix, verify="none")
-    ggferry.quantize(source, other, "q8_0", imatrix=matrix, rounding="search", verify="none")
+    done = ggferry.quantize(source, other, "q8_0", imatrix=matrix, rounding="search", verify="none")
     assert one.read_bytes() == other.read_bytes()
+    assert [note for note in done.receipt["notes"] if "no means of inputs (in_sum)" in note]
 
 
 def test_a_search_needs_an_importance_matrix(source: Path, tmp_path: Path) -> None:

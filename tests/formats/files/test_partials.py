@@ -17,7 +17,7 @@ from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.formats.errors import BusyError, RefusedError, UsageError
-from ggferry.formats.files.partial_files import check_target, claim, write_file
+from ggferry.formats.files.partial_files import check_target, claim, remove, write_file
 from ggferry.formats.files.partial_names import is_partial
 from ggferry.formats.readers.gguf import open_gguf
 from helpers.archive_tools import plan
@@ -225,3 +225,21 @@ def test_a_private_name_left_beside_the_finished_file_goes_with_the_next_refusal
         check_target(str(target))
     assert Path(alive.path).exists()
     alive.discard()
+
+
+def test_a_private_name_goes_although_its_removal_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, calls = tmp_path / ".x.partial", []
+    path.touch()
+    unlink = os.unlink
+
+    def fails_once(name: str) -> None:
+        calls.append(name)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, "here")
+        unlink(name)
+
+    monkeypatch.setattr("os.unlink", fails_once)
+    remove(str(path))
+    assert calls == [str(path)] * 2 and not path.exists()
+    remove(str(path))
+    assert len(calls) == 3
