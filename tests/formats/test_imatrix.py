@@ -49,7 +49,10 @@ SUMS = {  # two weights, one of them three experts of four columns
 def gguf_file(
     path: Path, entries: Mapping[str, tuple[np.ndarray, Iterable[float]]] = SUMS, *, big: bool = False, **keys: Any
 ) -> Path:
-    """An importance matrix as llama-imatrix writes it, by the gguf package. `keys`: None leaves a key out."""
+    """An importance matrix as llama-imatrix writes it, by the gguf package.
+
+    `keys`: None leaves a key out; `plain`: sums of the inputs themselves, by name, as `ggferry imatrix` adds them.
+    """
     writer = gguf.GGUFWriter(path, "", endianess=gguf.GGUFEndian.BIG if big else gguf.GGUFEndian.LITTLE)
     writer.kv_data[0].clear()
     writer.add_type("imatrix")
@@ -58,6 +61,8 @@ def gguf_file(
     for key in ("chunk_count", "chunk_size"):
         if (value := keys.get(key, 12)) is not None:
             writer.add_uint32(f"imatrix.{key}", value)
+    for name, sums in keys.get("plain", {}).items():
+        writer.add_tensor(f"{name}.in_sum", sums)
     for name, (sums, counts) in entries.items():
         writer.add_tensor(f"{name}.in_sum2", sums)
         if counts is not None:
@@ -122,6 +127,33 @@ def test_experts_divide_by_their_own_counts(tmp_path: Path, big: bool) -> None:
         experts = matrix.weights("blk.0.ffn_down_exps.weight", (3, 8, 4))
         third = [float(np.float32(x) / np.float32(3)) for x in (8, 9, 10, 11)]
         assert experts is not None and experts.tolist() == [[0.0, 0.5, 1.0, 1.5], [1.0] * 4, third]
+
+
+@pytest.mark.parametrize("big", [False, True])
+def test_means_of_inputs_divide_by_the_same_counts(tmp_path: Path, big: bool) -> None:
+    name, of = "blk.0.ffn_down_exps.weight", np.array([[2, -4, 0, 1], [0, 0, 0, 0], [3, 6, -3, 1]], np.float32)
+    with read_imatrix(str(gguf_file(tmp_path / "m.gguf", big=big, plain={name: of}))) as matrix:
+        assert matrix.means("blk.0.attn_q.weight", (8, 4)) is None and matrix.means("other.weight", (8, 4)) is None
+        third = float(np.float32(1) / np.float32(3))
+        expected = [[1.0, -2.0, 0.0, 0.5], [0.0] * 4, [1.0, 2.0, -1.0, third]]
+        found = matrix.means(name, (3, 8, 4))
+        assert found is not None and found.dtype == np.float32 and found.tolist() == expected
+        pruned = matrix.of_experts({name: (2, 0)}).means(name, (2, 8, 4))
+        assert pruned is not None and pruned.tolist() == [expected[2], expected[0]]
+        with pytest.raises(ShapeError):
+            matrix.means(name, (3, 8, 5))
+
+
+def test_a_mean_that_is_no_number_is_named(tmp_path: Path) -> None:
+    name = "blk.0.attn_q.weight"
+    path = gguf_file(tmp_path / "m.gguf", plain={name: np.array([[1, 2, np.nan, 4]], np.float32)})
+    with (
+        read_imatrix(str(path)) as matrix,
+        pytest.raises(BadValueError, match="sum of the activations of value 2") as refused,
+    ):
+        matrix.means(name, (8, 4))
+    at = refused.value.offset
+    assert at is not None and np.isnan(np.frombuffer(path.read_bytes()[at : at + 4], "<f4")[0])
 
 
 def test_one_count_for_all_experts_and_fractions_of_one(tmp_path: Path) -> None:
