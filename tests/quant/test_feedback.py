@@ -9,7 +9,7 @@ import pytest
 
 from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
-from ggferry.quant.feedback import COLUMNS, DAMPING, correction_factors, encode_by_means, encode_with_feedback
+from ggferry.quant.feedback import COLUMNS, DAMPING, VARIANCE, correction_factors, encode_by_means, encode_with_feedback
 from ggferry.quant.levels import LEVELS
 
 WIDTH = 2 * COLUMNS
@@ -143,7 +143,8 @@ def test_levels_by_means_are_those_of_gptq(moved_inputs: Any) -> None:
     squares, means = squares_and_means(moved_inputs[:, :width])
     mean = means.astype(float)
     moments = np.diag(np.maximum(squares - mean**2, 0)) + np.outer(mean, mean)
-    moments += DAMPING * (squares.mean(dtype=float) - moments.diagonal().mean()) * np.eye(width)  # gptq adds the rest
+    moments += VARIANCE * squares.mean(dtype=float) * np.eye(width)
+    moments -= DAMPING / (1 + DAMPING) * moments.diagonal().mean() * np.eye(width)  # which gptq adds again
     weights = np.random.default_rng(7).normal(size=(50, width)).astype(np.float32)
     one = codec("Q8_0")
     blocks = encode_by_means(one.type, weights, squares, means)
