@@ -16,7 +16,10 @@ from ggferry.converters.prequantized.recognize import dequantized
 def decoded(path: Path) -> dict[str, tuple[str, np.ndarray]]:
     """Type and values of each tensor."""
     return {
-        tensor.name: (tensor.tensor_type.name, gguf.dequantize(tensor.data, tensor.tensor_type))
+        tensor.name: (
+            tensor.tensor_type.name,
+            tensor.data if tensor.tensor_type.name == "I32" else gguf.dequantize(tensor.data, tensor.tensor_type),
+        )
         for tensor in gguf.GGUFReader(path).tensors
     }
 
