@@ -26,7 +26,7 @@ LISTED_DENSE = (
     HParam("n_dense_stated", None, fields=N_DENSE.fields, required=False), replace(N_DENSE, fields={}, derive=dense),
 )
 N_SHARED = HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0,
-                  own_first=True, defaults=(Default(0, "none is shared"),))
+                  own_only=True, defaults=(Default(0, "none is shared"),))
 GROUPS = (
     HParam("expert_groups", "expert_group_count", fields={"hf": "n_group"}, required=False,
            defaults=(Default(1, "no groups", dialect="hf"),),
@@ -47,7 +47,7 @@ NORM = HParam(
     defaults=(Default(True, "transformers' default", dialect="hf"), Default(False, "what readers take")),
 )
 SIGMOID = HParam("expert_gating", "expert_gating_func", fields={"hf": "scoring_func"}, words={"sigmoid": 2},
-                 defaults=(Default(2, "the family's", dialect="hf"),))
+                 defaults=(Default(2, "the family's", dialect="hf"),), own_only=True)
 HPARAMS = (
     N_DENSE, common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP, N_SHARED, *GROUPS, SCALE, NORM, SIGMOID,
 )

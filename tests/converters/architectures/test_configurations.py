@@ -504,8 +504,8 @@ def test_what_a_runtime_or_transformers_computes_otherwise_in_mimo_is_said(tmp_p
 
 def test_why_the_text_model_is_not_read_comes_before_what_the_encoder_lacks(tmp_path: Path) -> None:
     make("minimax-m3", tmp_path / "hf")
-    edit(tmp_path / "hf", scoring_func="softmax")
-    with pytest.raises(UnsupportedError, match="scoring_func") as caught:
+    edit(tmp_path / "hf", hidden_act="relu")
+    with pytest.raises(UnsupportedError, match="hidden_act") as caught:
         convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))
     assert caught.value.hint and "nor is an mmproj file written: nothing says what vision." in caught.value.hint
 
