@@ -28,11 +28,13 @@ LISTED_DENSE = (
 N_SHARED = HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0,
                   own_only=True, defaults=(Default(0, "none is shared"),))
 GROUPS = (
-    HParam("expert_groups", "expert_group_count", fields={"hf": "n_group"}, required=False,
-           defaults=(Default(1, "no groups", dialect="hf"),),
+    HParam("expert_groups_stated", None, fields={"hf": "n_group"}, required=False,
+           defaults=(Default(1, "no groups", dialect="hf"),)),
+    HParam("expert_groups_used_stated", None, fields={"hf": "topk_group"}, required=False,
+           defaults=(Default(1, "no groups", dialect="hf"),)),
+    HParam("expert_groups", "expert_group_count", derive="@chosen_groups", required=False,
            check="0 < expert_groups and n_expert % expert_groups == 0"),
-    HParam("expert_groups_used", "expert_group_used_count", fields={"hf": "topk_group"},
-           required=False, defaults=(Default(1, "no groups", dialect="hf"),),
+    HParam("expert_groups_used", "expert_group_used_count", derive="@expert_groups_used", required=False,
            check="0 < expert_groups_used and expert_groups_used <= expert_groups"
            " and n_expert_used * expert_groups <= expert_groups_used * n_expert"),
 )
