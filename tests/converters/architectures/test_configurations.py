@@ -510,6 +510,16 @@ def test_why_the_text_model_is_not_read_comes_before_what_the_encoder_lacks(tmp_
     assert caught.value.hint and "nor is an mmproj file written: nothing says what vision." in caught.value.hint
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["granite_swa", "granite_swa moe", "step35", "cohere2", "mimo2", "gpt-oss"])
+def test_a_window_that_no_block_has_ends_llama_cpp(name: str, tmp_path: Path) -> None:
+    count = TINY[name].config["num_hidden_layers"]
+    make(name, tmp_path / "hf", layer_types=["full_attention"] * count)
+    graph = understand(open_checkpoint(str(tmp_path / "hf")))
+    assert "llama.cpp" not in graph.runtimes and any("no block has the window" in note for note in graph.notes)
+    assert alike(write(graph, tmp_path / "x.gguf"), list(TOKENS)) == "dies"
+
+
 def test_kinds_of_attention_that_no_key_says_are_the_class_s(tmp_path: Path) -> None:
     """Of 24 blocks: for another number transformers refuses its own default."""
     make("gptneo", tmp_path, num_layers=24, attention_types=[[["global", "local"], 12]])
