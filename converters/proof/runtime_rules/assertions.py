@@ -242,7 +242,9 @@ def _pictures_at_the_end(file: File) -> str:
     (models/qwen3vl.cpp)."""
     features, blocks = int(file.number("n_deepstack_layers")), int(file.number("block_count"))
     found = 0 < blocks <= features
-    return f"features of pictures are added behind {features} blocks: it asserts that the last has none" if found else ""
+    return (
+        f"features of pictures are added behind {features} blocks: it asserts that the last has none" if found else ""
+    )
 
 
 _NORMED = "../ggml/src/ggml-cpu/ops.cpp ggml_compute_forward_rms_norm_f32"

@@ -76,8 +76,11 @@ SLOW: tuple[Case, ...] = (
     ("minicpm3", {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-6}, "alike"),
     ("qwen35moe", {}, "alike"),
     ("qwen35moe", rope(partial_rotary_factor=0.5, mrope_section=[5, 4, 4]), "dies"),
-    *((name, {"n_group": count, "topk_group": count}, "alike") for count in (2, 4)
-      for name in ("deepseek v3", "deepseek v2 groups", "glm4moe", "mistral4", "mimo2")),
+    *(
+        (name, {"n_group": count, "topk_group": count}, "alike")
+        for count in (2, 4)
+        for name in ("deepseek v3", "deepseek v2 groups", "glm4moe", "mistral4", "mimo2")
+    ),
     *(("qwen3vlmoe", {"num_hidden_layers": count}, said) for count, said in ((1, "dies"), (2, "dies"), (3, "alike"))),
 )
 
