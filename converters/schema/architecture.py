@@ -270,6 +270,7 @@ class Dialect(Written):
         bundled: (class, key): a checkpoint of that class holds such a draft for itself where its configuration has the
             key, and `--mtp-only` writes it.
         types: Of `classes`, only models whose text part (`config_section`) states one of these model types.
+        unless: Of `classes`, only models of which the configuration does not say that this key is true.
         fields: The column of `HParam.fields` it uses; its own name if empty.
         layouts: The GGML-era header layouts it is for; all if empty.
         shaped: A tensor and its shape in header fields, by which the dialect is recognized; the first dialect of the
@@ -303,6 +304,7 @@ class Dialect(Written):
     forbidden_tensors: tuple[str, ...] = ()
     bundled: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
+    unless: str = ""
     fields: str = ""
     layouts: tuple[str, ...] = ()
     shaped: tuple[str, ...] = ()

@@ -61,6 +61,8 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
         "HunYuanMoEV1Model": {"num_experts": 4, "moe_topk": 2, "head_dim": 8},
         "ArceeModel": {}, "FalconModel": {"num_kv_heads": 2, "new_decoder_architecture": True}, "GraniteMoeModel": {},
         "Ministral3Model": {"head_dim": 8}, "Jais2Model": {},
+        "Exaone4Model": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+        "Gemma3TextModel": {"head_dim": 20, "sliding_window": 6, "query_pre_attn_scalar": 20},
     }.items()},
     **{kind.removesuffix("Model"): (kind, {key: SIZES[key] for key in SIZES if key != "intermediate_size"})
        for kind in ("GPT2Model", "GPTBigCodeModel", "MptModel")},
@@ -422,7 +424,6 @@ def edited(folder: Path, **changes: Any) -> None:
         ("modernbert", {"hidden_activation": "relu"}, UnsupportedError),
         ("modernbert", {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 3.0}},
          UnsupportedError),  # of the blocks with a window, too
-        ("embeddinggemma", {"use_bidirectional_attention": False}, UnsupportedError),
         ("embeddinggemma", {"query_pre_attn_scalar": 24}, InconsistentError),
         *((name, {"rope_parameters": None, "rope_scaling": {"type": "llama3", "factor": 2.0}}, UnsupportedError)
           for name in ("eurobert", "nomic", "jina 3")),
