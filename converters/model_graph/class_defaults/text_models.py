@@ -189,6 +189,13 @@ def _with_rotary(config: Mapping[str, Any], within: str, defaults: ClassDefaults
         kept = {key: value for key, value in part.items() if key != ROPE}
         note = f"config.json: {ROPE} is not by kind of block: transformers reads nothing of it"
         return InForce(_with(config, within, kept), (note,))
+    if defaults is not None and not apart and isinstance(new, Mapping) and _by_kind(new):
+        flat = {key: value for key, value in new.items() if not isinstance(value, Mapping)}
+        if flat:  # else the class has no parameters at all, or has them by kind
+            note = f"config.json: {', '.join(sorted(new.keys() - flat.keys()))} in {ROPE} beside those of all blocks: "
+            part = {**part, ROPE: flat}
+            found = _with_rotary(_with(config, within, part), within, defaults)
+            return replace(found, notes=(note + "transformers reads nothing of it", *found.notes))
     if not old and new is None and whole is not None:
         return InForce(_with(config, within, {**part, ROPE: whole}), assumed=True)
     if not (isinstance(old, Mapping) and old and isinstance(new, Mapping) and new):

@@ -135,6 +135,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "biases that the class does not read": ("nemotron-h", {"attention_bias": True}),
     **{f"a base of a class that has one: {name}": (name, {"rope_theta": 777.0}) for name in ("gptj", "codegen")},
+    **{f"rotary parameters of kinds of blocks that the class does not have: {name}": (
+        name, {"rope_parameters": {
+            "rope_type": "default", "rope_theta": 700.0,
+            "full_attention": {"rope_type": "linear", "rope_theta": 333.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 77.0}}})
+       for name in ("llama", "cohere2", "exaone4", "granite", "smollm3")},
     "an original context that the class overwrites": ("phi3 longrope", {"original_max_position_embeddings": GONE}),
     "two lists of factors under an older name": (
         "phi3",
