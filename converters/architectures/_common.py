@@ -67,7 +67,7 @@ GELU_TANH = HParam("activation", None, STRING, {"hf": "hidden_act"}, words=_TANH
 # 'gelu' in a Gemma configuration was always computed as gelu_pytorch_tanh (transformers PR 29402).
 GEMMA_GELU = HParam(
     "activation", None, STRING, {"hf": "hidden_activation|hidden_act"}, words=_TANH | {"gelu": "gelu_tanh"},
-    required=False, own_only=True,
+    required=False, own_first=True,
 )
 # The classes after the first Gemma compute what they are told; llama.cpp's graphs of them do not.
 GEMMA_ERF = HParam(

@@ -189,9 +189,10 @@ def _with_rotary(config: Mapping[str, Any], within: str, defaults: ClassDefaults
         kept = {key: value for key, value in part.items() if key != ROPE}
         note = f"config.json: {ROPE} is not by kind of block: transformers reads nothing of it"
         return InForce(_with(config, within, kept), (note,))
-    if defaults is not None and not apart and isinstance(new, Mapping) and _by_kind(new):
+    of_all = defaults is not None and not any(place.startswith(f"{ROPE}.") for place in defaults.values)
+    if of_all and isinstance(new, Mapping) and _by_kind(new):
         flat = {key: value for key, value in new.items() if not isinstance(value, Mapping)}
-        if flat:  # else the class has no parameters at all, or has them by kind
+        if flat:  # else there are none of all blocks, and what the class computes is not known
             note = f"config.json: {', '.join(sorted(new.keys() - flat.keys()))} in {ROPE} beside those of all blocks: "
             part = {**part, ROPE: flat}
             found = _with_rotary(_with(config, within, part), within, defaults)
