@@ -378,9 +378,10 @@ def _is_there(checkpoint: Checkpoint, mark: str) -> bool:
 def _listed(name: str, spec: Architecture, dialect: Dialect, by_class: Mapping[str, Architecture]) -> bool:
     """Return whether a class leads to this dialect where there are no tensors to tell.
 
-    It leads to the architecture that lists it, in a dialect that need not lack any tensor.
+    It leads to the architecture that lists it, or to one that takes it where a key says so, in a dialect that need not
+    lack any tensor.
     """
-    return by_class.get(name, spec) is spec and not dialect.forbidden_tensors
+    return (by_class.get(name, spec) is spec or bool(dialect.unless)) and not dialect.forbidden_tensors
 
 
 def _by_class(checkpoint: Checkpoint) -> tuple[Architecture, str]:
@@ -420,6 +421,7 @@ def _matching_dialect(
         for dialect in spec.dialects
         if name in dialect.classes
         and (not dialect.types or text_type(checkpoint.metadata, dialect) in dialect.types)
+        and not (dialect.unless and checkpoint.metadata.get(dialect.unless) is True)
         and (checkpoint.tensors or dialect.types or _listed(name, spec, dialect, by_class))
         and not any(_is_there(checkpoint, tensor) for tensor in dialect.forbidden_tensors)
     ]

@@ -10,10 +10,14 @@ tables (`HParam.derive`), and `tests/laws/test_class_defaults.py` holds both tog
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -28,8 +32,9 @@ from transformers_keys import classes
 
 HEAD = """\
 # What transformers {version} takes for keys that a config.json leaves out: model type | classes | parts | other
-# names | key=value. A part is a member that describes the text model, with its model type; another name is one that the
-# class takes for a key. Made by tools/transformers_defaults.py; not edited by hand.
+# names | read | key=value. A part is a member that describes the text model, with its model type; another name is one
+# that the class takes for a key; read are the keys without such a value that its code names, of those that families
+# share (`HParam.own_only`). Made by tools/transformers_defaults.py; not edited by hand.
 """
 ROPE = "rope_parameters"
 PROBE = 12345.0
@@ -43,6 +48,12 @@ def read_keys() -> set[str]:
         "rope_theta",
         "partial_rotary_factor",
     }
+
+
+def shared_keys() -> set[str]:
+    """Return the keys of which a class reads only its own."""
+    params = (param for spec in architectures().values() for param in spec.hparams if param.own_only)
+    return {place for param in params for place in param.fields.get("hf", "").split("|") if "." not in place}
 
 
 def parts() -> set[str]:
@@ -156,12 +167,25 @@ def _flat(tree: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
         yield f"{before}{key}", value
 
 
+@cache
+def words_of(folder: Path) -> frozenset[str]:
+    """Return what the code in a folder of transformers may name: members and texts."""
+    return frozenset(re.findall(r"""[."'](\w+)""", "".join(path.read_text("utf-8") for path in folder.glob("*.py"))))
+
+
+def named(cls: Any, names: Iterable[str]) -> frozenset[str]:
+    """Return the words by which a configuration class, or the code of the models that have it, may read a key."""
+    classes = [cls, *(getattr(transformers, name) for name in names if hasattr(transformers, name))]
+    code = frozenset[str]().union(*(words_of(Path(inspect.getfile(each)).parent) for each in classes))
+    return code | {item.name for item in dataclasses.fields(cls)} | {*cls.attribute_map, *cls.attribute_map.values()}
+
+
 def main() -> None:
     """Print the table."""
     print(HEAD.format(version=transformers.__version__), end="")
-    asked, within = read_keys(), parts()
+    asked, within, shared = read_keys(), parts(), shared_keys()
     wanted = {kind: names for kind, names in classes().items() if kind in CONFIG_MAPPING and can_be_empty(kind)}
-    lines: dict[str, tuple[str, str, str, Any]] = {}
+    lines: dict[str, tuple[str, str, str, str, Any]] = {}
     rest = [(kind, CONFIG_MAPPING[kind], " ".join(sorted(names))) for kind, names in sorted(wanted.items())]
     while rest:
         kind, cls, names = rest.pop(0)
@@ -172,11 +196,13 @@ def main() -> None:
             own = {item.name for item in dataclasses.fields(cls)}  # set in their order: the key's own default is last
             aliases = sorted(pair for pair in cls.attribute_map.items() if pair[1] in asked and pair[0] not in own)
             others = " ".join(f"{alias}:{key}" for alias, key in aliases)
-            lines[kind] = (names, said, others, defaults(cls, asked) | dict(changed_parts(cls, inner, asked)))
-    for kind, (names, said, others, found) in sorted(lines.items()):
+            found = defaults(cls, asked) | dict(changed_parts(cls, inner, asked))
+            silent = {place for place in shared & named(cls, names.split()) if place not in found}
+            lines[kind] = (names, said, others, " ".join(sorted(silent)), found)
+    for kind, (names, said, others, read, found) in sorted(lines.items()):
         items = sorted(found.items())  # transformers makes some of sets
         text = " ".join(f"{key}={json.dumps(value, separators=(',', ':'), sort_keys=True)}" for key, value in items)
-        print(kind, names, said, others, text, sep=" | ")
+        print(kind, names, said, others, read, text, sep=" | ")
 
 
 if __name__ == "__main__":

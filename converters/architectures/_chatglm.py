@@ -51,7 +51,7 @@ HPARAMS = (
     *ROTARY,
     common.TIED,
     HParam("joint", None, BOOL, required=False),
-    HParam("biased", None, BOOL, {"hf": "add_qkv_bias|attention_bias"}, required=False),
+    HParam("biased", None, BOOL, {"hf": "add_qkv_bias|attention_bias"}, required=False, own_only=True),
     # What this graph does not do.
     HParam("all_biased", None, BOOL, {"hf": "add_bias_linear"}, words={False: False}, required=False),
     HParam("rms", None, BOOL, {"hf": "rmsnorm"}, words={True: True}, required=False),
@@ -63,6 +63,7 @@ HPARAMS = (
         {"hf": "apply_residual_connection_post_layernorm"},
         words={False: False},
         required=False,
+        own_only=True,
     ),
     common.SILU,
 )

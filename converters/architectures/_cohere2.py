@@ -13,7 +13,7 @@ LOGIT_SCALE = HParam(
     defaults=(Default(0.0625, "transformers' default", dialect="hf"),),
 )
 # A whole head turns: published configurations say so, transformers has no such key.
-WHOLE = HParam("rope_part", None, common.F32, {"hf": "rotary_pct"}, words={1: 1.0}, required=False)
+WHOLE = HParam("rope_part", None, common.F32, {"hf": "rotary_pct"}, words={1: 1.0}, required=False, own_only=True)
 IGNORED_KEYS = (
     IgnoredKey("position_embedding_type", "the blocks with a window turn, the others do not", ("rope_gptj",)),
     IgnoredKey("order_of_interleaved_layers", "the list of blocks says it, too", ("local_attn_first",)),

@@ -40,7 +40,7 @@ RMS_EPS = HParam(
 )
 LAYER_EPS = HParam(
     "eps", "attention.layer_norm_epsilon", F32, {"hf": "layer_norm_eps|norm_epsilon|norm_eps|layer_norm_epsilon"},
-    defaults=(Default(1e-5, "transformers' default", dialect="hf"),), own_first=True,
+    defaults=(Default(1e-5, "transformers' default", dialect="hf"),), own_only=True,
 )
 
 # Source only: decide which tensors there must be, or refuse what the runtime's graph does not do.
@@ -58,7 +58,7 @@ ATTENTION_BIAS = HParam("attention_bias", None, BOOL, {"hf": "attention_bias"}, 
 # Of the output's, for which most loaders of llama.cpp have no place: where all are zeros, the model has none.
 OUTPUT_BIAS = HParam("output_bias", None, BOOL, {"hf": "attention_bias"}, required=False, nonzero=True)
 BIASES = (ATTENTION_BIAS, OUTPUT_BIAS)
-MLP_BIAS = HParam("mlp_bias", None, BOOL, {"hf": "mlp_bias"}, required=False)
+MLP_BIAS = HParam("mlp_bias", None, BOOL, {"hf": "mlp_bias"}, required=False, own_only=True)
 UNLOADED_MLP_BIAS = replace(MLP_BIAS, nonzero=True)
 SILU = HParam("activation", None, STRING, {"hf": "hidden_act"}, words={"silu": "silu", "swish": "silu"}, required=False)
 RELU_SQUARED = HParam("activation", None, STRING, {"hf": "hidden_act"}, words={"relu2": "relu_squared"}, required=False)
@@ -67,7 +67,7 @@ GELU_TANH = HParam("activation", None, STRING, {"hf": "hidden_act"}, words=_TANH
 # 'gelu' in a Gemma configuration was always computed as gelu_pytorch_tanh (transformers PR 29402).
 GEMMA_GELU = HParam(
     "activation", None, STRING, {"hf": "hidden_activation|hidden_act"}, words=_TANH | {"gelu": "gelu_tanh"},
-    required=False,
+    required=False, own_first=True,
 )
 # The classes after the first Gemma compute what they are told; llama.cpp's graphs of them do not.
 GEMMA_ERF = HParam(
@@ -145,14 +145,16 @@ QWEN_WINDOWS = (
 # Experts
 N_EXPERT = HParam(
     "n_expert", "expert_count", fields={"hf": "num_local_experts|num_experts|n_routed_experts"}, absent=0,
-    own_first=True,
+    own_only=True,
 )
 N_EXPERT_USED = HParam(
-    "n_expert_used", "expert_used_count", fields={"hf": "num_experts_per_tok"}, absent=0,
+    "n_expert_used", "expert_used_count", fields={"hf": "num_experts_per_tok"}, absent=0, own_only=True,
     check="n_expert_used <= n_expert and (n_expert == 0 or 0 < n_expert_used)",
 )
 
-N_FF_EXP = HParam("n_ff_exp", "expert_feed_forward_length", fields={"hf": "moe_intermediate_size"})
+N_FF_EXP = HParam(
+    "n_ff_exp", "expert_feed_forward_length", fields={"hf": "moe_intermediate_size"}, own_only=True
+)
 # Whether a checkpoint keeps gate and up of its experts in one stack (`_tensors.or_joined`).
 JOINED = HParam("joined", None, BOOL, required=False)
 ALL_SPARSE = (

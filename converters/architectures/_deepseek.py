@@ -92,8 +92,8 @@ DENSE = (
 ROUTING = (
     common.N_EXPERT, common.N_EXPERT_USED, replace(common.N_FF_EXP, derive=expert_width),
     HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0,
-           own_first=True),
-    HParam("expert_selection", None, STRING, {"hf": "topk_method"}, words=_SELECTIONS, required=False,
+           own_only=True),
+    HParam("expert_selection", None, STRING, {"hf": "topk_method"}, words=_SELECTIONS, required=False, own_only=True,
            defaults=(Default("noaux_tc", "as DeepSeek-V3 does", when=_V3, dialect="hf"),
                      Default("greedy", "transformers' default", when="n_expert > 0", dialect="hf"))),
     HParam("expert_groups_stated", None, fields={"hf": "n_group"}, required=False),
@@ -114,7 +114,7 @@ GATING = HParam(
     "expert_gating", "expert_gating_func", fields={"hf": "scoring_func"}, words={"softmax": 1, "sigmoid": 2},
     defaults=(Default(2, "DeepSeek-V3 scores experts by sigmoid", when=_V3, dialect="hf"),
               Default(1, "DeepSeek-V2 scores experts by softmax", when="n_expert > 0")),
-    required=False,
+    required=False, own_only=True,
 )
 PLAIN = (common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU)
 

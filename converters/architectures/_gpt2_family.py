@@ -34,7 +34,8 @@ BIASED = HParam(
 # What GPT-2's graph does not do.
 OTHERWISE = (
     BIASED,
-    HParam("normed_before", None, gpt.BOOL, {"hf": "do_layer_norm_before"}, words={True: True}, required=False),
+    HParam("normed_before", None, gpt.BOOL, {"hf": "do_layer_norm_before"}, words={True: True}, required=False,
+           own_only=True),
     # RuGPT-3 XL's heads may each see some blocks of text only.
     HParam("sparse_attention", None, gpt.STRING, {"hf": "sparse_mode"}, words={"none": "none"}, required=False),
     HParam("unnormed", None, gpt.BOOL, {"hf": "_remove_final_layer_norm"}, words=gpt.FALSE, required=False),

@@ -27,7 +27,7 @@ def rotated(values: Values) -> tuple[bool, ...]:
 ROTATED = (
     HParam("rope_bases", None, F32, {"hf": "layer_rope_theta"}, length="n_layer", required=False),
     HParam("rope_stated", None, BOOL, {"hf": "no_rope_layers"}, words={1: True, 0: False}, length="n_layer",
-           required=False),
+           required=False, own_only=True),
     HParam("base_stated", None, F32, rope.BASE.fields, required=False),
     HParam("rope_base", "rope.freq_base", F32, derive=base, check="rope_base > 1"),
     HParam("rope_layers", "attention.rope_pattern", BOOL, derive=rotated, implied="each n >= 0", length="n_layer"),

@@ -26,13 +26,15 @@ LISTED_DENSE = (
     HParam("n_dense_stated", None, fields=N_DENSE.fields, required=False), replace(N_DENSE, fields={}, derive=dense),
 )
 N_SHARED = HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts|num_shared_experts"}, null=0,
-                  own_first=True, defaults=(Default(0, "none is shared"),))
+                  own_only=True, defaults=(Default(0, "none is shared"),))
 GROUPS = (
-    HParam("expert_groups", "expert_group_count", fields={"hf": "n_group"}, required=False,
-           defaults=(Default(1, "no groups", dialect="hf"),),
+    HParam("expert_groups_stated", None, fields={"hf": "n_group"}, required=False,
+           defaults=(Default(1, "no groups", dialect="hf"),)),
+    HParam("expert_groups_used_stated", None, fields={"hf": "topk_group"}, required=False,
+           defaults=(Default(1, "no groups", dialect="hf"),)),
+    HParam("expert_groups", "expert_group_count", derive="@chosen_groups", required=False,
            check="0 < expert_groups and n_expert % expert_groups == 0"),
-    HParam("expert_groups_used", "expert_group_used_count", fields={"hf": "topk_group"},
-           required=False, defaults=(Default(1, "no groups", dialect="hf"),),
+    HParam("expert_groups_used", "expert_group_used_count", derive="@expert_groups_used", required=False,
            check="0 < expert_groups_used and expert_groups_used <= expert_groups"
            " and n_expert_used * expert_groups <= expert_groups_used * n_expert"),
 )
@@ -47,7 +49,7 @@ NORM = HParam(
     defaults=(Default(True, "transformers' default", dialect="hf"), Default(False, "what readers take")),
 )
 SIGMOID = HParam("expert_gating", "expert_gating_func", fields={"hf": "scoring_func"}, words={"sigmoid": 2},
-                 defaults=(Default(2, "the family's", dialect="hf"),))
+                 defaults=(Default(2, "the family's", dialect="hf"),), own_only=True)
 HPARAMS = (
     N_DENSE, common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP, N_SHARED, *GROUPS, SCALE, NORM, SIGMOID,
 )

@@ -51,7 +51,7 @@ HPARAMS = (
            defaults=(Default(1, _HF, dialect="hf"),), check="0 < n_shared"),
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", derive="n_ff_exp * n_shared",
            fields={"hf": "moe_shared_expert_intermediate_size"}),
-    common.also_at(routed.GROUPS[0], "num_expert_group"), routed.GROUPS[1], routed.SCALE,
+    common.also_at(routed.GROUPS[0], "num_expert_group"), *routed.GROUPS[1:], routed.SCALE,
     common.also_at(routed.NORM, "moe_renormalize"),
     replace(common.also_at(routed.SIGMOID, "score_function", "moe_router_activation_func"), required=True),
     *bailing.bounds("expert_limit", "swiglu_clamp_exp", "expert_swiglu_limit_list"),

@@ -2,13 +2,16 @@
 its own rotary base; only the blocks without a window are stretched.
 
 Source: llama.cpp `src/models/gemma3.cpp`, transformers `modeling_gemma3.py`. Of a vision model the text half is
-taken.
+taken. A Gemma3TextModel that sees what follows is `gemma_embedding`.
 """
+
+from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _gemma3 as shared
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _text_backbone as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, IgnoredKey
 
 _VISION = "the vision half: this file holds the text model"
@@ -43,4 +46,9 @@ SPEC = Architecture(
         ),
     ),
     recipe=gemma.RECIPE,
+)
+SPEC = half.with_base(SPEC, "Gemma3TextModel")
+SPEC = replace(
+    SPEC, hf_classes=SPEC.hf_classes[:-1],
+    dialects=(*SPEC.dialects[:-1], replace(SPEC.dialects[-1], unless="use_bidirectional_attention")),
 )

@@ -28,7 +28,7 @@ FEED_FORWARD = (
     HParam("n_ff", "feed_forward_length", derive=gemma.widths, length="n_layer", allow_scalar=True),
     common.N_EXPERT,
     HParam("n_expert_used", "expert_used_count", fields={"hf": "top_k_experts|num_experts_per_tok"}, absent=0,
-           check="n_expert_used <= n_expert and (n_expert == 0 or 0 < n_expert_used)"),
+           own_only=True, check="n_expert_used <= n_expert and (n_expert == 0 or 0 < n_expert_used)"),
     HParam("n_ff_exp", "expert_feed_forward_length", fields={"hf": "moe_intermediate_size|expert_intermediate_size"},
            required=False),
     HParam("moe_block", None, BOOL, {"hf": "enable_moe_block"}, required=False,

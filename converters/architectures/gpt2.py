@@ -25,7 +25,8 @@ HPARAMS = (
     *(N_FF if size is gpt.N_FF else size for size in gpt.SIZES), gpt.N_HEAD_KV, gpt.SCALED, gpt.ATTN_SCALE,
     common.ALWAYS_TIED, ACTIVATION, *family.SCALED, *family.OTHERWISE,
     # Scores divided by the block's number too (stanford-crfm's): nothing in GGUF says so, and no runtime does it.
-    HParam("by_layer", None, gpt.BOOL, {"hf": "scale_attn_by_inverse_layer_idx"}, words=gpt.FALSE, required=False),
+    HParam("by_layer", None, gpt.BOOL, {"hf": "scale_attn_by_inverse_layer_idx"}, words=gpt.FALSE, required=False,
+           own_only=True),
     HParam("crossed", None, gpt.BOOL, {"hf": "add_cross_attention"}, words=gpt.FALSE, required=False),
 )
 

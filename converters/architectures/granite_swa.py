@@ -15,7 +15,7 @@ from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *swa.ROTATED, rope.N_ROT, rope.LLAMA3_KIND, *rope.SCALING, rope.LOW, rope.HIGH,
-    *swa.WINDOWS, *granite.SCALES, common.N_EXPERT, common.N_EXPERT_USED,
+    *swa.WINDOWS, common.N_WINDOWS, *granite.SCALES, common.N_EXPERT, common.N_EXPERT_USED,
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", fields={"hf": "shared_intermediate_size"}, absent=0),
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )
@@ -53,7 +53,7 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
-            caveats=rope.CAVEATS,
+            caveats=(*rope.CAVEATS, common.NO_WINDOW),
             renames=(
                 (f"{LAYER}input_linear.weight", f"{LAYER}experts.gate_up_proj"),
                 (f"{LAYER}output_linear.weight", f"{LAYER}experts.down_proj"),

@@ -88,7 +88,7 @@ EPS = replace(
 )
 # InternLM 3 says of each what it has; everybody else of attention, and of the feed-forward.
 BIASES = (
-    replace(common.ATTENTION_BIAS, fields={"hf": "qkv_bias|attention_bias"}),
+    replace(common.ATTENTION_BIAS, fields={"hf": "qkv_bias|attention_bias"}, own_only=True),
     HParam("output_bias", None, ValueType.BOOL, {"hf": "bias|attention_bias"}, required=False),
     replace(common.MLP_BIAS, fields={"hf": "bias|mlp_bias"}),
 )

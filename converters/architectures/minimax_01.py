@@ -22,7 +22,7 @@ LIGHTNING_EPS = HParam(
 )
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, LIGHTNING_EPS, rope.BASE,
-    replace(rope.N_ROT, fields={"hf": "rotary_dim"}),
+    replace(rope.N_ROT, fields={"hf": "rotary_dim"}, own_only=True),
     rope.KIND, *rope.SCALING,
     HParam("lightning", "attention.recurrent_layers", BOOL, {"hf": "layer_types|attn_type_list"}, length="n_layer",
            words={"linear_attention": True, "full_attention": False, 0: True, 1: False}, derive=minimax.every_other,

@@ -48,7 +48,7 @@ HPARAMS = (
     *step.listed("bases", "rope_theta", F32),
     replace(rope.BASE, fields={"hf": "rope_parameters.full_attention.rope_theta"}, derive=step.of_full_blocks,
             defaults=()),
-    step.BASE_OF_WINDOWS, laguna.PLAIN_WINDOWS,
+    common.N_WINDOWS, step.BASE_OF_WINDOWS, laguna.PLAIN_WINDOWS,
     *step.listed("fractions", "partial_rotary_factors", F32),
     HParam("fractions_fit", None, derive=step.fractions_are_those, required=False, check="fractions_fit == 1"),
     HParam("fraction_full", None, F32, {"hf": "rope_parameters.full_attention.partial_rotary_factor"},
@@ -110,7 +110,7 @@ HF = Dialect(
         nextn.DROP, *common.DROPS,
         *half.drop_vision("vision_model.*", "vit_large_projector.*", "model.vision_model.*"),
     ),
-    caveats=(*rope.CAVEATS, common.biased_output("step35")),
+    caveats=(*rope.CAVEATS, common.biased_output("step35"), common.NO_WINDOW),
     ignored_keys=(
         common.UNBIASED,
         routed.NEXT_COUNT,

@@ -127,7 +127,7 @@ class Statements:
         every = param.fields.get(column, (param.key or "") if column == "gguf" else "").split("|")
         places = self._in_sections(every)
         declared: tuple[Any, str] | None = None
-        for place in filter(None, self._own_first(places) if param.own_first else places):
+        for place in filter(None, self._own(param, places)):
             found = self._find(param, place, column)
             silent = found is NOTHING or (found is None and param.null is None)
             if not silent and declared is None:
@@ -149,15 +149,16 @@ class Statements:
         inside = any(place.startswith(self._sections) for place in places)
         return [place for place in places if "." in place] if inside else places
 
-    def _own_first(self, places: list[str]) -> list[str]:
-        """Return the places, those first by whose name transformers' class knows the value.
+    def _own(self, param: HParam, places: list[str]) -> list[str]:
+        """Return the places of `param` that are read, and in which order, where transformers has the class.
 
-        Of two keys that contradict each other it reads its own, and the other is one of another family.
+        Of two keys that contradict each other a class reads its own, and the other is one of another family.
         """
         known = self._defaults
-        if known is None:
+        if known is None or not (param.own_first or param.own_only):
             return places
-        return sorted(places, key=lambda place: known.find(place) is NOTHING)
+        read = filter(known.reads, places) if param.own_only else places
+        return sorted(read, key=lambda place: known.find(place) is NOTHING)
 
     def _value(self, param: HParam, column: str, place: str, found: Any) -> tuple[Any, str]:
         if place.startswith(PREPROCESSOR):

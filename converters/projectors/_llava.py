@@ -6,6 +6,7 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.schema.architecture import Caveat, Default, Drop, HParam
 from ggferry.converters.schema.derivations import Derivation, Values
 from ggferry.formats.gguf.values import ValueType
+from ggferry.formats.limits import MAX_LAYERS
 
 _BEHIND = "of a block behind the last one whose states are read"
 
@@ -40,7 +41,8 @@ def deepest(values: Values) -> int:
 
 def unread(values: Values) -> tuple[int, ...]:
     """Return for every block whether it is behind all whose states are read."""
-    return tuple(int(block >= deepest(values)) for block in range(values["n_blocks"]))
+    last = deepest(values)
+    return tuple(int(block >= last) for block in range(min(values["n_blocks"], MAX_LAYERS)))
 
 
 def alone(values: Values) -> int:

@@ -83,7 +83,9 @@ class HParam(Written):
         repeated: Whether the source may state a list of pairs: items, and how many times they stand one behind another.
         least: The least whole number it may be.
         own_first: Whether, of several keys of families that share it, that comes first by which transformers' class
-            knows the value: the class reads no other.
+            knows the value.
+        own_only: Whether only the keys that transformers' class reads are read, where there is such a class: others
+            stand in configurations that were made of those of other families.
         shared: Whether another hparam has the same key: one where it holds a number, the other where it holds a list.
         nonzero: Whether it is a flag of biases that llama.cpp has no place for: false where all of them are zeros,
             which are dropped. Where no role has the flag, they must be.
@@ -113,6 +115,7 @@ class HParam(Written):
     repeated: bool = False
     least: int = 0
     own_first: bool = False
+    own_only: bool = False
     nonzero: bool = False
     shared: bool = False
 
@@ -267,6 +270,7 @@ class Dialect(Written):
         bundled: (class, key): a checkpoint of that class holds such a draft for itself where its configuration has the
             key, and `--mtp-only` writes it.
         types: Of `classes`, only models whose text part (`config_section`) states one of these model types.
+        unless: Of `classes`, only models of which the configuration does not say that this key is true.
         fields: The column of `HParam.fields` it uses; its own name if empty.
         layouts: The GGML-era header layouts it is for; all if empty.
         shaped: A tensor and its shape in header fields, by which the dialect is recognized; the first dialect of the
@@ -300,6 +304,7 @@ class Dialect(Written):
     forbidden_tensors: tuple[str, ...] = ()
     bundled: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
+    unless: str = ""
     fields: str = ""
     layouts: tuple[str, ...] = ()
     shaped: tuple[str, ...] = ()

@@ -218,7 +218,13 @@ def qwen_window_layers(values: Values) -> tuple[bool, ...] | None:
 
 def expert_groups(values: Values) -> int | None:
     """Return expert_group_count; 1 where the configuration states groups that its greedy selection never uses."""
-    return 1 if values["expert_selection"] == "greedy" else values.get("expert_groups_stated")
+    return 1 if values["expert_selection"] == "greedy" else chosen_groups(values)
+
+
+def chosen_groups(values: Values) -> int | None:
+    """Return expert_group_count; 1 where all groups are used, of which llama.cpp's loader asserts that it is not so."""
+    groups = values.get("expert_groups_stated")
+    return 1 if groups and groups == values.get("expert_groups_used_stated") else groups
 
 
 def expert_groups_used(values: Values) -> int | None:
@@ -336,6 +342,7 @@ HPARAMS: dict[str, Derivation] = {
     "window_layers": window_layers,
     "qwen_window_layers": qwen_window_layers,
     "expert_groups": expert_groups,
+    "chosen_groups": chosen_groups,
     "expert_groups_used": expert_groups_used,
     "pooling_type": pooling_type,
 }

@@ -39,7 +39,6 @@ UNUSABLE = {
     "glm4v_moe": "no head is as wide as the default says",
     "qwen3_omni_moe": "no head is as wide as the default says",
     "minimax_m3_vl": "the default chooses more blocks than llama.cpp's graph",
-    "gemma3_text Gemma3TextModel": "the default sees what comes before only, which no embedding model does",
 }
 """Classes whose default configuration is refused: type, and class where not all of the type → the reason."""
 SAME = {

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward import towers
 from ggferry.converters.forward.model import Model, Result
-from ggferry.formats.errors import UsageError
+from ggferry.formats.errors import OutOfRangeError, UsageError
+from ggferry.formats.limits import MAX_PATCHES
 from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
@@ -68,12 +69,23 @@ def _edges(shape: Sequence[int]) -> str:
 
 
 def fixed_inputs(model: Model) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the values of every input on which a proof compares both sides."""
+    """Yield the name and the values of every input on which a proof compares both sides.
+
+    Raises OutOfRangeError where a size of the tower, such as that of a window, makes the picture larger than any is.
+    """
     if model.recipe.vision:
         tower, module = model.tower(PREFIXES[PICTURE]), _module(model, PICTURE)
         rows, columns = module.patches(tower) if hasattr(module, "patches") else _patches(tower)
         size, merge = int(tower.sizes["patch_size"]), int(tower.sizes.get("merge") or 1)
         rows, columns = (-(-count // merge) * merge for count in (rows, columns))
+        if rows * columns > MAX_PATCHES:
+            sizes = ((name, value) for name, value in tower.sizes.items() if not name.startswith(PREFIXES[PICTURE]))
+            large = (name for name, value in sizes if isinstance(value, int) and value > MAX_PATCHES)
+            raise OutOfRangeError(
+                f"the picture of a proof ({', '.join(large)})",
+                found=f"{rows} × {columns} patches",
+                expected=f"{MAX_PATCHES} or fewer",
+            )
         yield PICTURE, fixed_picture(rows * size, columns * size)
     if model.recipe.audio:
         tower, module = model.tower(PREFIXES[SPECTRUM]), _module(model, SPECTRUM)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -30,15 +30,22 @@ class ClassDefaults:
         origin: What they are, for a receipt.
         values: Place in the configuration of the text model → value.
         aliases: Another name that the class takes for a key of that configuration → the key.
+        read: Further keys that the class may read; None where that is not known.
     """
 
     origin: str
     values: Mapping[str, Any]
     aliases: Mapping[str, str]
+    read: Collection[str] | None = None
 
     def find(self, places: str) -> Any:
         """Return the default of the first of the places ('a.b|c') that has one, or NOTHING."""
         return next((self.values[place] for place in places.split("|") if place in self.values), NOTHING)
+
+    def reads(self, place: str) -> bool:
+        """Return whether the class may read what a configuration has at the place: no other is a word of its code."""
+        known = self.read is None or "." in place or place in self.aliases
+        return known or place in self.values or place in (self.read or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +56,14 @@ class ModelType:
         classes: The classes of our tables that it has.
         parts: Member of the configuration that describes a text model → its model type where none is stated.
         aliases: Another name of a key (`attribute_map`) → the key.
+        read: Further keys of our tables that its code names.
         text: The defaults, as the file has them.
     """
 
     classes: tuple[str, ...]
     parts: Mapping[str, str]
     aliases: Mapping[str, str]
+    read: frozenset[str]
     text: str
 
 
@@ -66,8 +75,9 @@ def _listed() -> tuple[str, Mapping[str, ModelType]]:
     found = dict[str, ModelType]()
     for line in text.splitlines():
         if not line.startswith("#"):
-            kind, names, parts, aliases, values = line.split(" | ", 4)
-            found[kind] = ModelType(tuple(names.split()), _pairs(parts), _pairs(aliases), values)
+            kind, names, parts, aliases, read, values = line.split(" | ", 5)
+            further = frozenset(read.split())
+            found[kind] = ModelType(tuple(names.split()), _pairs(parts), _pairs(aliases), further, values)
     return text.split(maxsplit=4)[3], found
 
 
@@ -114,7 +124,7 @@ def class_defaults(config: Mapping[str, Any], within: str) -> ClassDefaults | No
         return None
     origin = f"what transformers {version} takes for a {name} where nothing states it"
     if not isinstance(descend(config, within) if within else NOTHING, Mapping):
-        return ClassDefaults(origin, _values(kind), types[kind].aliases)
+        return ClassDefaults(origin, _values(kind), types[kind].aliases, types[kind].read)
     declared = descend(config, f"{within}.model_type")
     part = declared if isinstance(declared, str) else types[kind].parts.get(within, "")
     own = {
@@ -122,7 +132,9 @@ def class_defaults(config: Mapping[str, Any], within: str) -> ClassDefaults | No
     }
     whole = {key: value for key, value in _values(kind).items() if key in WHOLE}
     found = {**(_values(part) if part in types else {}), **own, **whole}
-    return ClassDefaults(origin, found, types[part].aliases if part in types else {})
+    if part not in types:
+        return ClassDefaults(origin, found, {})
+    return ClassDefaults(origin, found, types[part].aliases, types[part].read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,14 @@ def _with_rotary(config: Mapping[str, Any], within: str, defaults: ClassDefaults
         kept = {key: value for key, value in part.items() if key != ROPE}
         note = f"config.json: {ROPE} is not by kind of block: transformers reads nothing of it"
         return InForce(_with(config, within, kept), (note,))
+    of_all = defaults is not None and not any(place.startswith(f"{ROPE}.") for place in defaults.values)
+    if of_all and isinstance(new, Mapping) and _by_kind(new):
+        flat = {key: value for key, value in new.items() if not isinstance(value, Mapping)}
+        if flat:  # else there are none of all blocks, and what the class computes is not known
+            note = f"config.json: {', '.join(sorted(new.keys() - flat.keys()))} in {ROPE} beside those of all blocks: "
+            part = {**part, ROPE: flat}
+            found = _with_rotary(_with(config, within, part), within, defaults)
+            return replace(found, notes=(note + "transformers reads nothing of it", *found.notes))
     if not old and new is None and whole is not None:
         return InForce(_with(config, within, {**part, ROPE: whole}), assumed=True)
     if not (isinstance(old, Mapping) and old and isinstance(new, Mapping) and new):

@@ -237,6 +237,16 @@ def own_caches(file: File) -> tuple[int, list[bool]]:
     return own, windows if own <= count else []
 
 
+def _pictures_at_the_end(file: File) -> str:
+    """The last block hands on the rows of chosen tokens only, to which features of every token would be added
+    (models/qwen3vl.cpp)."""
+    features, blocks = int(file.number("n_deepstack_layers")), int(file.number("block_count"))
+    found = 0 < blocks <= features
+    return (
+        f"features of pictures are added behind {features} blocks: it asserts that the last has none" if found else ""
+    )
+
+
 _NORMED = "../ggml/src/ggml-cpu/ops.cpp ggml_compute_forward_rms_norm_f32"
 _LOADED = "llama-model.cpp llama_model_base::load_hparams"
 RULES = (
@@ -258,6 +268,7 @@ RULES = (
     ),
     Rule("aborts", OF_BOTH_KINDS, _one_kind, ("llama-model.cpp llama_model::create_memory",)),
     Rule("aborts", SEVERAL_AXES, _sections, ("../ggml/src/ggml-cpu/ops.cpp ggml_mrope_cache_init",)),
+    Rule("aborts", "qwen3vl qwen3vlmoe", _pictures_at_the_end, ()),
     Rule("aborts", WHOLE_HEADS, _whole_heads, ()),
     Rule("aborts", "*", _pairs, ("../ggml/src/ggml-cpu/ops.cpp ggml_compute_forward_rope_flt",)),
     Rule("aborts", EQUAL_HEADS, _equal_heads, ()),

@@ -93,6 +93,7 @@ INVERSES: dict[str, Inverse] = {
     "rotated": rotated_as_listed,
     "chunked": chunked,
     "expert_groups": expert_groups,
+    "chosen_groups": expert_groups,
     "expert_groups_used": expert_groups,
     "of_all": of_all,
     "normed": lambda values: {"norm_stated": values.get("expert_norm")},

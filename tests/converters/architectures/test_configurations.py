@@ -135,6 +135,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "biases that the class does not read": ("nemotron-h", {"attention_bias": True}),
     **{f"a base of a class that has one: {name}": (name, {"rope_theta": 777.0}) for name in ("gptj", "codegen")},
+    **{f"rotary parameters of kinds of blocks that the class does not have: {name}": (
+        name, {"rope_parameters": {
+            "rope_type": "default", "rope_theta": 700.0,
+            "full_attention": {"rope_type": "linear", "rope_theta": 333.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 77.0}}})
+       for name in ("llama", "cohere2", "exaone4", "granite", "smollm3")},
     "an original context that the class overwrites": ("phi3 longrope", {"original_max_position_embeddings": GONE}),
     "two lists of factors under an older name": (
         "phi3",
@@ -504,10 +510,20 @@ def test_what_a_runtime_or_transformers_computes_otherwise_in_mimo_is_said(tmp_p
 
 def test_why_the_text_model_is_not_read_comes_before_what_the_encoder_lacks(tmp_path: Path) -> None:
     make("minimax-m3", tmp_path / "hf")
-    edit(tmp_path / "hf", scoring_func="softmax")
-    with pytest.raises(UnsupportedError, match="scoring_func") as caught:
+    edit(tmp_path / "hf", hidden_act="relu")
+    with pytest.raises(UnsupportedError, match="hidden_act") as caught:
         convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))
     assert caught.value.hint and "nor is an mmproj file written: nothing says what vision." in caught.value.hint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["granite_swa", "granite_swa moe", "step35", "cohere2", "mimo2", "gpt-oss"])
+def test_a_window_that_no_block_has_ends_llama_cpp(name: str, tmp_path: Path) -> None:
+    count = TINY[name].config["num_hidden_layers"]
+    make(name, tmp_path / "hf", layer_types=["full_attention"] * count)
+    graph = understand(open_checkpoint(str(tmp_path / "hf")))
+    assert "llama.cpp" not in graph.runtimes and any("no block has the window" in note for note in graph.notes)
+    assert alike(write(graph, tmp_path / "x.gguf"), list(TOKENS)) == "dies"
 
 
 def test_kinds_of_attention_that_no_key_says_are_the_class_s(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
         "HunYuanMoEV1Model": {"num_experts": 4, "moe_topk": 2, "head_dim": 8},
         "ArceeModel": {}, "FalconModel": {"num_kv_heads": 2, "new_decoder_architecture": True}, "GraniteMoeModel": {},
         "Ministral3Model": {"head_dim": 8}, "Jais2Model": {},
+        "Exaone4Model": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+        "Gemma3TextModel": {"head_dim": 20, "sliding_window": 6, "query_pre_attn_scalar": 20},
     }.items()},
     **{kind.removesuffix("Model"): (kind, {key: SIZES[key] for key in SIZES if key != "intermediate_size"})
        for kind in ("GPT2Model", "GPTBigCodeModel", "MptModel")},
@@ -293,12 +295,12 @@ def neo_tensors() -> dict[str, torch.Tensor]:
     return found
 
 
-def neo_states(w: dict[str, torch.Tensor]) -> np.ndarray:
+def neo_states(w: dict[str, torch.Tensor], heads: int = HEADS, eps: float = 1e-4) -> np.ndarray:
     """As chandar-lab's code computes them: complex rotation of neighbors, each head's q, k, v beside one another."""
-    d = WIDTH // HEADS
+    d = WIDTH // heads
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-4) * w[f"model.{name}.weight"]
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w[f"model.{name}.weight"]
 
     x = w["model.encoder.weight"][IDS]
     turn = torch.polar(
@@ -308,9 +310,9 @@ def neo_states(w: dict[str, torch.Tensor]) -> np.ndarray:
     for n in range(BLOCKS):
         at = f"transformer_encoder.{n}"
         read = norm(x, f"{at}.attention_norm") @ w[f"model.{at}.qkv.weight"].T
-        q, k, v = read.view(len(IDS), HEADS, 3 * d).chunk(3, -1)
+        q, k, v = read.view(len(IDS), heads, 3 * d).chunk(3, -1)
         q, k = (
-            torch.view_as_real(torch.view_as_complex(part.reshape(len(IDS), HEADS, d // 2, 2)) * turn).flatten(-2)
+            torch.view_as_real(torch.view_as_complex(part.reshape(len(IDS), heads, d // 2, 2)) * turn).flatten(-2)
             for part in (q, k)
         )
         seen = torch.einsum("qhd,khd->hqk", q, k) / d**0.5
@@ -320,13 +322,41 @@ def neo_states(w: dict[str, torch.Tensor]) -> np.ndarray:
     return norm(x, "layer_norm").numpy()
 
 
-def test_neobert_by_its_definition(tmp_path: Path) -> None:
+def neobert(folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
+    folder.mkdir()
     tensors = neo_tensors()
-    (tmp_path / "hf").mkdir()
-    save_file(tensors, tmp_path / "hf" / "model.safetensors")
-    (tmp_path / "hf" / "config.json").write_text(json.dumps(NEO))
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(NEO | changes))
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("changes", "computed"),
+    [
+        ({}, {}),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+            ({"num_attention_heads": 6}, {"heads": 6}),
+            ({"norm_eps": 0.1, "hidden_act": "swiglu"}, {"eps": 0.1}),
+            ({"intermediate_size": 7, "max_length": 20, "dim_head": 5}, {}),  # the tensors say it
+            ({"rms_norm_eps": 0.1, "tie_word_embeddings": True}, {}),  # read by nobody
+        )),
+    ],
+)
+def test_neobert_by_its_definition(changes: dict[str, Any], computed: dict[str, Any], tmp_path: Path) -> None:
+    tensors = neobert(tmp_path / "hf", **changes)
     for side in both(tmp_path / "hf"):
-        assert relative(neo_states(tensors), forward(graph_of(side), IDS)) <= LIMIT
+        assert relative(neo_states(tensors, **computed), forward(graph_of(side), IDS)) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("hidden_act", "gelu"), ("rope", False), ("rms_norm", False), ("num_attention_heads", 5), ("hidden_size", 40),
+     ("vocab_size", 95), ("num_hidden_layers", 2), ("num_hidden_layers", 4)],
+)
+def test_what_no_neobert_is_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    neobert(tmp_path / "hf", **{key: value})
+    with pytest.raises(GgferryError):
+        graph_of(str(tmp_path / "hf"))
 
 
 # --- Jina's embeddings v2, by their definition -------------------------------------------------------------------
@@ -338,7 +368,7 @@ JINA = {
 }
 
 
-def jina_tensors(words: int) -> dict[str, torch.Tensor]:
+def jina_tensors(words: int, kinds: int = 2) -> dict[str, torch.Tensor]:
     rng = torch.Generator().manual_seed(4)
     found = {}
 
@@ -352,7 +382,7 @@ def jina_tensors(words: int) -> dict[str, torch.Tensor]:
         found[f"{name}.bias"] = 0.2 * torch.randn(WIDTH, generator=rng)
 
     linear("bert.embeddings.word_embeddings", words, WIDTH, bias=False)
-    linear("bert.embeddings.token_type_embeddings", 2, WIDTH, bias=False)
+    linear("bert.embeddings.token_type_embeddings", kinds, WIDTH, bias=False)
     norm("bert.embeddings.LayerNorm")
     for n in range(BLOCKS):
         at = f"bert.encoder.layer.{n}"
@@ -366,45 +396,78 @@ def jina_tensors(words: int) -> dict[str, torch.Tensor]:
     return found
 
 
-def jina_states(w: dict[str, torch.Tensor]) -> np.ndarray:
-    """As Jina's code computes them: scores fall with the distance to either side; three heads take 1/16, 1/256, 1/4."""
+SLOPES = {3: (1 / 16, 1 / 256, 1 / 4), 4: (1 / 4, 1 / 16, 1 / 64, 1 / 256),
+          6: (1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8)}
+
+
+def jina_states(w: dict[str, torch.Tensor], heads: int = HEADS, eps: float = 1e-5) -> np.ndarray:
+    """As Jina's code computes them: scores fall with the distance to either side, of each head by another slope."""
     functional = torch.nn.functional
 
     def linear(x: torch.Tensor, name: str) -> torch.Tensor:
         return functional.linear(x, w[f"bert.{name}.weight"], w.get(f"bert.{name}.bias"))
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        return functional.layer_norm(x, (WIDTH,), w[f"bert.{name}.weight"], w[f"bert.{name}.bias"], 1e-5)
+        return functional.layer_norm(x, (WIDTH,), w[f"bert.{name}.weight"], w[f"bert.{name}.bias"], eps)
 
     places = torch.arange(len(IDS))
-    fall = -torch.tensor([1 / 16, 1 / 256, 1 / 4])[:, None, None] * (places[None] - places[:, None]).abs()
+    fall = -torch.tensor(SLOPES[heads])[:, None, None] * (places[None] - places[:, None]).abs()
     words, types = (w[f"bert.embeddings.{name}_embeddings.weight"] for name in ("word", "token_type"))
     x = norm(words[IDS] + types[0], "embeddings.LayerNorm")
     for n in range(BLOCKS):
         at = f"encoder.layer.{n}"
         q, k, v = (
-            linear(x, f"{at}.attention.self.{part}").view(len(IDS), HEADS, -1).transpose(0, 1)
+            linear(x, f"{at}.attention.self.{part}").view(len(IDS), heads, -1).transpose(0, 1)
             for part in ("query", "key", "value")
         )
-        seen = ((q @ k.mT * (WIDTH // HEADS) ** -0.5 + fall).softmax(-1) @ v).transpose(0, 1).flatten(1)
+        seen = ((q @ k.mT * (WIDTH // heads) ** -0.5 + fall).softmax(-1) @ v).transpose(0, 1).flatten(1)
         x = norm(linear(seen, f"{at}.attention.output.dense") + x, f"{at}.attention.output.LayerNorm")
         gate, up = linear(x, f"{at}.mlp.gated_layers").chunk(2, -1)
         x = norm(linear(functional.gelu(gate) * up, f"{at}.mlp.wo") + x, f"{at}.mlp.layernorm")
     return x.numpy()
 
 
-def jina(folder: Path, words: int = 96) -> dict[str, torch.Tensor]:
+def jina(folder: Path, words: int = 96, **changes: Any) -> dict[str, torch.Tensor]:
     folder.mkdir()
-    tensors = jina_tensors(words)
+    tensors = jina_tensors(words, changes.get("type_vocab_size", 2))
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(JINA | {"vocab_size": words}))
+    stated = JINA | {"vocab_size": words} | changes
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in stated.items() if value != GONE}))
     return tensors
 
 
-def test_jina_by_its_definition(tmp_path: Path) -> None:
-    tensors = jina(tmp_path / "hf")
+@pytest.mark.parametrize(
+    ("changes", "computed"),
+    [
+        ({}, {}),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+            ({"num_attention_heads": 6}, {"heads": 6}),
+            ({"num_attention_heads": 4, "layer_norm_eps": 0.1}, {"heads": 4, "eps": 0.1}),
+            ({"layer_norm_eps": GONE}, {"eps": 1e-12}),
+            ({"type_vocab_size": 1, "max_position_embeddings": 7}, {}),
+            ({"hidden_act": "relu", "emb_pooler": "mean", "is_decoder": False, "attention_dropout": 0.3}, {}),
+        )),
+    ],
+)
+def test_jina_by_its_definition(changes: dict[str, Any], computed: dict[str, Any], tmp_path: Path) -> None:
+    tensors = jina(tmp_path / "hf", **changes)
     for side in both(tmp_path / "hf"):
-        assert relative(jina_states(tensors), forward(graph_of(side), IDS)) <= LIMIT
+        assert relative(jina_states(tensors, **computed), forward(graph_of(side), IDS)) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("feed_forward_type", "reglu"), ("feed_forward_type", GONE), ("position_embedding_type", "absolute"),
+     ("position_embedding_type", GONE), ("is_decoder", True), ("num_attention_heads", 5), ("hidden_size", 40),
+     ("intermediate_size", 60), ("vocab_size", 95), ("num_hidden_layers", 2), ("num_hidden_layers", 4)],
+)
+def test_what_no_jina_is_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    jina(folder)
+    stated = json.loads((folder / "config.json").read_text()) | {key: value}
+    (folder / "config.json").write_text(json.dumps({name: one for name, one in stated.items() if one != GONE}))
+    with pytest.raises(GgferryError):
+        graph_of(str(folder))
 
 
 # --- what cannot be said -----------------------------------------------------------------------------------------
@@ -422,7 +485,6 @@ def edited(folder: Path, **changes: Any) -> None:
         ("modernbert", {"hidden_activation": "relu"}, UnsupportedError),
         ("modernbert", {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 3.0}},
          UnsupportedError),  # of the blocks with a window, too
-        ("embeddinggemma", {"use_bidirectional_attention": False}, UnsupportedError),
         ("embeddinggemma", {"query_pre_attn_scalar": 24}, InconsistentError),
         *((name, {"rope_parameters": None, "rope_scaling": {"type": "llama3", "factor": 2.0}}, UnsupportedError)
           for name in ("eurobert", "nomic", "jina 3")),

@@ -155,7 +155,6 @@ def test_a_configuration_without_a_class(llama: Path, tmp_path: Path) -> None:
         ("head_dim", 10, ShapeError),
         ("attention_bias", True, MissingError),
         ("mlp_bias", True, MissingError),
-        ("num_local_experts", 4, GgferryError),
     ],
 )
 def test_a_configuration_that_the_weights_contradict(

@@ -41,7 +41,7 @@ QUICK: tuple[Case, ...] = (
     ("deepseek v3", rope(**YARN), "otherwise"),
     ("deepseek v3", rope(**YARN, mscale=0.7, mscale_all_dim=0.7), "alike"),
     ("granite hybrid", {"mamba_conv_bias": False}, "dies"),
-    ("deepseek v3", {"n_group": 2, "topk_group": 2}, "dies"),
+    ("qwen3vl", {"num_hidden_layers": 2}, "dies"),
     ("gemma4 shared", {"num_kv_shared_layers": 2}, "dies"),
     ("qwen35", {"layer_types": ["full_attention"] * 4}, "dies"),
 )
@@ -76,7 +76,12 @@ SLOW: tuple[Case, ...] = (
     ("minicpm3", {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-6}, "alike"),
     ("qwen35moe", {}, "alike"),
     ("qwen35moe", rope(partial_rotary_factor=0.5, mrope_section=[5, 4, 4]), "dies"),
-    ("deepseek v3", {"n_group": 4, "topk_group": 4}, "dies"),
+    *(
+        (name, {"n_group": count, "topk_group": count}, "alike")
+        for count in (2, 4)
+        for name in ("deepseek v3", "deepseek v2 groups", "glm4moe", "mistral4", "mimo2")
+    ),
+    *(("qwen3vlmoe", {"num_hidden_layers": count}, said) for count, said in ((1, "dies"), (2, "dies"), (3, "alike"))),
 )
 
 
