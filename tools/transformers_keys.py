@@ -43,18 +43,12 @@ LISTED = (
 )
 
 UNTRIED = {
-    "BailingHybridForCausalLM",
     "CLIPModel",
     "ChameleonForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
     "DeepseekOcr2ForConditionalGeneration",
-    "DeepseekV4ForCausalLM",
-    "Dots3NoteForCausalLM",
-    "Dots3NoteForConditionalGeneration",
     "Gemma4AssistantForCausalLM",
     "Gemma4UnifiedAssistantForCausalLM",
-    "Glm5NextForConditionalGeneration",
-    "HYV4ForCausalLM",
     "HrmTextForCausalLM",
     "JinaEmbeddingsV3ForMaskedLM",
     "JinaEmbeddingsV3Model",
@@ -65,7 +59,6 @@ UNTRIED = {
     "MuseGlimmerForConditionalGeneration",
     "PocketTTSModel",
     "Qwen3ForSequenceClassification",
-    "Step3p7ForConditionalGeneration",
     "UnlimitedOcrForConditionalGeneration",
 }
 """Classes that transformers knows and for which nobody has shown that a folder made of a GGUF file is right: they are

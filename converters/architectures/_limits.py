@@ -14,13 +14,24 @@ def everywhere(name: str, blocks: str = "n_layer") -> Derivation:
     return listed
 
 
+def _alike(listed: str) -> Derivation:
+    """Return the inverse of `everywhere`: the number that all blocks have alike."""
+
+    def limit(values: Values) -> Values:
+        found = values.get(listed)
+        bounds = set(found if isinstance(found, tuple) else (found,))
+        return {"limit": bounds.pop()} if len(bounds) == 1 else {}
+
+    return limit
+
+
 def of_experts(derive: Derivation | str, *, required: bool = False, blocks: str = "n_layer") -> HParam:
     """Return what bounds the experts, one bound for each of `blocks` blocks."""
     return HParam("expert_limit", "swiglu_clamp_exp", common.F32, derive=derive, length=blocks, allow_scalar=True,
-                  required=required)
+                  required=required, undo=_alike("expert_limit"))
 
 
 def of_shared(derive: Derivation | str, *, blocks: str = "n_layer") -> HParam:
     """Return what bounds the experts that every token passes."""
     return HParam("shared_limit", "swiglu_clamp_shexp", common.F32, derive=derive, length=blocks, allow_scalar=True,
-                  required=False)
+                  required=False, undo=_alike("shared_limit"))

@@ -91,6 +91,10 @@ def _invert(graph: ModelGraph, dialect: Dialect, values: JSONObject) -> None:
     for param in graph.architecture.hparams:
         if param.name in HINGES and param.name not in values and len(set(param.words.values())) != 1:
             values |= {name: value for name, value in HINGES[param.name](values).items() if name == param.name}
+    for param in graph.architecture.hparams:
+        for other, value in (param.undo(values) if param.undo else {}).items():
+            if other in known and value is not None:
+                values.setdefault(other, value)
     names = [*rules, *dict.fromkeys(rule_name(origin.computed) for origin in computed if origin and origin.computed)]
     for name in names:
         derived = rules.get(name)
