@@ -109,7 +109,7 @@ def keys(config: Mapping[str, Any], nullable: Collection[str], before: str = "")
     'a.b' is member b of the object a.
     """
     for key, value in config.items():
-        if isinstance(value, Mapping) and key in (*LISTED, "full_attention", "sliding_attention"):
+        if isinstance(value, Mapping) and (key in LISTED or before.endswith("rope_parameters.")):
             yield from keys(value, nullable, f"{before}{key}.")
         elif key not in EVERY and key not in HALVES and key != "model_type":
             listed = value if isinstance(value, list) else [value]

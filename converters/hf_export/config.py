@@ -199,8 +199,8 @@ def configuration(
             and known.config_section + place not in known.solid
         ):
             continue  # null by default, as good as the only word that the tables know
-        if place is not None:
-            _put(config, known.config_section + place, _as_declared(param, known, place, value), values)
+        for each in known.places(places) or (() if place is None else (place,)):
+            _put(config, known.config_section + each, _as_declared(param, known, each, value), values)
     _state_followers(config, dialect, known, values)
     inner = config if not known.config_section else config[known.config_section[:-1]]
     _without_idle_scaling(inner)
@@ -301,7 +301,10 @@ def _put(config: JSONObject, place: str, value: Any, values: Mapping[str, Any]) 
 
 
 def _without_idle_scaling(config: JSONObject) -> None:
-    """Take out a scaling that scales nothing."""
+    """Take out a scaling that scales nothing, and how it would be done for a kind of block that has none."""
+    for kind in config.get("rope_parameters", {}).values():
+        for name in _IDLE if isinstance(kind, dict) and kind.get("rope_type") == "default" else ():
+            kind.pop(name, None)
     scaling = config.get("rope_scaling")
     if not isinstance(scaling, dict) or scaling.setdefault("rope_type", "default") != "default":
         return

@@ -43,6 +43,7 @@ from ggferry.converters.schema.layouts.parts import (
 )
 from ggferry.formats.errors import UnsupportedError
 from ggferry.quant.codec import block_type
+from ggferry.quant.encode_rows import WHOLE_NUMBERS
 from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
@@ -243,7 +244,8 @@ def _as_found(graph: ModelGraph, shape: Shape, uses: Sequence[Use]) -> Node | No
 def _plain_type(nodes: Sequence[Node]) -> BlockType:
     """Return the plain type that holds the values of all of them: their own, or float32."""
     kinds = {ref.type.name for node in nodes for ref in node.inputs}
-    return block_type(kinds.pop() if len(kinds) == 1 and kinds <= set(PLAIN) else "F32")
+    plain = {*PLAIN, *WHOLE_NUMBERS} if all(node.layout.integers for node in nodes) else set(PLAIN)
+    return block_type(kinds.pop() if len(kinds) == 1 and kinds <= plain else "F32")
 
 
 def _made(graph: ModelGraph, uses: Sequence[Use]) -> tuple[Shape, Rows]:

@@ -49,8 +49,6 @@ UNSAID = {
             "dots3 note",
             "dots3 note, published",
             "dots3 note that sees",
-            "deepseek v4",
-            "deepseek v4 yarn",
         ),
         "cannot say what this model is",  # buffers, numbers of blocks and maps of vocabularies that nothing makes anew
     ),
