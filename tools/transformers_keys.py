@@ -63,6 +63,19 @@ UNTRIED = {
 }
 """Classes that transformers knows and for which nobody has shown that a folder made of a GGUF file is right: they are
 not listed, so that none is made (`tests/converters/hf_export/test_round_trip.py`, `UNSAID`)."""
+_DOTS = (
+    *(f"swa_{name}:int" for name in (
+        "num_attention_heads", "num_key_value_heads", "q_lora_rank", "kv_lora_rank", "head_dim", "qk_nope_head_dim",
+        "qk_rope_head_dim", "v_head_dim",
+    )),
+    "rope_theta", "swa_rope_theta", "apply_mla_qkv_lora_rescale",
+)  # fmt: skip
+TAKEN: dict[str, tuple[str, ...]] = {
+    "dots3_note": tuple(f"text_config.{key}" for key in _DOTS),
+    "dots3_note_text": _DOTS,
+}
+"""Keys of published configurations that a class takes, and writes otherwise itself (`Dots3NoteTextConfig.__post_init__`,
+`convert_rope_params_to_dict`), or has no choice in."""
 OF_TRAINING = {"initializer_range": ("hrm_text",)}
 """Keys that most configurations have, and the model types whose models compute with them."""
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -143,7 +156,7 @@ def main() -> None:
         kind_of = CONFIG_MAPPING[kind]
         settable = (alias for alias, name in kind_of.attribute_map.items() if is_settable(kind_of, name))
         default = kind_of(**REQUIRED.get(kind, {})).to_dict()
-        stated = dict.fromkeys((*keys(default, nullable(kind_of)), *settable))
+        stated = dict.fromkeys((*keys(default, nullable(kind_of)), *TAKEN.get(kind, ()), *settable))
         found = [
             key
             for key in stated

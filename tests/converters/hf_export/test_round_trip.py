@@ -42,13 +42,8 @@ UNSAID = {
             "minimax-01",
             "chameleon",
             "chameleon swin",
-            "step35",
-            "step35 stretched",
             "minimax-m3",
             "muse glimmer",
-            "dots3 note",
-            "dots3 note, published",
-            "dots3 note that sees",
         ),
         "cannot say what this model is",  # buffers, numbers of blocks and maps of vocabularies that nothing makes anew
     ),
@@ -58,7 +53,7 @@ UNSAID = {
 
 FOLLOWS = re.compile(r"ple_embedding\.(layer_multipliers|ngram_heads_\w+)$")
 """Buffers that transformers computes of a configuration, where no file has them."""
-SEES = re.compile(r"(^|\.)(visual|vision_model|vit_large_projector)\.")
+SEES = re.compile(r"(^|\.)(visual|vision_model|multi_modal_projector)\.")
 """Of the half that sees, which the folder of a text half has not where that has no class of its own."""
 
 
