@@ -24,6 +24,7 @@ _FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
 _IDLE = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
 """What says how a scaling is done, where there is none."""
 _ORIGINAL = "rope_parameters.original_max_position_embeddings"
+_TIE = "tie_word_embeddings"
 _LARGEST = 1 << 16
 """Most elements of a small tensor that follows from the configuration."""
 
@@ -203,6 +204,8 @@ def configuration(
             _put(config, known.config_section + each, _as_declared(param, known, each, value), values)
     _state_followers(config, dialect, known, values)
     inner = config if not known.config_section else config[known.config_section[:-1]]
+    if inner is not config and _TIE in inner:
+        config[_TIE] = inner[_TIE]  # by the whole model's, transformers ties (`PreTrainedModel.tie_weights`)
     _without_idle_scaling(inner)
     _in_both_forms(inner, known, values)
     return config, unplaced

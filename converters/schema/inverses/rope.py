@@ -52,6 +52,8 @@ def _solved(values: Values, factors: tuple[float, ...]) -> list[tuple[int, float
     if len(between) >= 2:
         (x0, y0), (x1, y1) = between[0], between[-1]
         slope = (y1 - y0) / (x1 - x0)
+        if not slope:
+            return []
         offset = y0 - slope * x0
         ends = [(-offset / slope, (1 - offset) / slope)] * len(contexts)
         return [
