@@ -89,8 +89,8 @@ def logits(folder: Path, eyes: Mapping[str, Any] | None = None) -> np.ndarray:
         return np.asarray(model.eval()(torch.tensor([TOKENS])).logits[0].float().numpy())
 
 
-def check(name: str, tmp_path: Path) -> None:
-    expected = make(name, tmp_path / "hf")
+def check(name: str, tmp_path: Path, **changes: Any) -> None:
+    expected = make(name, tmp_path / "hf", **changes)
     back = way_back(understand(open_checkpoint(str(tmp_path / "hf"))), tmp_path)
     check_tensors(tmp_path / "hf", back)
     loose = json.loads((back / "config.json").read_text())["architectures"][0].startswith(IN_DOUBLE)
@@ -129,6 +129,72 @@ def test_biases_of_zeros_that_were_left_out_are_written_again(name: str, tmp_pat
     back = way_back(source, tmp_path)
     check_tensors(tmp_path / "hf", back)
     assert relative(logits(tmp_path / "hf"), logits(back)) <= LIMIT
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 70.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+VARIED: dict[str, tuple[str, dict[str, Any]]] = {
+    "more dense blocks, another bound": (
+        "hy_v4", {"swiglu_limit": 0.001, "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 2, "rope_theta": 33}
+    ),
+    "an output that is the embedding, in a whole model": (
+        "glm 5.3 flash", {"tie_word_embeddings": True, "layer_types": ["linear_attention"] * 3 + ["full_attention"] * 2}
+    ),
+    "a low rank of queries, other kinds of blocks": (
+        "ling 3", {"q_lora_rank": 28, "layer_types": ["full_attention", *["linear_attention"] * 5]}
+    ),
+    "no experts by token": ("deepseek v4", {"num_hash_layers": 0, "compress_ratios": [128, 128, 4, 128, 4]}),
+    "yarn by kind of block": (
+        "deepseek v4",
+        {"rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": 55.0, "partial_rotary_factor": 0.4},
+            "compress": {"rope_type": "yarn", "rope_theta": 66.0, "partial_rotary_factor": 0.4, "factor": 16.0,
+                         "original_max_position_embeddings": 16, "attention_factor": 1.0}}},
+    ),
+    "no bounds, no windows": (
+        "step35", {"layer_types": ["full_attention"] * 4, "swiglu_limits": None, "swiglu_limits_shared": None}
+    ),
+    "factors of LLaMA 3's original context": (
+        "step35",
+        {"rope_parameters": {
+            "full_attention": {**LLAMA3, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 8192},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5.0}}},
+    ),
+    "windows only": ("dots3 note", {"layer_types": ["sliding_attention"] * 5}),
+    "no windows": ("dots3 note", {"layer_types": ["indexed_attention"] * 5}),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", VARIED)
+def test_other_configurations_of_a_family(case: str, tmp_path: Path) -> None:
+    name, changes = VARIED[case]
+    check(name, tmp_path, **changes)
+
+
+@pytest.mark.slow
+def test_bounds_that_transformers_does_not_read_are_stated_and_said(tmp_path: Path) -> None:
+    make("ling 3", tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "expert_swiglu_limit_list": [0.0, *[0.5] * 5]}))
+    back = way_back(understand(open_checkpoint(str(tmp_path / "hf"))), tmp_path)
+    assert json.loads((back / "config.json").read_text())["expert_swiglu_limit_list"] == [0.0, *[0.5] * 5]
+    notes = json.loads((back / "ggferry.receipt.json").read_text())["notes"]
+    assert any("transformers and the code published with the model do not read it" in note for note in notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_maps_of_tokens_to_experts_stay_whole_numbers(dtype: str, tmp_path: Path) -> None:
+    """Past 2048, float16 has no odd numbers, and bfloat16 none past 256."""
+    make("deepseek v4", tmp_path / "hf")
+    gguf, out = tmp_path / "x.gguf", tmp_path / "back"
+    plain = VocabOptions(none=True)
+    export(Request(str(tmp_path / "hf"), str(gguf), vocab=plain, level="fast"))
+    export(Request(str(gguf), str(out), to="safetensors", dtype=dtype, vocab=plain))
+    old, new = (load_file(folder / "model.safetensors") for folder in (tmp_path / "hf", out))
+    names = [name for name in old if name.endswith("tid2eid")]
+    assert len(names) == 2 and all(str(new[name].dtype) == "torch.int32" for name in names)
+    assert all((old[name] == new[name]).all() for name in names)
 
 
 @pytest.mark.slow
