@@ -74,8 +74,8 @@ TAKEN: dict[str, tuple[str, ...]] = {
     "dots3_note": tuple(f"text_config.{key}" for key in _DOTS),
     "dots3_note_text": _DOTS,
 }
-"""Keys of published configurations that a class takes, and writes otherwise itself (`Dots3NoteTextConfig.__post_init__`,
-`convert_rope_params_to_dict`), or has no choice in."""
+"""Keys of published configurations that a class takes and writes otherwise itself, or has no choice in
+(`Dots3NoteTextConfig.__post_init__`, `convert_rope_params_to_dict`)."""
 OF_TRAINING = {"initializer_range": ("hrm_text",)}
 """Keys that most configurations have, and the model types whose models compute with them."""
 REQUIRED: dict[str, dict[str, Any]] = {

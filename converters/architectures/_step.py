@@ -111,7 +111,7 @@ def kinds_of_blocks(values: Values) -> Values:
 
 
 def of_kinds(name: str, full: str, windowed: str, as_full: bool = False) -> Derivation:
-    """Return the inverse of `by_kind`. `as_full`: blocks with a window are silent where theirs is that of the others."""
+    """Return the inverse of `by_kind`. `as_full`: nothing is said of blocks with a window that are like the others."""
 
     def numbers(values: Values) -> Values:
         kinds = values["swa_layers"]

@@ -25,7 +25,8 @@ def test_a_fraction_is_short(part: int, whole: int, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "expected"), [((0.7, 0.7), {"limit": 0.7}), (0.7, {"limit": 0.7}), ((0.7, 0.5), {}), (None, {"limit": None})]
+    ("bounds", "expected"),
+    [((0.7, 0.7), {"limit": 0.7}), (0.7, {"limit": 0.7}), ((0.7, 0.5), {}), (None, {"limit": None})],
 )
 def test_one_bound_is_that_of_all_blocks(bounds: object, expected: dict[str, object]) -> None:
     undo = limits.of_experts("").undo
