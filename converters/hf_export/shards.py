@@ -207,8 +207,9 @@ def _entry(tensor: SourceTensor, dtype: str | None, packings: Mapping[str, Packi
     packing = packings.get(tensor.name)
     if packing is not None:
         return Entry(tensor, packing.kind, packing)
-    rounds = dtype and tensor.type.name not in WHOLE_NUMBERS
-    return Entry(tensor, block_type(_DTYPES[dtype]) if rounds else tensor.type)
+    if dtype and tensor.type.name not in WHOLE_NUMBERS:
+        return Entry(tensor, block_type(_DTYPES[dtype]))
+    return Entry(tensor, tensor.type)
 
 
 def _placed(entries: Sequence[Entry], form: str) -> tuple[bytes, int]:
