@@ -43,18 +43,12 @@ LISTED = (
 )
 
 UNTRIED = {
-    "BailingHybridForCausalLM",
     "CLIPModel",
     "ChameleonForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
     "DeepseekOcr2ForConditionalGeneration",
-    "DeepseekV4ForCausalLM",
-    "Dots3NoteForCausalLM",
-    "Dots3NoteForConditionalGeneration",
     "Gemma4AssistantForCausalLM",
     "Gemma4UnifiedAssistantForCausalLM",
-    "Glm5NextForConditionalGeneration",
-    "HYV4ForCausalLM",
     "HrmTextForCausalLM",
     "JinaEmbeddingsV3ForMaskedLM",
     "JinaEmbeddingsV3Model",
@@ -65,11 +59,23 @@ UNTRIED = {
     "MuseGlimmerForConditionalGeneration",
     "PocketTTSModel",
     "Qwen3ForSequenceClassification",
-    "Step3p7ForConditionalGeneration",
     "UnlimitedOcrForConditionalGeneration",
 }
 """Classes that transformers knows and for which nobody has shown that a folder made of a GGUF file is right: they are
 not listed, so that none is made (`tests/converters/hf_export/test_round_trip.py`, `UNSAID`)."""
+_DOTS = (
+    *(f"swa_{name}:int" for name in (
+        "num_attention_heads", "num_key_value_heads", "q_lora_rank", "kv_lora_rank", "head_dim", "qk_nope_head_dim",
+        "qk_rope_head_dim", "v_head_dim",
+    )),
+    "rope_theta", "swa_rope_theta", "apply_mla_qkv_lora_rescale",
+)  # fmt: skip
+TAKEN: dict[str, tuple[str, ...]] = {
+    "dots3_note": tuple(f"text_config.{key}" for key in _DOTS),
+    "dots3_note_text": _DOTS,
+}
+"""Keys of published configurations that a class takes and writes otherwise itself, or has no choice in
+(`Dots3NoteTextConfig.__post_init__`, `convert_rope_params_to_dict`)."""
 OF_TRAINING = {"initializer_range": ("hrm_text",)}
 """Keys that most configurations have, and the model types whose models compute with them."""
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -116,7 +122,7 @@ def keys(config: Mapping[str, Any], nullable: Collection[str], before: str = "")
     'a.b' is member b of the object a.
     """
     for key, value in config.items():
-        if isinstance(value, Mapping) and key in (*LISTED, "full_attention", "sliding_attention"):
+        if isinstance(value, Mapping) and (key in LISTED or before.endswith("rope_parameters.")):
             yield from keys(value, nullable, f"{before}{key}.")
         elif key not in EVERY and key not in HALVES and key != "model_type":
             listed = value if isinstance(value, list) else [value]
@@ -150,7 +156,7 @@ def main() -> None:
         kind_of = CONFIG_MAPPING[kind]
         settable = (alias for alias, name in kind_of.attribute_map.items() if is_settable(kind_of, name))
         default = kind_of(**REQUIRED.get(kind, {})).to_dict()
-        stated = dict.fromkeys((*keys(default, nullable(kind_of)), *settable))
+        stated = dict.fromkeys((*keys(default, nullable(kind_of)), *TAKEN.get(kind, ()), *settable))
         found = [
             key
             for key in stated

@@ -83,6 +83,29 @@ def unscaled(values: Values) -> float:
     return 1 / (0.1 * math.log(max(values["rope_factor"], 1)) + 1)
 
 
+def kinds_of_blocks(values: Values) -> Values:
+    """Return the kind of each block by what it compresses: the inverse of `all_ratios`."""
+    return {"kinds": tuple(values["ratios"])[: values["n_layer"]]}
+
+
+def routed_kinds(values: Values) -> Values:
+    """Return which blocks choose experts by scores: the inverse of `hashed`."""
+    return {"routed_kinds": tuple(n >= values["n_hash"] for n in range(values["n_layer"]))}
+
+
+def fractions(values: Values) -> Values:
+    """Return how much of a head turns, which is the same in all blocks: the inverse of `rotated`."""
+    from ggferry.converters.schema.inverses.numbers import fraction  # needed for folders only
+
+    part = fraction(values["n_rot"], values["head_dim"])
+    return {"rope_fraction": part, "compress_fraction": part, "n_rot_stated": values["n_rot"]}
+
+
+def magnitude(values: Values) -> Values:
+    """Return the magnitude of yarn's rotations, which is 1: what makes `unscaled` take them so."""
+    return {"rope_magnitude": 1.0} if values.get("rope_scaling") == "yarn" else {}
+
+
 def _place(key: str) -> str:
     """Return where a configuration keeps `key` of the scaling, which the blocks that compress have."""
     return "|".join(f"{part}.{key}" for part in ("rope_parameters.compress", "rope_parameters", "rope_scaling"))
@@ -96,7 +119,7 @@ RATIOS = (
     HParam("kinds", None, fields={"hf": "layer_types"}, words=KINDS, length="n_layer", required=False),
     HParam("ratios_stated", None, fields={"hf": "compress_ratios"}, length="n_ratios_stated", required=False),
     HParam("n_ratios_stated", None, derive=_declared, required=False),
-    HParam("ratios", "attention.compress_ratios", derive=all_ratios, length="n_ratios",
+    HParam("ratios", "attention.compress_ratios", derive=all_ratios, length="n_ratios", undo=kinds_of_blocks,
            check="n_blocks <= n_ratios and n_ratios <= 512"),
     HParam("n_ratios", None, derive=_listed),
     HParam("ratio", None, derive=_of_blocks, length="n_blocks"),
@@ -110,7 +133,7 @@ HASHED = (
     HParam("routed_kinds", None, common.BOOL, {"hf": "mlp_layer_types"}, length="n_layer", required=False,
            words={"hash_moe": False, "moe": True}),
     HParam("n_hash_stated", None, fields={"hf": "num_hash_layers"}, required=False),
-    HParam("n_hash", "hash_layer_count", derive=hashed),
+    HParam("n_hash", "hash_layer_count", derive=hashed, undo=routed_kinds),
 )
 # `rope_base` and what scales it are those of blocks that compress; the others have a base of their own, unscaled.
 ROTARY = (
@@ -119,7 +142,7 @@ ROTARY = (
     HParam("compress_fraction", None, F32, required=False, check="compress_fraction == rope_fraction",
            fields={"hf": "rope_parameters.compress.partial_rotary_factor|partial_rotary_factor"}),
     HParam("n_rot_stated", None, fields={"hf": "qk_rope_head_dim"}, required=False),
-    HParam("n_rot", "rope.dimension_count", derive=rotated,
+    HParam("n_rot", "rope.dimension_count", derive=rotated, undo=fractions,
            check="n_rot % 2 == 0 and 0 < n_rot and n_rot <= head_dim"),
     HParam("rope_base", "attention.compress_rope_freq_base", F32,
            {"hf": "rope_parameters.compress.rope_theta|compress_rope_theta"}, check="rope_base > 1",
@@ -135,7 +158,7 @@ ROTARY = (
     replace(rope.ORIGINAL_DECLARED, defaults=(), fields={"hf": _place("original_max_position_embeddings")}),
     replace(rope.MAGNITUDE, fields={"hf": _place("attention_factor")}, words={1: 1.0}),
     replace(rope.TRUNCATE, fields={"hf": _place("truncate")}), rope.TYPE, rope.FACTOR, rope.ORIGINAL,
-    HParam("rope_attn_factor", None, F32, derive=unscaled),
+    HParam("rope_attn_factor", None, F32, derive=unscaled, undo=magnitude),
     _at(rope.BETA_FAST, "beta_fast"), _at(rope.BETA_SLOW, "beta_slow"), rope.RAMP,
 )
 ATTENTION = """

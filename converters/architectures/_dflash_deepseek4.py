@@ -76,7 +76,8 @@ HPARAMS = (
            required=False, check="expert_gating == 4", defaults=(Default(4, _HF, dialect=NAME),)),
     HParam("limit", None, F32, {"hf": "swiglu_limit"}, required=False, check="0 <= limit", unrepresentable=0.0,
            defaults=(Default(10.0, _HF, dialect=NAME),)),
-    limits.of_experts(limits.everywhere("limit")), limits.of_shared(limits.everywhere("limit")),
+    limits.of_experts(limits.everywhere("limit")),
+    limits.of_shared(limits.everywhere("limit"), implied=limits.of_the_others),
 )
 BLOCK = (
     *roles(deepseek4.ATTENTION),

@@ -40,6 +40,19 @@ def key_factors(values: Values) -> tuple[float, ...]:
     return tuple(_root(values, rank) for rank in values["kv_rank"])
 
 
+def stated(values: Values) -> Values:
+    """Return what a configuration states of either kind of block, whose low ranks transformers always rescales."""
+    heads = values["n_head"] if isinstance(values["n_head"], tuple) else (values["n_head"],) * values["n_layer"]
+    by_window = dict(zip(values["swa_layers"], heads, strict=True))
+    full, own = (by_window.get(kind, by_window.get(not kind)) for kind in (False, True))
+    found = {
+        "n_head_full": full, "n_head_swa": own, "n_rot_swa": values["n_rot"], "shared_width": values["n_ff_exp"],
+        "rescaled_ranks": True,
+    }
+    known = {**values, **found}
+    return {**found, "low_q_factor": query_factor(known), "low_kv_factor": key_factors(known)}
+
+
 def _root(values: Values, rank: int) -> float:
     if not values["rescaled_ranks"]:
         return 1.0

@@ -24,7 +24,9 @@ def _ramp(values: Values) -> None:
     if values.get("rope_kind") == "yarn":
         from ggferry.converters.schema.yarn import yarn_ramp  # few models have it
 
-        yarn_ramp(values)
+        widths = values["n_rot"] if isinstance(values["n_rot"], tuple) else (values["n_rot"],)
+        for width in set(widths):
+            yarn_ramp({**values, "n_rot": width})
 
 
 def without_rope_scaling(params: Iterable[HParam]) -> tuple[HParam, ...]:

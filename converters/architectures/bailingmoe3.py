@@ -103,7 +103,8 @@ SPEC = Architecture(
             caveats=(deepseek.EPSILON, bailing.BOUNDED),
             ignored_keys=(
                 common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED,
-                IgnoredKey("num_key_value_heads", "every head has keys of its own, expanded from one"),
+                IgnoredKey("num_key_value_heads", "every head has keys of its own, expanded from one",
+                    follows="n_head"),
                 IgnoredKey("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
                 IgnoredKey("head_dim", "that of delta attention, or repeats qk_rope_head_dim"),
                 nextn.IGNORED_KEYS, IgnoredKey("num_mtp_layers mtp_*", "of blocks that are no part of the decoder"),

@@ -56,7 +56,7 @@ HPARAMS = (
     HParam("limit", None, F32, {"hf": "swiglu_limit"}, required=False, check="0 <= limit", unrepresentable=0.0,
            defaults=(Default(10.0, _HF, dialect="hf"),)),
     limits.of_experts(limits.everywhere("limit", "n_blocks"), required=True, blocks="n_blocks"),
-    limits.of_shared(limits.everywhere("limit", "n_blocks"), blocks="n_blocks"),
+    limits.of_shared(limits.everywhere("limit", "n_blocks"), blocks="n_blocks", implied=limits.of_the_others),
     streams.COUNT, streams.EPSILON, streams.ITERATIONS,
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )

@@ -59,7 +59,7 @@ HPARAMS = (
     HParam("limit", None, F32, {"hf": "swiglu_limit"}, required=False, check="0 <= limit", unrepresentable=0.0,
            defaults=(Default(10.0, _HF, dialect="hf"),)),
     limits.of_experts(limits.everywhere("limit", "n_blocks"), blocks="n_blocks"),
-    limits.of_shared(limits.everywhere("limit", "n_blocks"), blocks="n_blocks"),
+    limits.of_shared(limits.everywhere("limit", "n_blocks"), blocks="n_blocks", implied=limits.of_the_others),
     replace(streams.COUNT, check="n_streams == 4"), streams.EPSILON, streams.ITERATIONS,
     # Normed keys of one number are all alike: which of them is chosen would be chance.
     *index.HPARAMS[1:2], replace(index.HPARAMS[2], check="1 < index_dim"), index.HPARAMS[3],

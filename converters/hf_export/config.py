@@ -24,6 +24,7 @@ _FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
 _IDLE = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
 """What says how a scaling is done, where there is none."""
 _ORIGINAL = "rope_parameters.original_max_position_embeddings"
+_TIE = "tie_word_embeddings"
 _LARGEST = 1 << 16
 """Most elements of a small tensor that follows from the configuration."""
 
@@ -91,6 +92,10 @@ def _invert(graph: ModelGraph, dialect: Dialect, values: JSONObject) -> None:
     for param in graph.architecture.hparams:
         if param.name in HINGES and param.name not in values and len(set(param.words.values())) != 1:
             values |= {name: value for name, value in HINGES[param.name](values).items() if name == param.name}
+    for param in graph.architecture.hparams:
+        for other, value in (param.undo(values) if param.undo else {}).items():
+            if other in known and value is not None:
+                values.setdefault(other, value)
     names = [*rules, *dict.fromkeys(rule_name(origin.computed) for origin in computed if origin and origin.computed)]
     for name in names:
         derived = rules.get(name)
@@ -195,10 +200,12 @@ def configuration(
             and known.config_section + place not in known.solid
         ):
             continue  # null by default, as good as the only word that the tables know
-        if place is not None:
-            _put(config, known.config_section + place, _as_declared(param, known, place, value), values)
+        for each in known.places(places) or (() if place is None else (place,)):
+            _put(config, known.config_section + each, _as_declared(param, known, each, value), values)
     _state_followers(config, dialect, known, values)
     inner = config if not known.config_section else config[known.config_section[:-1]]
+    if inner is not config and _TIE in inner:
+        config[_TIE] = inner[_TIE]  # by the whole model's, transformers ties (`PreTrainedModel.tie_weights`)
     _without_idle_scaling(inner)
     _in_both_forms(inner, known, values)
     return config, unplaced
@@ -297,7 +304,10 @@ def _put(config: JSONObject, place: str, value: Any, values: Mapping[str, Any]) 
 
 
 def _without_idle_scaling(config: JSONObject) -> None:
-    """Take out a scaling that scales nothing."""
+    """Take out a scaling that scales nothing, and how it would be done for a kind of block that has none."""
+    for kind in config.get("rope_parameters", {}).values():
+        for name in _IDLE if isinstance(kind, dict) and kind.get("rope_type") == "default" else ():
+            kind.pop(name, None)
     scaling = config.get("rope_scaling")
     if not isinstance(scaling, dict) or scaling.setdefault("rope_type", "default") != "default":
         return

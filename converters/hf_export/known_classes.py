@@ -17,6 +17,8 @@ PARTIAL, FLAT, NESTED = "partial_rotary_factor", "rope_parameters.rope_theta", "
 _PARTS = ("attn_config.", "ffn_config.")
 EITHER = (NESTED, "rope_parameters.sliding_attention.")
 TEXT = "text_config."
+_KIND = re.compile(r"rope_parameters\.\w+\.")
+"""Where the rotary parameters of a kind of block are."""
 _ITEM = re.compile(r"(?P<key>[^=:!]+)(?:=(?P<words>[^!]*))?(?P<whole>:int)?(?P<solid>!)?")
 
 
@@ -54,8 +56,9 @@ class KnownClass:
         if ".*." in place:
             return True
         rotary = {name for name in self.keys if name.startswith(f"{self.config_section}rope_parameters.")}
-        if place.startswith(EITHER):
-            return any(name.startswith(self.config_section + NESTED) for name in rotary)
+        if kind := _KIND.match(place):
+            own = (kind[0], NESTED) if place.startswith(EITHER) else (kind[0],)
+            return any(name.startswith(tuple(self.config_section + each for each in own)) for name in rotary)
         if place == PARTIAL and self.config_section + NESTED + PARTIAL in self.keys:
             return False
         old = place in ("rope_theta", PARTIAL) or place.startswith("rope_scaling.")
@@ -69,18 +72,23 @@ class KnownClass:
         return frozenset(f"{key.partition('.')[0]}." for key in self.keys if "." in key)
 
     def place(self, places: str) -> str | None:
-        """Return which of the places ('a.b|c') states a value; None where the class knows none of them.
+        """Return which of the places ('a.b|c') states a value; None where the class knows none of them."""
+        return next(iter(self.places(places)), None)
 
-        Of rotary parameters the older form is preferred, which every version reads, unless each kind of block has its
-        own.
+    def places(self, places: str) -> tuple[str, ...]:
+        """Return at which of the places ('a.b|c') a value is stated; none where the class knows none of them.
+
+        It is one. Of rotary parameters the older form is preferred, which every version reads, unless each kind of
+        block has its own: what is stated for a kind stands beside it, too, where the class has a key for that.
         """
         taken = [place for place in places.split("|") if self.takes(place)]
         if not self.keys:
             old = [place for place in taken if not place.startswith("rope_parameters.")]
-            return (old or taken)[0]
+            return ((old or taken)[0],)
         plain = [place for place in taken if not place.startswith("rope_parameters.")]
         exact = [place for place in plain if self.config_section + place in self.keys]
-        return next(iter((*exact, *plain, *taken)), None)
+        own = [place for place in taken if _KIND.match(place) and not place.startswith(NESTED)]
+        return (own[0], *exact) if own else (*exact, *plain, *taken)[:1]
 
 
 @cache

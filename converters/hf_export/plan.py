@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ggferry
@@ -123,7 +124,9 @@ def plan_folder(options: FolderOptions, checkpoint: Checkpoint, form: Form | Non
         for layout, entry in _inexact(shards).items()
     )
     own = form.notes(back, packings) if form.notes else ()
-    notes = tuple(dict.fromkeys((*checkpoint.notes, *graph.notes, *back.notes, *none, *values, *own)))
+    otherwise = replace(graph, dialect=back.dialect).known_differences("transformers", graph.sizes.get("n_ctx") or 0)
+    notes = (*checkpoint.notes, *graph.notes, *back.notes, *otherwise, *none, *values, *own)
+    notes = tuple(dict.fromkeys(notes))
     return FolderPlan(back, shards, texts, tokenizer, notes)
 
 

@@ -17,7 +17,7 @@ from ggferry.converters.model_graph.rows import MAX_VECTOR, laid_out_values
 from ggferry.converters.schema.layouts.base import Elementwise, Layout, Same, Shape, row_count
 from ggferry.converters.schema.layouts.columns import Columns
 from ggferry.converters.schema.layouts.parts import Extended, Reshape, Squeeze, Transpose, Unsqueeze
-from ggferry.converters.schema.layouts.values import Scaled
+from ggferry.converters.schema.layouts.values import Scaled, Whole
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UnsupportedError
 from ggferry.support.heavy import np
@@ -234,7 +234,7 @@ class Number:
 def undone(rows: Rows, layout: Layout, shape: Shape) -> Rows:
     """Return the rows before one layout that takes one whole tensor, of the given shape. Raises UnsupportedError."""
     match layout:
-        case Same() | Extended():
+        case Same() | Extended() | Whole():
             return rows
         case Transpose():
             return RotatedRows(rows, shape)

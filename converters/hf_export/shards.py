@@ -23,6 +23,7 @@ from ggferry.formats.errors import BadValueError, of_os
 from ggferry.formats.gguf.write import PIECE
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.quant.codec import block_type, codec
+from ggferry.quant.encode_rows import WHOLE_NUMBERS, encode_rows
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.heavy import np
 from ggferry.support.platform import here
@@ -206,7 +207,9 @@ def _entry(tensor: SourceTensor, dtype: str | None, packings: Mapping[str, Packi
     packing = packings.get(tensor.name)
     if packing is not None:
         return Entry(tensor, packing.kind, packing)
-    return Entry(tensor, block_type(_DTYPES[dtype]) if dtype else tensor.type)
+    if dtype and tensor.type.name not in WHOLE_NUMBERS:
+        return Entry(tensor, block_type(_DTYPES[dtype]))
+    return Entry(tensor, tensor.type)
 
 
 def _placed(entries: Sequence[Entry], form: str) -> tuple[bytes, int]:
@@ -282,6 +285,8 @@ class ShardWriter:
             self._refuse(entry, int(values.size - finite.sum()))
         if entry.type.name == "F32":
             return np.ascontiguousarray(values, "<f4")
+        if entry.type.name in WHOLE_NUMBERS:
+            return encode_rows(entry.type, values, None, 0, entry.tensor.shape)
         encode = codec(entry.type.name).encode
         assert encode is not None
         try:

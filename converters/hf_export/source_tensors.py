@@ -43,6 +43,7 @@ from ggferry.converters.schema.layouts.parts import (
 )
 from ggferry.formats.errors import UnsupportedError
 from ggferry.quant.codec import block_type
+from ggferry.quant.encode_rows import WHOLE_NUMBERS
 from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
@@ -220,7 +221,8 @@ def _tensor(graph: ModelGraph, name: str, uses: Sequence[Use]) -> SourceTensor:
         return SourceTensor(name, shape, OfNode(graph.checkpoint, own), _plain_type((own,)), nodes, (), True)
     layouts = tuple(dict.fromkeys(type(step).__name__ for step in steps if type(step).__name__ != "Same"))
     exact = all(step.lossless for step in steps) and all(use.node.layout.lossless for use in uses)
-    return SourceTensor(name, shape, rows, _plain_type(nodes), nodes, layouts, exact)
+    whole = next((step.integers for step in steps if step.integers), "")
+    return SourceTensor(name, shape, rows, _plain_type(nodes, whole), nodes, layouts, exact)
 
 
 def _as_found(graph: ModelGraph, shape: Shape, uses: Sequence[Use]) -> Node | None:
@@ -240,10 +242,14 @@ def _as_found(graph: ModelGraph, shape: Shape, uses: Sequence[Use]) -> Node | No
     return replace(uses[0].node, shape=shape, inputs=(refs[0],), layout=SAME)
 
 
-def _plain_type(nodes: Sequence[Node]) -> BlockType:
-    """Return the plain type that holds the values of all of them: their own, or float32."""
+def _plain_type(nodes: Sequence[Node], whole: str = "") -> BlockType:
+    """Return the plain type that holds the values of all of them: their own, or float32.
+
+    Where they are whole numbers, `whole` is the type in the place of float32.
+    """
     kinds = {ref.type.name for node in nodes for ref in node.inputs}
-    return block_type(kinds.pop() if len(kinds) == 1 and kinds <= set(PLAIN) else "F32")
+    plain = set(WHOLE_NUMBERS if whole else PLAIN)
+    return block_type(kinds.pop() if len(kinds) == 1 and kinds <= plain else whole or "F32")
 
 
 def _made(graph: ModelGraph, uses: Sequence[Use]) -> tuple[Shape, Rows]:

@@ -89,6 +89,8 @@ class HParam(Written):
         shared: Whether another hparam has the same key: one where it holds a number, the other where it holds a list.
         nonzero: Whether it is a flag of biases that llama.cpp has no place for: false where all of them are zeros,
             which are dropped. Where no role has the flag, they must be.
+        undo: What a configuration stated, where the derivation is a family's own: a function of all values that returns
+            those of other hparams by short name (of derivations that several share: `schema/inverses/`).
     """
 
     name: str
@@ -118,6 +120,7 @@ class HParam(Written):
     own_only: bool = False
     nonzero: bool = False
     shared: bool = False
+    undo: Derivation | None = None
 
     def key_of(self, architecture: str) -> str:
         """Return the whole key in a GGUF file of that architecture."""

@@ -73,9 +73,9 @@ FIXED = ("inv_freq", "embed_positions", "slope_rate", "query_decay", "key_decay"
 """Parts of the names of what follows from the configuration."""
 
 
-def in_pairs(folder: Path) -> None:
+def in_pairs(folder: Path, back: bool = False) -> None:
     """Put the rows that turn in the order of the published Hunyuan 4, in which neighbors turn together: transformers
-    turns the two halves."""
+    turns the two halves. `back`: into transformers' order."""
     from safetensors.numpy import load_file, save_file
 
     config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
@@ -88,7 +88,8 @@ def in_pairs(folder: Path) -> None:
         width = next((width for end, width in widths.items() if name.endswith(end)), 0)
         if width:
             heads = tensors[name].reshape(-1, width, *tensors[name].shape[1:])
-            half = heads[:, width - rotated :].reshape(len(heads), 2, rotated // 2, *heads.shape[2:])
+            axes = (rotated // 2, 2) if back else (2, rotated // 2)
+            half = heads[:, width - rotated :].reshape(len(heads), *axes, *heads.shape[2:])
             rows = half.swapaxes(1, 2).reshape(len(heads), rotated, *heads.shape[2:])
             heads = np.concatenate((heads[:, : width - rotated], rows), 1)
             tensors[name] = np.ascontiguousarray(heads.reshape(tensors[name].shape))

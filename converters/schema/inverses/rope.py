@@ -24,6 +24,8 @@ def llama3(values: Values) -> Values:
     Published models have 1, 4 and 8192 with some factor; else they are solved for, up to a common scale.
     """
     factors = values["rope_freqs.weight"]
+    if isinstance(values.get("n_rot"), tuple):  # each block turns a share of its own
+        return {"rope_kind": "llama3"}
     for original, low, high in ((8192, 1.0, 4.0), *_solved(values, factors)):
         found = {
             "rope_kind": "llama3",
@@ -40,8 +42,6 @@ def llama3(values: Values) -> Values:
 def _solved(values: Values, factors: tuple[float, ...]) -> list[tuple[int, float, float]]:
     """Return (original context, low, high) that may explain the factors: 1/f is linear in 1/wavelength between."""
     stretch, n_rot, base = max(factors), values["n_rot"], values["rope_base"]
-    if isinstance(n_rot, tuple):  # each block turns a share of its own
-        return []
     waves = [2 * math.pi * base ** (2 * i / n_rot) for i in range(len(factors))]
     between = [
         (1 / wave, (1 / f - 1 / stretch) / (1 - 1 / stretch))
@@ -52,6 +52,8 @@ def _solved(values: Values, factors: tuple[float, ...]) -> list[tuple[int, float
     if len(between) >= 2:
         (x0, y0), (x1, y1) = between[0], between[-1]
         slope = (y1 - y0) / (x1 - x0)
+        if not slope:
+            return []
         offset = y0 - slope * x0
         ends = [(-offset / slope, (1 - offset) / slope)] * len(contexts)
         return [

@@ -119,6 +119,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a fraction under a key that the class does not read": (
         "gptneox", {**NO_ROPE, "rotary_pct": 0.25, "partial_rotary_factor": 1.0}
     ),
+    "yarn in the blocks without a window": (
+        "step35", {"rope_parameters": {
+            "full_attention": {**YARN, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+        }}
+    ),
     "parameters by kind of block beside older ones": (
         "step35", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
     ),

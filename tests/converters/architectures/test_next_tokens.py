@@ -70,7 +70,7 @@ def test_hunyuans_own_name_of_the_last_norm(tmp_path: Path) -> None:
     "name",
     [
         "glm4moe", "qwen3next", "qwen35", "qwen35moe", "glm 5", "mimo2", "deepseek v3.2", "nemotron-h latent",
-        "qwen4exp",
+        "qwen4exp", "glm 5.3 flash", "ling 3", "step35",
     ],
 )
 def test_the_road_back_has_them_under_their_names(name: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ggferry.converters.architectures import _limits as limits
 from ggferry.converters.model_graph.open_checkpoint import architectures
 from ggferry.converters.schema.derivations import rule_name
 from ggferry.converters.schema.inverses.numbers import fraction
@@ -21,6 +22,15 @@ def test_a_fraction_of_a_head_turns_as_much_of_it(whole: int) -> None:
 )
 def test_a_fraction_is_short(part: int, whole: int, expected: float) -> None:
     assert fraction(part, whole) == expected
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [((0.7, 0.7), {"limit": 0.7}), (0.7, {"limit": 0.7}), ((0.7, 0.5), {}), (None, {"limit": None})],
+)
+def test_one_bound_is_that_of_all_blocks(bounds: object, expected: dict[str, object]) -> None:
+    undo = limits.of_experts("").undo
+    assert undo is not None and undo({"expert_limit": bounds}) == expected
 
 
 def test_every_inverse_is_of_a_derivation_or_computed_tensor_of_some_table() -> None:
