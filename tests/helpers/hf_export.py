@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-CHANGED = ("Pointwise", "Scaled", "Halved")
+CHANGED = ("Pointwise", "Scaled", "Halved", "Plus")
 """Layouts that change values: what undoes them rounds."""
 
 
