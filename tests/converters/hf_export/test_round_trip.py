@@ -15,13 +15,17 @@ from safetensors.torch import load_file, save_file
 
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert as export
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
-from ggferry.converters.understand import understand
+from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import UnsupportedError
+from ggferry.formats.gguf.values import ValueType as T
+from ggferry.formats.gguf.values import array
+from helpers import tiny_models
 from helpers.hf_export import check_tensors
-from helpers.tiny_models import IN_DOUBLE, TINY, TOKENS, make, relative, write
+from helpers.tiny_models import IN_DOUBLE, TINY, TOKENS, VOCAB, make, relative, vocabulary, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LIMIT, LOOSE = 1e-5, 2e-4
@@ -136,3 +140,40 @@ def test_experts_that_a_list_places_go_back(tmp_path: Path) -> None:
     expected = make("llama4", tmp_path / "hf", moe_layers=[3])
     back = way_back(understand(open_checkpoint(str(tmp_path / "hf"))), tmp_path)
     assert relative(expected, logits(back)) <= LIMIT
+
+
+@pytest.mark.slow
+def test_minimax_01_that_turns_a_part_of_each_head_gets_its_publishers_class(tmp_path: Path) -> None:
+    """transformers' class turns whole heads whatever is stated; code beside weights reads the base by its own key."""
+    make("minimax-01", tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rotary_dim": 6}))
+    source = understand(open_checkpoint(str(tmp_path / "hf")))
+    back = way_back(source, tmp_path)
+    check_tensors(tmp_path / "hf", back)
+    config = json.loads((back / "config.json").read_text())
+    stated = {key: config.get(key) for key in ("architectures", "rotary_dim", "rope_theta", "attn_type_list", "postnorm")}
+    assert stated == {
+        "architectures": ["MiniMaxText01ForCausalLM"], "rotary_dim": 6, "rope_theta": 5000.0,
+        "attn_type_list": [0, 1, 0], "postnorm": True,
+    }
+    assert not any(key.startswith(("rope_scaling", "layer_types")) for key in config) and config["sliding_window"] is None
+    assert relative(forward(source, TOKENS), forward(graph_of(str(back)), TOKENS)) <= LIMIT
+
+
+@pytest.mark.slow
+def test_the_tokens_of_chameleons_pictures_are_those_of_the_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """transformers gives them the least logits, and finds them by the names that a configuration lists."""
+    keys = vocabulary(VOCAB)
+    tokens = list(keys["tokenizer.ggml.tokens"].data)
+    tokens[300:303] = ["IMGIMGAZ", "IMGIMGBZ", "<image>"]
+    monkeypatch.setattr(tiny_models, "vocabulary", lambda _: {**keys, "tokenizer.ggml.tokens": array(T.STRING, tokens)})
+    expected = make("chameleon", tmp_path / "hf", vocabulary_map={text: token for token, text in enumerate(tokens)})
+    assert (expected[:, 300:302] < -1e30).all()
+    back = way_back(understand(open_checkpoint(str(tmp_path / "hf"))), tmp_path, vocab=VocabOptions())
+    add_eyes(tmp_path / "hf", back)
+    found = logits(back)
+    assert (found[:, 300:302] == expected[:, 300:302]).all()
+    assert relative(np.delete(expected, [300, 301], 1), np.delete(found, [300, 301], 1)) <= LIMIT
