@@ -32,9 +32,9 @@ LIMIT, LOOSE = 1e-5, 2e-4
 """Relative RMS of two passes in float32; transformers' own of delta nets is further from its float64."""
 QUICK = ("llama llama3", "qwen2 window", "mixtral", "gemma3", "gpt2", "deepseek v3", "falcon 40b")
 EYES = ("vision_config", "vq_config", "projector_hidden_size", "out_hidden_size")
-SEES = re.compile(r"model\.(visual|vision_\w+|vqmodel|multi_modal_projector|patch_merge_mlp|view_separator|image_newline)\b")
+SEES = re.compile(r"model\.(visual|vision_\w+|vqmodel|multi_modal_projector|projector|patch_merge_mlp|view_separator|image_newline)\b")
 """Keys and weights of the half that sees, of classes that have the text half only together with it."""
-OTHERWISE = ("glm4v", "glm ocr", "granite_swa listed", "helium", "paddleocr")
+OTHERWISE = ("granite_swa listed", "helium")
 """What ggferry reads as the same model and transformers computes otherwise: `--witness transformers` refuses it."""
 UNSAID = {
     "cohere2moe sigmoid": "would give another cohere2moe.attention.rope_pattern",
