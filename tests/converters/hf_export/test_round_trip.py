@@ -38,7 +38,6 @@ OTHERWISE = ("granite_swa listed", "helium")
 """What ggferry reads as the same model and transformers computes otherwise: `--witness transformers` refuses it."""
 UNSAID = {
     "cohere2moe sigmoid": "would give another cohere2moe.attention.rope_pattern",
-    "hunyuan vl": "items of rope_sections_stated",
     **dict.fromkeys(
         (
             "step35",
@@ -140,6 +139,21 @@ def test_experts_that_a_list_places_go_back(tmp_path: Path) -> None:
     expected = make("llama4", tmp_path / "hf", moe_layers=[3])
     back = way_back(understand(open_checkpoint(str(tmp_path / "hf"))), tmp_path)
     assert relative(expected, logits(back)) <= LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["apertus", "hunyuan dense alpha"])
+def test_a_checkpoint_becomes_a_folder_of_another_type(name: str, tmp_path: Path) -> None:
+    """Numbers that GGUF has as keys are no weights to round; an alpha changes the base that is stated, not another."""
+    expected = make(name, tmp_path / "hf")
+    for dtype in ("f32", "bf16"):
+        out = str(tmp_path / dtype)
+        plain = VocabOptions(none=True)
+        export(Request(str(tmp_path / "hf"), out, to="safetensors", dtype=dtype, level="full", vocab=plain))
+    assert relative(expected, logits(tmp_path / "f32")) <= LIMIT
+    kinds = {name: data.dtype for name, data in load_file(tmp_path / "bf16" / "model.safetensors").items()}
+    assert {str(kind) for at, kind in kinds.items() if "act_fn" not in at} == {"torch.bfloat16"}
+    assert {str(kind) for at, kind in kinds.items() if "act_fn.alpha" in at} <= {"torch.float32"}
 
 
 @pytest.mark.slow
