@@ -183,7 +183,7 @@ def _check_space_prefix(known: KnownClass, tokenizer: Tokenizer, path: str) -> N
 
 
 def _ids(known: KnownClass, tokenizer: Tokenizer | None) -> JSONObject:
-    """Return what config.json says of tokens, null for special ones that there are not: a class may have some by default.
+    """Return what config.json says of tokens, null for special ones that are not there: some are by default.
 
     Chameleon finds the tokens of pictures by their names.
     """

@@ -32,7 +32,9 @@ LIMIT, LOOSE = 1e-5, 2e-4
 """Relative RMS of two passes in float32; transformers' own of delta nets is further from its float64."""
 QUICK = ("llama llama3", "qwen2 window", "mixtral", "gemma3", "gpt2", "deepseek v3", "falcon 40b")
 EYES = ("vision_config", "vq_config", "projector_hidden_size", "out_hidden_size")
-SEES = re.compile(r"model\.(visual|vision_\w+|vqmodel|multi_modal_projector|projector|patch_merge_mlp|view_separator|image_newline)\b")
+SEES = re.compile(
+    r"model\.(visual|vision_\w+|vqmodel|multi_modal_projector|projector|patch_merge_mlp|view_separator|image_newline)\b"
+)
 """Keys and weights of the half that sees, of classes that have the text half only together with it."""
 OTHERWISE = ("granite_swa listed", "helium")
 """What ggferry reads as the same model and transformers computes otherwise: `--witness transformers` refuses it."""
@@ -166,12 +168,19 @@ def test_minimax_01_that_turns_a_part_of_each_head_gets_its_publishers_class(tmp
     back = way_back(source, tmp_path)
     check_tensors(tmp_path / "hf", back)
     config = json.loads((back / "config.json").read_text())
-    stated = {key: config.get(key) for key in ("architectures", "rotary_dim", "rope_theta", "attn_type_list", "postnorm")}
-    assert stated == {
-        "architectures": ["MiniMaxText01ForCausalLM"], "rotary_dim": 6, "rope_theta": 5000.0,
-        "attn_type_list": [0, 1, 0], "postnorm": True,
+    stated = {
+        key: config.get(key) for key in ("architectures", "rotary_dim", "rope_theta", "attn_type_list", "postnorm")
     }
-    assert not any(key.startswith(("rope_scaling", "layer_types")) for key in config) and config["sliding_window"] is None
+    assert stated == {
+        "architectures": ["MiniMaxText01ForCausalLM"],
+        "rotary_dim": 6,
+        "rope_theta": 5000.0,
+        "attn_type_list": [0, 1, 0],
+        "postnorm": True,
+    }
+    assert (
+        not any(key.startswith(("rope_scaling", "layer_types")) for key in config) and config["sliding_window"] is None
+    )
     assert relative(forward(source, TOKENS), forward(graph_of(str(back)), TOKENS)) <= LIMIT
 
 
