@@ -107,8 +107,8 @@ def rope_sections(values: Values) -> Values:
     found = values.get("rope_sections") or values.get("sections")
     if found is None:
         return {}
-    stated = found if found[3:] != (0,) else found[:3]
-    return {"rope_sections_stated": stated, "sections_stated": stated}
+    declared = found if found[3:] != (0,) else found[:3]
+    return {"rope_sections_stated": declared, "sections_stated": declared}
 
 
 def proportional_factors(values: Values) -> Values:
