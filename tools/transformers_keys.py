@@ -44,22 +44,15 @@ LISTED = (
 
 UNTRIED = {
     "CLIPModel",
-    "ChameleonForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
-    "DeepseekOcr2ForConditionalGeneration",
     "Gemma4AssistantForCausalLM",
     "Gemma4UnifiedAssistantForCausalLM",
-    "HrmTextForCausalLM",
     "JinaEmbeddingsV3ForMaskedLM",
     "JinaEmbeddingsV3Model",
     "Lfm2Model",
-    "MiniMaxForCausalLM",
-    "MiniMaxM3SparseForConditionalGeneration",
     "MuseGlimmerAssistantModel",
-    "MuseGlimmerForConditionalGeneration",
     "PocketTTSModel",
     "Qwen3ForSequenceClassification",
-    "UnlimitedOcrForConditionalGeneration",
 }
 """Classes that transformers knows and for which nobody has shown that a folder made of a GGUF file is right: they are
 not listed, so that none is made (`tests/converters/hf_export/test_round_trip.py`, `UNSAID`)."""
@@ -73,9 +66,11 @@ _DOTS = (
 TAKEN: dict[str, tuple[str, ...]] = {
     "dots3_note": tuple(f"text_config.{key}" for key in _DOTS),
     "dots3_note_text": _DOTS,
+    "glm_ocr": ("text_config.head_dim:int",),
 }
 """Keys of published configurations that a class takes and writes otherwise itself, or has no choice in
-(`Dots3NoteTextConfig.__post_init__`, `convert_rope_params_to_dict`)."""
+(`Dots3NoteTextConfig.__post_init__`, `convert_rope_params_to_dict`); or that its code asks for by name and its
+configuration lacks by default (GLM-OCR)."""
 OF_TRAINING = {"initializer_range": ("hrm_text",)}
 """Keys that most configurations have, and the model types whose models compute with them."""
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -97,7 +92,7 @@ def places() -> set[str]:
     found = {place.partition(".*")[0] for text in fields for place in text.split("|")}
     entries = (entry for spec in tables for dialect in spec.dialects for entry in dialect.ignored_keys)
     found |= {key for entry in entries if entry.follows for key in entry.keys.split()}
-    found |= {"bos_token_id", "eos_token_id", "pad_token_id"}
+    found |= {"bos_token_id", "eos_token_id", "pad_token_id", "vocabulary_map"}
     return found | {place.rpartition(".")[2] for place in found if place.startswith("rope_")}
 
 

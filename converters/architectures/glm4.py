@@ -16,9 +16,9 @@ from ggferry.converters.schema.architecture import Architecture, Default, Dialec
 from ggferry.converters.schema.layouts.order import rotary_pairs_to_halves
 from ggferry.converters.schema.roles import block, roles, varied
 
-_VISION_ENCODERS = Default((8, 12, 12), "transformers' default", dialect="seeing")
+_VISION_ENCODERS = tuple(Default((8, 12, 12), "transformers' default", dialect=one) for one in ("seeing", "ocr"))
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, replace(rope.SECTIONS_DECLARED, defaults=(_VISION_ENCODERS,)),
+    *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, replace(rope.SECTIONS_DECLARED, defaults=_VISION_ENCODERS),
     replace(rope.SECTIONS, required=False), common.TIED, common.ATTENTION_BIAS, common.SILU,
 )
 
@@ -47,29 +47,40 @@ ROLES = varied(
     k=rotary_pairs_to_halves("n_head_kv"),
 )
 
-SEEING = ("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration")
+SEEING = Dialect(
+    "seeing",
+    conventions={"rope": "pairs"},
+    fields="hf",
+    classes=("Glm4vForConditionalGeneration",),
+    fixed={"attention_bias": True},  # modeling_glm4v.py has them whatever is stated, modeling_glm_ocr.py never
+    drops=(routed.NEXT_TOKENS, *common.DROPS, *half.drop_vision("model.visual.*", "visual.*")),
+    caveats=rope.CAVEATS,
+    config_section=half.WITHIN,
+    renames=half.RENAMES,
+    ignored_keys=(
+        routed.NEXT_COUNT,
+        half.VISION_KEYS,
+        IgnoredKey("tie_word_embeddings", "what the whole model says wins", (False, True)),
+    ),
+)
 SPEC = Architecture(
     name="glm4", runtimes=("llama.cpp",),
     display_name="GLM-4",
-    hf_classes=("Glm4ForCausalLM", *SEEING),
+    hf_classes=("Glm4ForCausalLM", "Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects=(
-        Dialect("hf", conventions={"rope": "pairs"}, drops=common.DROPS, caveats=rope.CAVEATS),
         Dialect(
-            "seeing",
+            "hf",
             conventions={"rope": "pairs"},
-            fields="hf",
-            classes=SEEING,
-            drops=(routed.NEXT_TOKENS, *common.DROPS, *half.drop_vision("model.visual.*", "visual.*")),
+            drops=common.DROPS,
             caveats=rope.CAVEATS,
-            config_section=half.WITHIN,
-            renames=half.RENAMES,
-            ignored_keys=(
-                routed.NEXT_COUNT,
-                half.VISION_KEYS,
-                IgnoredKey("tie_word_embeddings", "what the whole model says wins", (False, True)),
-            ),
+            fixed={"rope_sections_stated": None},  # modeling_glm4.py reads none: its neighbors turn together
+        ),
+        SEEING,
+        replace(
+            SEEING, name="ocr", names="seeing", classes=("GlmOcrForConditionalGeneration",),
+            fixed={"attention_bias": False},
         ),
     ),
     recipe={"rope": "by_axes", "ffn": "fused"},

@@ -64,11 +64,16 @@ ROLES = varied(
     **HALVES,
 )
 
+BLOCK = "model.layers.{n}."
 HF = Dialect(
     "hf",
     drops=common.DROPS,
     renames=(("model.L_module.layers.", "model.layers."),),
     appended_blocks=(("model.H_module.layers.{n}.", "model.L_module.layers.{n}."),),
+    export_renames=(
+        (BLOCK, "model.L_module.layers.{n}.", "n < n_stack"),
+        (BLOCK, "model.H_module.layers.{n - n_stack}.", "n >= n_stack"),
+    ),
     caveats=rope.CAVEATS,
     ignored_keys=(
         common.UNBIASED,

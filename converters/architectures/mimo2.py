@@ -115,7 +115,7 @@ CAVEATS = (
     common.own_output("mimo2"),
 )
 
-_BLOCK, _FURTHER = "model.layers.{n}.", "model.mtp.layers.{further}."
+_BLOCK, _FURTHER = "model.layers.{n}.", "model.mtp.layers.{n - n_layer}."
 HF = Dialect(
     "hf",
     renames=((f"{_BLOCK}pre_mlp_layernorm.", f"{_BLOCK}post_attention_layernorm."),),

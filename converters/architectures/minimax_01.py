@@ -24,8 +24,8 @@ HPARAMS = (
     *common.SIZES, common.RMS_EPS, LIGHTNING_EPS, rope.BASE,
     replace(rope.N_ROT, fields={"hf": "rotary_dim"}, own_only=True),
     rope.KIND, *rope.SCALING,
-    HParam("lightning", "attention.recurrent_layers", BOOL, {"hf": "layer_types|attn_type_list"}, length="n_layer",
-           words={"linear_attention": True, "full_attention": False, 0: True, 1: False}, derive=minimax.every_other,
+    HParam("lightning", "attention.recurrent_layers", BOOL, {"hf": "attn_type_list|layer_types"}, length="n_layer",
+           words={0: True, 1: False, "linear_attention": True, "full_attention": False}, derive=minimax.every_other,
            implied="each (n + 1) % 8 != 0"),
     HParam("residual_scale", "residual_scale", F32, {"hf": "layernorm_full_attention_alpha|full_attn_alpha_factor"},
            unrepresentable=0.0, defaults=(Default(1.0, _HF, dialect="hf"),)),
@@ -36,7 +36,7 @@ HPARAMS = (
     minimax.ones("beta_experts", "layernorm_mlp_beta|mlp_beta_factor"),
     HParam("postnorm", None, BOOL, {"hf": "postnorm"}, words={True: True}, required=False),
     common.N_EXPERT, common.N_EXPERT_USED,
-    HParam("n_swa", None, fields={"hf": "sliding_window"}, words={0: 0}, required=False),
+    HParam("n_swa", None, fields={"hf": "sliding_window"}, words={0: 0}, unrepresentable=0, required=False),
     common.TIED, common.SILU,
 )
 

@@ -216,7 +216,7 @@ def _in_both_forms(config: JSONObject, known: KnownClass, values: Mapping[str, A
 
     Older versions read `rope_theta` and `rope_scaling`.
     """
-    base = config.get("rope_theta", values.get("rope_base"))
+    base = config.get("rope_theta", config.get("rope_scaling", {}).get("rope_theta", values.get("rope_base")))
     if known.config_section + FLAT in known.keys and base is not None:
         scaling = config.get("rope_scaling") or {"rope_type": "default"}
         part = {PARTIAL: config[PARTIAL]} if PARTIAL in config else {}

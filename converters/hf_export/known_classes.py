@@ -14,6 +14,7 @@ from importlib.resources import files
 from ggferry.support.records import dataclass
 
 PARTIAL, FLAT, NESTED = "partial_rotary_factor", "rope_parameters.rope_theta", "rope_parameters.full_attention."
+_SETS = ("rope_parameters.", "rope_scaling.")
 _PARTS = ("attn_config.", "ffn_config.")
 EITHER = (NESTED, "rope_parameters.sliding_attention.")
 TEXT = "text_config."
@@ -79,12 +80,12 @@ class KnownClass:
         """Return at which of the places ('a.b|c') a value is stated; none where the class knows none of them.
 
         It is one. Of rotary parameters the older form is preferred, which every version reads, unless each kind of
-        block has its own: what is stated for a kind stands beside it, too, where the class has a key for that.
+        block has its own: what is stated for a kind stands beside it, too, where the class has a key for that. Code
+        beside weights reads the base itself, which is none of a scaling.
         """
         taken = [place for place in places.split("|") if self.takes(place)]
         if not self.keys:
-            old = [place for place in taken if not place.startswith("rope_parameters.")]
-            return ((old or taken)[0],)
+            return (min(taken, key=lambda place: place.startswith("rope_parameters.") + place.startswith(_SETS)),)
         plain = [place for place in taken if not place.startswith("rope_parameters.")]
         exact = [place for place in plain if self.config_section + place in self.keys]
         own = [place for place in taken if _KIND.match(place) and not place.startswith(NESTED)]

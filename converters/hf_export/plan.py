@@ -29,6 +29,7 @@ from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.json_files.kinds import JSONObject
 from ggferry.support.records import dataclass
 
+_MAP = "vocabulary_map"
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -118,7 +119,7 @@ def plan_folder(options: FolderOptions, checkpoint: Checkpoint, form: Form | Non
     general = {key.removeprefix("general."): entry.value.data for key, entry in entries.items()}
     settings = form.settings(dict(back.config), packings) if form.settings else {}
     texts = _texts(back, shards, tokenizer, general, checkpoint.path, form.library, settings)
-    none = () if tokenizer else ("no vocabulary: the folder has no tokenizer",)
+    none = () if tokenizer else (f"no vocabulary: the folder has no tokenizer{_unmapped(back.known)}",)
     values = tuple(
         f"{entry.tensor.name} and all that went through {layout} cannot be undone bit for bit"
         for layout, entry in _inexact(shards).items()
@@ -184,16 +185,26 @@ def _check_space_prefix(known: KnownClass, tokenizer: Tokenizer, path: str) -> N
         )
 
 
-def _ids(known: KnownClass, tokenizer: Tokenizer | None) -> dict[str, int | None]:
-    """Return what config.json says of special tokens, null for what there is not: a class may have some by default."""
+def _ids(known: KnownClass, tokenizer: Tokenizer | None) -> JSONObject:
+    """Return what config.json says of tokens, null for special ones that are not there: some are by default.
+
+    Chameleon finds the tokens of pictures by their names.
+    """
     named = (
         key for key in ("bos_token_id", "eos_token_id", "pad_token_id") if known.config_section + key not in known.solid
     )
-    found: dict[str, int | None] = dict.fromkeys(named)
+    found: JSONObject = dict.fromkeys(named)
     found |= special_ids(tokenizer) if tokenizer is not None else {}
+    if _MAP in known.keys:
+        found[_MAP] = {text: token for token, text in enumerate(tokenizer.tokens)} if tokenizer else {}
     if known.model_type in ("t5", "umt5"):
         found["decoder_start_token_id"] = found.get("pad_token_id") or 0
     return found
+
+
+def _unmapped(known: KnownClass) -> str:
+    """Return what a model lacks besides where its configuration lists the vocabulary and there is none."""
+    return f", and {_MAP} is empty: pictures' tokens get logits in transformers" if _MAP in known.keys else ""
 
 
 def _main_type(shards: Shards) -> str:

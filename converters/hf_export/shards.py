@@ -16,7 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.conversion_plan.grades import Grade
-from ggferry.converters.hf_export.rows_back import columns
+from ggferry.converters.hf_export.rows_back import Number, columns
 from ggferry.converters.hf_export.source_tensors import SourceTensor
 from ggferry.converters.schema.layouts.base import row_count
 from ggferry.formats.errors import BadValueError, of_os
@@ -181,7 +181,8 @@ def plan_shards(
 
     Args:
         tensors: The tensors, in their order.
-        dtype: 'f32', 'f16' or 'bf16' for all of them; None keeps plain types and makes float32 of quantized ones.
+        dtype: 'f32', 'f16' or 'bf16' for all of them but numbers that it would round; None keeps plain types and makes
+            float32 of quantized ones.
         largest: Bytes of data that a file may hold; a larger tensor has one of its own.
         packings: By name, the tensors that are written as several.
         form: What the files say that they are for.
@@ -207,9 +208,20 @@ def _entry(tensor: SourceTensor, dtype: str | None, packings: Mapping[str, Packi
     packing = packings.get(tensor.name)
     if packing is not None:
         return Entry(tensor, packing.kind, packing)
-    if dtype and tensor.type.name not in WHOLE_NUMBERS:
-        return Entry(tensor, block_type(_DTYPES[dtype]))
-    return Entry(tensor, tensor.type)
+    if not dtype or tensor.type.name in WHOLE_NUMBERS:
+        return Entry(tensor, tensor.type)
+    kind = block_type(_DTYPES[dtype])
+    return Entry(tensor, kind if not isinstance(tensor.rows, Number) or _holds(kind, tensor.rows) else tensor.type)
+
+
+def _holds(kind: BlockType, number: Number) -> bool:
+    """Return whether a plain type holds a number exactly: what GGUF has as a key is no weight to round."""
+    one, value = codec(kind.name), np.full((1, 1), number.value, np.float32)
+    try:
+        assert one.encode is not None
+        return bool(np.array_equal(one.values(one.encode(value, None), 1), value))
+    except BlockError:
+        return False
 
 
 def _placed(entries: Sequence[Entry], form: str) -> tuple[bytes, int]:

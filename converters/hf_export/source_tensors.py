@@ -7,6 +7,7 @@ One tensor may be made of several roles (the parts of a fused one), and several 
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.model_graph.hparams import is_size
 from ggferry.converters.model_graph.tensor_roles import origin_of, pattern_regex
 from ggferry.converters.schema.architecture import Dialect, From
-from ggferry.converters.schema.expressions import holds, names_in
+from ggferry.converters.schema.expressions import evaluate, holds, names_in
 from ggferry.converters.schema.layouts.base import SAME, Layout, Shape, Then, row_count
 from ggferry.converters.schema.layouts.columns import EveryColumn, SideBySide
 from ggferry.converters.schema.layouts.parts import (
@@ -51,6 +52,7 @@ from ggferry.support.records import dataclass
 PARTIAL = (Split, Pick, Every, EveryColumn, Stack, Concat, SideBySide)
 """Layouts that take a part of a tensor, or several tensors."""
 PLAIN = ("F32", "F16", "BF16")
+_SIZE = re.compile(r"{([^}]+)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +196,8 @@ def _respelled(name: str, dialect: Dialect, values: Mapping[str, Any]) -> str:
     for old, new in (*pairs, *renames):
         match = pattern_regex(old).match(name)
         if match:
-            named = match.groupdict()
-            further = int(named["n"]) - values["n_layer"] if "n" in named and "{further}" in new else 0
-            return new.format(**{**values, **named, "further": further}) + name[match.end() :]
+            sizes = {**values, **{group: int(number) for group, number in match.groupdict().items()}}
+            return _SIZE.sub(lambda size, known=sizes: str(evaluate(size[1], known)), new) + name[match.end() :]
     return name
 
 

@@ -9,20 +9,20 @@ passes do. The values that the file really holds are proved tensor by tensor (`p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ggferry.converters.forward.device import title
 from ggferry.converters.forward.evaluate import reads_tokens, result_of
 from ggferry.converters.forward.model import LOGITS, Choices, Result
-from ggferry.converters.forward.weights import Factor, Weights
+from ggferry.converters.forward.weights import Weights
 from ggferry.converters.metadata.receipt_fields import LogitsRecord, PromptRecord
-from ggferry.converters.model_graph import rows
-from ggferry.converters.model_graph.graph import ModelGraph, Node
+from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.passes import (
     Difference,
     Passes,
+    SourceValues,
     by_block,
     compare_logits,
     pooled_vectors,
@@ -31,15 +31,8 @@ from ggferry.converters.proof.passes import (
 )
 from ggferry.converters.proof.prompts import Prompt, prompts, reach
 from ggferry.converters.proof.tensors import TensorProof
-from ggferry.converters.schema.layouts.base import SAME, row_count
-from ggferry.formats.checkpoint import TensorRef
-from ggferry.formats.errors import UnsupportedError, VerificationError
-from ggferry.support.heavy import np
+from ggferry.formats.errors import VerificationError
 from ggferry.support.progress import Phase, Progress, Stage, silent
-
-if TYPE_CHECKING:
-    from ggferry.converters.schema.layouts.base import Array
-    from ggferry.quant.types import Floats
 
 EXACT_LOGITS = 2e-6
 """Relative RMS below which two float32 passes over equal values, in another order, count as equal for a few blocks."""
@@ -104,91 +97,6 @@ class LogitsProof:
 
 
 _MEASURED_AGAIN = ("rounding", "in_float64")
-
-
-class SourceValues(Weights):
-    """The output's tensors with the source's values in the output's layout."""
-
-    def __init__(self, output: ModelGraph, source: Weights) -> None:
-        super().__init__(output, source.threads, source.device, source.wide)
-        self._source = source
-        self._alike = dict(pair for node in output.nodes for pair in _laid_out_alike(node, source.graph))
-        self._users: dict[str, list[Node]] = {}
-        self._places: dict[str, list[tuple[Node, Array]]] = {}
-        for node in output.nodes:
-            for ref in node.inputs:
-                self._users.setdefault(ref.name, []).append(node)
-
-    def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
-        """Return rows `start:stop` of the source's values for the tensor, float32. Raises UnsupportedError.
-
-        Where the output is a checkpoint, too, passes read its tensors' own rows: OPT's queries, keys and values are
-        three tensors, those of CodeGen one in an order of its own.
-        """
-        checkpoint = self._source.graph.checkpoint
-        if ref.name in self._alike:
-            return rows.values_of(checkpoint, self._alike[ref.name], start, stop)
-        users = self._users[ref.name]
-        if len(users) == 1 and users[0].layout == SAME:
-            return rows.laid_out_values(checkpoint, self._source.graph.by_name[users[0].name], start, stop)
-        if ref.name not in self._places:
-            self._places[ref.name] = self._placed(ref, users)
-        vector = len(ref.shape) == 1  # one row, whose elements layouts move
-        found = np.zeros((ref.columns, 1) if vector else (stop - start, ref.columns), np.float32)
-        for node, places in self._places[ref.name]:
-            at = places if vector else places[start:stop]
-            for first, last in _runs(at):
-                begin, end = int(at[first]), int(at[first]) + last - first
-                if vector:
-                    found[first:last, 0] = rows.laid_out_values(checkpoint, node, 0, 1)[0, begin:end]
-                else:
-                    found[first:last] = rows.laid_out_values(checkpoint, node, begin, end)
-        return found.reshape(1, -1) if vector else found
-
-    def _placed(self, ref: TensorRef, users: list[Node]) -> list[tuple[Node, Array]]:
-        """Return the source's nodes that the tensor is a part of, and their row for each of its own, -1 for none."""
-        placed, whole = [], np.arange(row_count(ref.shape))
-        for node in users:
-            origin, at = self._source.graph.by_name[node.name], whole
-            if node.layout.block_safe:
-                source, row = node.layout.locate(np.arange(row_count(node.shape)), *(one.shape for one in node.inputs))
-                own = source == next(n for n, one in enumerate(node.inputs) if one.name == ref.name)
-                at = np.full(len(whole), -1)
-                at[row[own]] = np.flatnonzero(own)
-            placed.append((origin, at))
-        if len({each.inputs for each, _ in placed}) > 1 and not all(each.layout.lossless for each in users):
-            raise UnsupportedError(  # BioGPT's embedding, which is multiplied, is its output matrix, which is not
-                f"tensor {ref.name!r} becomes two, each rounded by itself: no pass proves that",
-                path=self.graph.checkpoint.path,
-                hint="without rounding (--dtype f32) it is proved, and so is GGUF",
-            )
-        return placed
-
-    def holder(self, factor: Factor) -> Weights:
-        """Return the source's weights for a matrix that has no other layout in the output.
-
-        Only where its pass then has the same bits as without a third one: receipts of one model must be equal.
-        """
-        node = self._source.graph.by_name[factor.name]
-        shapes = {ref.shape for ref in (*node.inputs, *self.refs(factor.name))}
-        same = node.layout == SAME and len(node.inputs) == len(shapes) == 1
-        return self._source if same and self._source.by_kernel(factor) else self
-
-
-def _runs(at: Array) -> Iterator[tuple[int, int]]:
-    """Yield where numbers that follow one another begin and end in an array; nothing of those below zero."""
-    breaks = np.flatnonzero((np.diff(at) != 1) | (at[:-1] < 0)) + 1
-    for first, last in zip((0, *breaks.tolist()), (*breaks.tolist(), len(at)), strict=True):
-        if first < last and at[first] >= 0:
-            yield first, last
-
-
-def _laid_out_alike(node: Node, source: ModelGraph) -> Iterator[tuple[str, TensorRef]]:
-    """Yield the source's tensor for each of an output that is laid out as the source is: both are checkpoints."""
-    origin = source.by_name[node.name]
-    alike = [ref.shape for ref in node.inputs] == [ref.shape for ref in origin.inputs] and node.layout == origin.layout
-    if node.layout != SAME and alike:
-        yield from zip((ref.name for ref in node.inputs), origin.inputs, strict=True)
 
 
 def check_logits(

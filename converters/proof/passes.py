@@ -1,22 +1,33 @@
-"""Run the prompts of a proof through models, and compare the rows that come out."""
+"""Run the prompts of a proof through models, and compare the rows that come out.
+
+`SourceValues` are the weights of the pass that proves the structure of an output whose values were rounded.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.batched_passes import batched
 from ggferry.converters.forward.evaluate import embedding, forward, part_compared, result_of
 from ggferry.converters.forward.model import Choices
-from ggferry.converters.forward.weights import Weights
-from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.forward.weights import Factor, Weights
+from ggferry.converters.model_graph import rows
+from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.proof.prompts import Prompt
+from ggferry.converters.schema.layouts.base import SAME, row_count
+from ggferry.formats.checkpoint import TensorRef
+from ggferry.formats.errors import UnsupportedError
 from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
+
+if TYPE_CHECKING:
+    from ggferry.converters.schema.layouts.base import Array
+    from ggferry.quant.types import Floats
 
 _BLOCK = re.compile(r"blk\.\d+")
 """Matches up to the end of the part of a name that identifies its block: blk.0, enc.blk.0."""
@@ -136,3 +147,99 @@ def _compare_rows(expected: Any, found: Any) -> tuple[float, float, float, bool,
         bool(a.argmax() == b.argmax()),
         float((np.exp(p) * (p - q)).sum()),
     )
+
+
+class SourceValues(Weights):
+    """The output's tensors with the source's values in the output's layout."""
+
+    def __init__(self, output: ModelGraph, source: Weights) -> None:
+        super().__init__(output, source.threads, source.device, source.wide)
+        self._source = source
+        self._alike = dict(pair for node in output.nodes for pair in _laid_out_alike(node, source.graph))
+        self._users: dict[str, list[Node]] = {}
+        self._places: dict[str, list[tuple[Node, Array]]] = {}
+        for node in output.nodes:
+            for ref in node.inputs:
+                self._users.setdefault(ref.name, []).append(node)
+
+    def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
+        """Return rows `start:stop` of the source's values for the tensor, float32. Raises UnsupportedError.
+
+        Where the output is a checkpoint, too, passes read its tensors' own rows: OPT's queries, keys and values are
+        three tensors, those of CodeGen one in an order of its own.
+        """
+        checkpoint = self._source.graph.checkpoint
+        if ref.name in self._alike:
+            return rows.values_of(checkpoint, self._alike[ref.name], start, stop)
+        users = self._users[ref.name]
+        if len(users) == 1 and users[0].layout == SAME:
+            return rows.laid_out_values(checkpoint, self._source.graph.by_name[users[0].name], start, stop)
+        if ref.name not in self._places:
+            self._places[ref.name] = self._placed(ref, users)
+        vector = len(ref.shape) == 1  # one row, whose elements layouts move
+        found = np.zeros((ref.columns, 1) if vector else (stop - start, ref.columns), np.float32)
+        for node, places in self._places[ref.name]:
+            at = places if vector else places[start:stop]
+            for first, last in _runs(at):
+                begin, end = int(at[first]), int(at[first]) + last - first
+                if vector:
+                    found[first:last, 0] = rows.laid_out_values(checkpoint, node, 0, 1)[0, begin:end]
+                else:
+                    found[first:last] = rows.laid_out_values(checkpoint, node, begin, end)
+        return found.reshape(1, -1) if vector else found
+
+    def _placed(self, ref: TensorRef, users: list[Node]) -> list[tuple[Node, Array]]:
+        """Return the source's nodes that the tensor is a part of, and their row for each of its own, -1 for none."""
+        placed, whole = [], np.arange(row_count(ref.shape))
+        for node in sorted(users, key=lambda each: not each.layout.lossless):  # of two, the one that has the values
+            origin, at = self._source.graph.by_name[node.name], whole
+            if node.layout.block_safe:
+                source, row = node.layout.locate(np.arange(row_count(node.shape)), *(one.shape for one in node.inputs))
+                own = source == next(n for n, one in enumerate(node.inputs) if one.name == ref.name)
+                at = np.full(len(whole), -1)
+                at[row[own]] = np.flatnonzero(own)
+            placed.append((origin, at))
+        if len({each.inputs for each, _ in placed}) > 1 and not all(each.layout.lossless for each in users):
+            raise UnsupportedError(  # BioGPT's embedding, which is multiplied, is its output matrix, which is not
+                f"tensor {ref.name!r} becomes two, each rounded by itself: no pass proves that",
+                path=self.graph.checkpoint.path,
+                hint="without rounding (--dtype f32) it is proved, and so is GGUF",
+            )
+        return _once(placed)
+
+    def holder(self, factor: Factor) -> Weights:
+        """Return the source's weights for a matrix that has no other layout in the output.
+
+        Only where its pass then has the same bits as without a third one: receipts of one model must be equal.
+        """
+        node = self._source.graph.by_name[factor.name]
+        shapes = {ref.shape for ref in (*node.inputs, *self.refs(factor.name))}
+        same = node.layout == SAME and len(node.inputs) == len(shapes) == 1
+        return self._source if same and self._source.by_kernel(factor) else self
+
+
+def _once(placed: list[tuple[Node, Array]]) -> list[tuple[Node, Array]]:
+    """Return the same with each row in the first node that has it: a tied matrix is two nodes, and read for one."""
+    left, found = np.ones(len(placed[0][1]), bool), []
+    for node, at in placed:
+        own = left & (at >= 0)
+        if own.any():
+            found.append((node, np.where(own, at, -1)))
+            left &= ~own
+    return found
+
+
+def _runs(at: Array) -> Iterator[tuple[int, int]]:
+    """Yield where numbers that follow one another begin and end in an array; nothing of those below zero."""
+    breaks = np.flatnonzero((np.diff(at) != 1) | (at[:-1] < 0)) + 1
+    for first, last in zip((0, *breaks.tolist()), (*breaks.tolist(), len(at)), strict=True):
+        if first < last and at[first] >= 0:
+            yield first, last
+
+
+def _laid_out_alike(node: Node, source: ModelGraph) -> Iterator[tuple[str, TensorRef]]:
+    """Yield the source's tensor for each of an output that is laid out as the source is: both are checkpoints."""
+    origin = source.by_name[node.name]
+    alike = [ref.shape for ref in node.inputs] == [ref.shape for ref in origin.inputs] and node.layout == origin.layout
+    if node.layout != SAME and alike:
+        yield from zip((ref.name for ref in node.inputs), origin.inputs, strict=True)

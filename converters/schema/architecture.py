@@ -286,8 +286,8 @@ class Dialect(Written):
             (`config_keys.GENERAL`).
         nested: Members that are configurations of their own in transformers, and may have such keys, too.
         export_renames: (prefix in the role table, prefix in a written checkpoint, condition on hparams), where a
-            checkpoint that is written has other names than those that `renames` leads to. {further} in the latter is
-            how many blocks behind the decoder's the block {n} of the former is.
+            checkpoint that is written has other names than those that `renames` leads to. What stands in braces in the
+            latter is a size of hparams and of the former's {n}: 'model.mtp.layers.{n - n_layer}.'.
         shapes: 'PATTERN: SIZE SIZE …', shapes of tensors by which the dialect is recognized; a name in them stands for
             the same number everywhere.
     """

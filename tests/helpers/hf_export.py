@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-CHANGED = ("Pointwise", "Scaled", "Halved")
+CHANGED = ("Pointwise", "Scaled", "Halved", "Plus")
 """Layouts that change values: what undoes them rounds."""
 
 
@@ -25,12 +25,9 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def _newer(name: str) -> str:
-    """Return the name of a text half's tensor as transformers 5 spells it."""
-    for old, new in (("language_model.model.", "model.language_model."), ("language_model.lm_head.", "lm_head.")):
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name
+def _alone(name: str) -> str:
+    """Return the name of a text half's tensor as in a model without another half."""
+    return name.replace("language_model.", "", 1)
 
 
 def check_tensors(before: Path, after: Path, rotated: str = "") -> None:
@@ -41,9 +38,9 @@ def check_tensors(before: Path, after: Path, rotated: str = "") -> None:
         after: The folder that came back.
         turned: Part of the names of tensors whose last two axes the original has the other way round.
     """
-    old, new = ({_newer(name): data for name, data in tensors(folder).items()} for folder in (before, after))
+    old, new = ({_alone(name): data for name, data in tensors(folder).items()} for folder in (before, after))
     listed = json.loads((after / "ggferry.receipt.json").read_text())["tensors"]
-    changed = {one["name"] for one in listed if set(one.get("undone", ())) & set(CHANGED)}
+    changed = {_alone(one["name"]) for one in listed if set(one.get("undone", ())) & set(CHANGED)}
     shared, folded = set(old) & set(new), "FalconH1ForCausalLM" in (after / "config.json").read_text()
     named = [json.loads((folder / "config.json").read_text())["architectures"] for folder in (before, after)]
     assert shared or named[0] != named[1], "the names are others"

@@ -121,6 +121,12 @@ def chunked(values: Values) -> Values:
     return {} if listed is None else {"layer_chunks": tuple(bool(item) for item in listed)}
 
 
+def choosing(values: Values) -> Values:
+    """MiniMax-M3's blocks that choose what they look at: those of experts."""
+    dense = values.get("n_dense")
+    return {} if dense is None else {"choosing_layers": tuple(n >= dense for n in range(values["n_layer"]))}
+
+
 def nemotron_kinds(values: Values) -> Values:
     """What the blocks of a Nemotron are: attention with heads of keys, a network with a width, else a state space.
 

@@ -105,9 +105,12 @@ def rope_dimensions(values: Values) -> Values:
 
 
 def rope_sections(values: Values) -> Values:
-    """The frequencies of three axes."""
+    """The frequencies of each axis of positions: four, where the last has some."""
     found = values.get("rope_sections") or values.get("sections")
-    return {} if found is None else {"rope_sections_stated": found[:3], "sections_stated": found[:3]}
+    if found is None:
+        return {}
+    declared = found if found[3:] != (0,) else found[:3]
+    return {"rope_sections_stated": declared, "sections_stated": declared}
 
 
 def proportional_factors(values: Values) -> Values:

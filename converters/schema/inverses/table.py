@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ggferry.converters.schema.inverses.blocks import (
     attending,
+    choosing,
     chunked,
     cohere_windows,
     heads_by_window,
@@ -92,6 +93,7 @@ INVERSES: dict[str, Inverse] = {
     "rotated_as_listed": rotated_as_listed,
     "rotated": rotated_as_listed,
     "chunked": chunked,
+    "chooses_where_sparse": choosing,
     "expert_groups": expert_groups,
     "chosen_groups": expert_groups,
     "expert_groups_used": expert_groups,
@@ -138,6 +140,7 @@ INVERSES: dict[str, Inverse] = {
     "hash_width": copied(ple_width_stated="ple_width"),
     "head_sizes": lambda values: {"ngram_base": (values.get("head_sizes") or (None,))[0]},
     "least_rows": table_rows,
+    "query_norm": lambda values: {"qk_scale": values["blk.0.attn_q_norm.weight"][0]},
     "full_indexers": lambda values: {"index_full": values.get("index_full")},
 }
 """Derivation → its inverse."""
@@ -154,5 +157,7 @@ HINGES: dict[str, Inverse] = {
     "delta_gate": lambda values: {"delta_gate": "sigmoid"},
     "gating": lambda values: {"gating": "head" if values.get("gate_width") == 1 else "element"},
     "newer_base": lambda values: {"newer_base": values.get("rope_base")},
+    "scale_linear": lambda values: {"scale_linear": values.get("residual_scale")},
+    "scale_experts": lambda values: {"scale_experts": values.get("residual_scale")},
 }
 """Hparam on which defaults or the presence of tensors depend → what tells it."""

@@ -15,11 +15,13 @@ from safetensors.numpy import load_file, save_file
 
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.weights import Weights
-from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.compare import Case, compare_outputs
 from ggferry.converters.proof.logits import LogitsProof, check_logits, exact_limit
+from ggferry.converters.proof.passes import _once
 from ggferry.converters.proof.tensors import Encoding, Sides
+from ggferry.converters.schema.layouts.base import SAME
 from ggferry.converters.understand import understand
 from ggferry.formats.errors import VerificationError
 from helpers.models.sizes import LONG
@@ -69,6 +71,15 @@ def scale(name: str, factor: float, at: int | None = None) -> Callable[[dict[str
         values[slice(None) if at is None else at] *= np.float32(factor)
 
     return damage
+
+
+def test_a_tied_matrix_is_read_for_one_of_the_two_that_it_is() -> None:
+    whole, first, second = np.arange(4), np.array([0, 1, -1, -1]), np.array([-1, -1, 0, 1])
+    embedding, output = (Node(name, None, (4, 2), (), SAME) for name in ("token_embd.weight", "output.weight"))  # type: ignore[arg-type]
+    assert [(node.name, at.tolist()) for node, at in _once([(embedding, whole), (output, whole)])] == [
+        ("token_embd.weight", [0, 1, 2, 3])
+    ]
+    assert [at.tolist() for _, at in _once([(embedding, first), (output, second)])] == [first.tolist(), second.tolist()]
 
 
 def test_a_pass_in_float64_is_that_of_transformers(tmp_path: Path) -> None:
