@@ -172,7 +172,7 @@ class _ByMoments:
             return None
         earlier = np.ascontiguousarray(self.errors[:, :start])
         self.products(earlier, _transposed(self.factors[:start, start:stop]), self.earlier, 0)
-        found = _transposed(self.earlier)
+        found: Floats = _transposed(self.earlier)
         unrounded(found, np.ascontiguousarray(self.factors[start:stop, start:stop]))
         return found
 

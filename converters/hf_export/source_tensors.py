@@ -197,8 +197,13 @@ def _respelled(name: str, dialect: Dialect, values: Mapping[str, Any]) -> str:
         match = pattern_regex(old).match(name)
         if match:
             sizes = {**values, **{group: int(number) for group, number in match.groupdict().items()}}
-            return _SIZE.sub(lambda size, known=sizes: str(evaluate(size[1], known)), new) + name[match.end() :]
+            return _with_sizes(new, sizes) + name[match.end() :]
     return name
+
+
+def _with_sizes(text: str, sizes: Mapping[str, Any]) -> str:
+    """Return a name in which expressions of sizes in braces are their values."""
+    return _SIZE.sub(lambda size: str(evaluate(size[1], sizes)), text)
 
 
 def _steps(layout: Layout, number: int = 0) -> tuple[Layout, ...]:
