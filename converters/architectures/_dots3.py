@@ -40,7 +40,7 @@ def key_factors(values: Values) -> tuple[float, ...]:
     return tuple(_root(values, rank) for rank in values["kv_rank"])
 
 
-def stated(values: Values) -> Values:
+def declared(values: Values) -> Values:
     """Return what a configuration states of either kind of block, whose low ranks transformers always rescales."""
     heads = values["n_head"] if isinstance(values["n_head"], tuple) else (values["n_head"],) * values["n_layer"]
     by_window = dict(zip(values["swa_layers"], heads, strict=True))

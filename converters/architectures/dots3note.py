@@ -37,7 +37,7 @@ HPARAMS = (
     HParam("n_head_full", None, fields={"hf": "num_attention_heads"}, required=False),
     replace(dots.windowed("n_head", None, "num_attention_heads"), required=False),
     HParam("n_head", "attention.head_count", ValueType.INT32, derive=dots.by_window("n_head"), length="n_layer",
-           allow_scalar=True, undo=dots.stated),
+           allow_scalar=True, undo=dots.declared),
     HParam("n_head_kv", "attention.head_count_kv", check="n_head_kv == 1"),
     deepseek.QUERIES,
     replace(dots.windowed("q_rank", None, "q_lora_rank", check="q_rank_swa == q_rank"), derive="q_rank",

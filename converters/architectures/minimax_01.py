@@ -22,7 +22,7 @@ LIGHTNING_EPS = HParam(
 )
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, LIGHTNING_EPS, rope.BASE,
-    replace(rope.N_ROT, fields={"hf": "rotary_dim"}, own_only=True),
+    replace(rope.N_ROT, fields={"hf": "rotary_dim"}),
     rope.KIND, *rope.SCALING,
     HParam("lightning", "attention.recurrent_layers", BOOL, {"hf": "attn_type_list|layer_types"}, length="n_layer",
            words={0: True, 1: False, "linear_attention": True, "full_attention": False}, derive=minimax.every_other,

@@ -99,7 +99,10 @@ FOREIGN: dict[str, Any] = {
     "softmax_scale": 0.3,
 }
 """Keys of configurations, each with a value that would change what a model computes that reads it."""
-TAKEN = {"bloom n_positions": "its class knows no context: published files state one under names of others"}
+TAKEN = {
+    "bloom n_positions": "its class knows no context: published files state one under names of others",
+    "minimax-01* rotary_dim": "the weights were trained so; a note says that transformers' class turns whole heads",
+}
 """Shell patterns of tiny models, and keys that are read all the same → why."""
 UNKNOWN = {"falcon 7b, old", "falcon 40b, old"}
 """Models that name a class of their publisher, which reads keys of its own."""

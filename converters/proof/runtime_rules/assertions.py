@@ -238,8 +238,10 @@ def own_caches(file: File) -> tuple[int, list[bool]]:
 
 
 def _pictures_at_the_end(file: File) -> str:
-    """The last block hands on the rows of chosen tokens only, to which features of every token would be added
-    (models/qwen3vl.cpp)."""
+    """Qwen3-VL's last block hands on the rows of chosen tokens only.
+
+    Features of every token would be added to them (models/qwen3vl.cpp).
+    """
     features, blocks = int(file.number("n_deepstack_layers")), int(file.number("block_count"))
     found = 0 < blocks <= features
     return (
