@@ -140,7 +140,7 @@ def understand(
         for draft in architectures().values():
             if own := bundled_dialect(checkpoint, draft):
                 return bind(checkpoint, draft, own, hparams)
-    architecture, dialect = _architecture_of(whole)
+    architecture, dialect = _architecture_of(whole if vocab_only else checkpoint)
     if architecture.name == CLIP and training:
         checkpoint = replace(checkpoint, metadata=with_preprocessor(checkpoint.metadata, checkpoint.sidecars))
     if training and named_otherwise:
