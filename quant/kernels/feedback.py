@@ -9,14 +9,17 @@ from ggferry.quant.kernels.common import MAGIC, F, inline, kernel
 
 
 @inline
-def number_of_level(v, values, uniform):
-    """Return the number of the level nearest to `v`, as float32.
+def nearest_level(aim, scale, shift, values, uniform):
+    """Return the number of the level that is nearest to a value.
 
     Args:
-        v: A value in steps of its scale.
+        aim: The value.
+        scale: The scale of its block; 0 takes the level nearest to 0.
+        shift: What is added to level × scale.
         values: float32 `(levels,)`, ascending.
         uniform: Whether these are consecutive integers.
     """
+    v = (aim - shift) / scale if scale != F(0) else F(0)
     code = F(0)
     if uniform:
         low, high = values[0], values[-1]
@@ -26,7 +29,7 @@ def number_of_level(v, values, uniform):
     else:
         for n in range(1, len(values)):
             code += F(1) if v > (values[n - 1] + values[n]) * F(0.5) else F(0)
-    return code
+    return int(code)
 
 
 @kernel
@@ -67,8 +70,7 @@ def round_columns(original, adjusted, scales, shifts, group, factors, values, un
         g = k // group
         for r in range(rows):
             scale, shift = scales[g, r], shifts[g, r]
-            v = (adjusted[k, r] - shift) / scale if scale != F(0) else F(0)
-            code = int(number_of_level(v, values, uniform))
+            code = nearest_level(adjusted[k, r], scale, shift, values, uniform)
             codes[k, r] = code
             errors[k, r] = original[k, r] - (values[code] * scale + shift)
         for j in range(k + 1, columns):
@@ -101,8 +103,7 @@ def round_columns_by_means(original, scales, shifts, group, means, gains, values
         for r in range(rows):
             scale, shift = scales[g, r], shifts[g, r]
             aim = original[k, r] + F(owed[r] * gains[k])
-            v = (aim - shift) / scale if scale != F(0) else F(0)
-            code = int(number_of_level(v, values, uniform))
+            code = nearest_level(aim, scale, shift, values, uniform)
             codes[k, r] = code
             errors[k, r] = original[k, r] - (values[code] * scale + shift)
             owed[r] += errors[k, r] * means[k]
