@@ -241,7 +241,8 @@ def ling_that_sees() -> Made:
     inner: Config = {
         **BASE, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 10, "kv_lora_rank": 20,
         "q_lora_rank": 28, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "rms_norm_eps": 1e-6,
-        "rope_theta": 700.0, "layer_group_size": 3, "short_conv_kernel_size": 3, "no_kda_lora": True, "kda_safe_gate": True, "kda_lower_bound": -2.0,
+        "rope_theta": 700.0, "layer_group_size": 3,
+        "short_conv_kernel_size": 3, "no_kda_lora": True, "kda_safe_gate": True, "kda_lower_bound": -2.0,
         "gated_attention_proj_granularity_type": "head_wise", "num_experts": 8, "num_experts_per_tok": 3,
         "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "num_shared_experts": 1, "n_group": 4,
         "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
