@@ -137,15 +137,7 @@ class Imatrix:
         if entry is None or entry.plain is None:
             return None
         sums = self._numbers(entry, entry.plain)
-        if not np.isfinite(sums).all():
-            at = int((~np.isfinite(sums)).argmax())
-            raise BadValueError(
-                f"sum of the activations of value {at} of {name!r}",
-                path=self.path,
-                offset=entry.plain + 4 * at,
-                found=str(sums[at]),
-                expected="a number",
-            )
+        self._check(entry, entry.plain, sums, np.isfinite(sums), "sum of the activations", "a number")
         divisors = np.array([max(1, count) for count in entry.counts], np.float32)
         return _selected(entry, sums.reshape(len(divisors), -1) / divisors[:, None], shape)
 
@@ -250,17 +242,7 @@ class Imatrix:
 
     def _mean_squares(self, entry: Entry) -> Floats:
         sums = self._numbers(entry, entry.offset)
-        wrong = ~(np.isfinite(sums) & (sums >= 0))
-        if wrong.any():
-            at = int(wrong.argmax())
-            place = entry.offset + 4 * at
-            raise BadValueError(
-                f"importance of value {at} of {entry.name!r}",
-                path=self.path,
-                offset=place,
-                found=str(sums[at]),
-                expected="a sum of squares",
-            )
+        self._check(entry, entry.offset, sums, np.isfinite(sums) & (sums >= 0), "importance", "a sum of squares")
         self._check_sizes(entry, sums)
         divisors = np.array([count if count > 0 else 1 for count in entry.counts], np.float32)
         means: Floats = sums.reshape(len(entry.counts), -1)
@@ -268,6 +250,18 @@ class Imatrix:
         if not self.legacy:
             means[[count == 0 for count in entry.counts]] = 1
         return means
+
+    def _check(self, entry: Entry, offset: int, numbers: Floats, right: Any, what: str, expected: str) -> None:
+        """Raise BadValueError for the first of an entry's numbers, which begin at `offset`, that is not right."""
+        if not right.all():
+            at = int(right.argmin())
+            raise BadValueError(
+                f"{what} of value {at} of {entry.name!r}",
+                path=self.path,
+                offset=offset + 4 * at,
+                found=str(numbers[at]),
+                expected=expected,
+            )
 
     def _check_sizes(self, entry: Entry, sums: Floats) -> None:
         """Check that the largest sum of every matrix that has a count is one that activations give.

@@ -20,6 +20,11 @@ WHOLE_NUMBERS = {"I32": "<i4", "I64": "<i8"}
 """Types of GGUF that hold whole numbers → numpy's names of them."""
 
 
+def by_means(kind: BlockType, rounding: str) -> bool:
+    """Return whether rows of a type are rounded by the means of their inputs, where there are some."""
+    return rounding == SEARCH and kind.name in LEVELS
+
+
 def encode_rows(
     kind: BlockType,
     rows: Floats,
@@ -38,8 +43,8 @@ def encode_rows(
         start: Number of the first row in the tensor.
         shape: Shape of the tensor, outermost first.
         rounding: `STOCK` or `SEARCH`, which means something where there are weights.
-        means: Of the inputs, as `weights`: with `SEARCH`, later columns correct the errors of earlier ones by them, of
-            types that `quant.feedback` rounds.
+        means: Of the inputs, as `weights`, by which later columns correct the errors of earlier ones (`by_means`); None
+            for no corrections.
 
     Returns:
         uint8 `(n, row bytes)`, little-endian.
@@ -56,17 +61,16 @@ def encode_rows(
         return encode(rows, None)
     if rounding == SEARCH and one.searched is not None:
         encode = one.searched
-    by_means = means if rounding == SEARCH and kind.name in LEVELS else None
     stop = start + len(rows)
     height = max(1, shape[-2]) if len(weights) > 1 else stop
     cuts = [start, *range(-(-(start + 1) // height) * height, stop, height), stop]
     pieces = []
     for low, high in pairwise(cuts):
         matrix, own = min(low // height, len(weights) - 1), rows[low - start : high - start]
-        if by_means is None:
+        if means is None:
             pieces.append(encode(own, weights[matrix]))
         else:
-            pieces.append(encode_by_means(kind, own, weights[matrix], by_means[matrix]))
+            pieces.append(encode_by_means(kind, own, weights[matrix], means[matrix]))
     return np.concatenate(pieces)
 
 

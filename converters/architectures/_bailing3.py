@@ -4,6 +4,7 @@ attend to everything, as those that predict further tokens do.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _kda as kda
+from ggferry.converters.architectures import _limits as limits
 from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.schema.architecture import Caveat, HParam
 from ggferry.converters.schema.derivations import Derivation, Values
@@ -30,14 +31,6 @@ def _padded(name: str) -> Derivation:
     return bounds
 
 
-def _listed(name: str, bound: str) -> Derivation:
-    def listed(values: Values) -> Values:
-        found = values.get(bound)
-        return {name: found if isinstance(found, tuple) else found and (found,) * values["n_blocks"]}
-
-    return listed
-
-
 def limited(values: Values) -> bool:
     """Return whether a configuration bounds the experts of some block."""
     found = [values.get(name) or 0 for name in ("expert_limits", "shared_limits", "expert_limit", "shared_limit")]
@@ -61,5 +54,5 @@ def bounds(name: str, key: str, place: str) -> tuple[HParam, ...]:
         HParam(f"n_{declared}", None, derive=_length(declared), required=False),
         HParam(declared, None, common.F32, {"hf": place}, length=f"n_{declared}", null=0.0, required=False),
         HParam(name, key, common.F32, derive=_padded(declared), length="n_blocks", allow_scalar=True, required=False,
-               undo=_listed(declared, name)),
+               undo=limits.listed_as(declared, name, "n_blocks")),
     )

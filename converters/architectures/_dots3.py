@@ -6,6 +6,7 @@ each of these blocks, without what is the same in all blocks).
 
 import math
 
+from ggferry.converters.architectures import _windows as windows
 from ggferry.converters.schema.architecture import HParam
 from ggferry.converters.schema.derivations import Derivation, Values
 
@@ -42,12 +43,9 @@ def key_factors(values: Values) -> tuple[float, ...]:
 
 def declared(values: Values) -> Values:
     """Return what a configuration states of either kind of block, whose low ranks transformers always rescales."""
-    heads = values["n_head"] if isinstance(values["n_head"], tuple) else (values["n_head"],) * values["n_layer"]
-    by_window = dict(zip(values["swa_layers"], heads, strict=True))
-    full, own = (by_window.get(kind, by_window.get(not kind)) for kind in (False, True))
     found = {
-        "n_head_full": full, "n_head_swa": own, "n_rot_swa": values["n_rot"], "shared_width": values["n_ff_exp"],
-        "rescaled_ranks": True,
+        **windows.of_kinds("n_head", "n_head_full", "n_head_swa")(values),
+        "n_rot_swa": values["n_rot"], "shared_width": values["n_ff_exp"], "rescaled_ranks": True,
     }
     known = {**values, **found}
     return {**found, "low_q_factor": query_factor(known), "low_kv_factor": key_factors(known)}

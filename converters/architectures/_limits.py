@@ -27,6 +27,16 @@ def _alike(listed: str) -> Derivation:
     return limit
 
 
+def listed_as(name: str, limit: str, blocks: str = "n_layer") -> Derivation:
+    """Return what a configuration lists under `name`: the bound of each of the first `blocks` blocks."""
+
+    def bounds(values: Values) -> Values:
+        found, count = values.get(limit), values[blocks]
+        return {name: found[:count] if isinstance(found, tuple) else found and (found,) * count}
+
+    return bounds
+
+
 def of_experts(derive: Derivation | str, *, required: bool = False, blocks: str = "n_layer") -> HParam:
     """Return what bounds the experts, one bound for each of `blocks` blocks."""
     return HParam("expert_limit", "swiglu_clamp_exp", common.F32, derive=derive, length=blocks, allow_scalar=True,

@@ -110,19 +110,6 @@ def kinds_of_blocks(values: Values) -> Values:
     return {"kinds": found[:count], "kinds_further": found[count:] or None}
 
 
-def of_kinds(name: str, full: str, windowed: str, as_full: bool = False) -> Derivation:
-    """Return the inverse of `by_kind`. `as_full`: nothing is said of blocks with a window that are like the others."""
-
-    def numbers(values: Values) -> Values:
-        kinds = values["swa_layers"]
-        listed = values[name] if isinstance(values[name], tuple) else (values[name],) * len(kinds)
-        by_window = dict(zip(kinds, listed, strict=True))
-        plain, own = (by_window.get(kind, by_window.get(not kind)) for kind in (False, True))
-        return {full: plain, windowed: None if as_full and own == plain else own}
-
-    return numbers
-
-
 def fractions(values: Values) -> Values:
     """Return how much of a head turns, which the graph says: the inverse of `rotated`."""
     return {"fraction_full": 0.5, "fraction_swa": 1.0}
@@ -137,16 +124,6 @@ def scaling(values: Values) -> Values:
         return {}
     width = int(values["head_dim"]) // 2
     return llama3({**values, "n_rot": width, "rope_freqs.weight": found[: width // 2]})
-
-
-def limits_of_decoder(name: str, limit: str) -> Derivation:
-    """Return the inverse of `limits`: those of the decoder's blocks."""
-
-    def listed(values: Values) -> Values:
-        found, count = values.get(limit), values["n_layer"]
-        return {name: found[:count] if isinstance(found, tuple) else found and (found,) * count}
-
-    return listed
 
 
 def factors(values: Values) -> Sequence[float] | None:

@@ -17,6 +17,7 @@ from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _step as step
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_backbone as half
+from ggferry.converters.architectures import _windows as windows
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, IgnoredKey
 from ggferry.converters.schema.layouts.values import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
@@ -38,9 +39,9 @@ HPARAMS = (
     HParam("kv_full", None, fields={"hf": "num_key_value_heads|num_attention_groups"}, required=False),
     HParam("kv_swa", None, fields={"hf": f"{_OTHER}num_attention_groups"}, derive="kv_full", required=False),
     HParam("n_head", "attention.head_count", INT32, derive=step.by_kind("heads_full", "heads_swa"), length="n_blocks",
-           allow_scalar=True, undo=step.of_kinds("n_head", "heads_full", "heads_swa")),
+           allow_scalar=True, undo=windows.of_kinds("n_head", "heads_full", "heads_swa")),
     HParam("n_head_kv", "attention.head_count_kv", INT32, derive=step.by_kind("kv_full", "kv_swa"), length="n_blocks",
-           allow_scalar=True, undo=step.of_kinds("n_head_kv", "kv_full", "kv_swa", as_full=True)),
+           allow_scalar=True, undo=windows.of_kinds("n_head_kv", "kv_full", "kv_swa", as_full=True)),
     replace(common.HEAD_DIM, implied=""), replace(common.HEAD_DIM_V, implied=""),
     replace(common.RMS_EPS, defaults=(replace(common.RMS_EPS.defaults[0], value=1e-5),)),
     HParam("query_scalar", None, F32, {"hf": "query_pre_attn_scalar"}, required=False,
@@ -71,10 +72,10 @@ HPARAMS = (
     replace(routed.NORM, fields={"hf": "norm_expert_weight"}),
     *step.listed("limits_stated", "swiglu_limits", F32, null=0.0),
     replace(limits.of_experts(step.limits("limits_stated"), blocks="n_blocks"),
-            undo=step.limits_of_decoder("limits_stated", "expert_limit")),
+            undo=limits.listed_as("limits_stated", "expert_limit")),
     *step.listed("shared_limits_stated", "swiglu_limits_shared", F32, null=0.0),
     replace(limits.of_shared(step.limits("shared_limits_stated"), blocks="n_blocks"),
-            undo=step.limits_of_decoder("shared_limits_stated", "shared_limit")),
+            undo=limits.listed_as("shared_limits_stated", "shared_limit")),
     common.TIED, *common.BIASES, common.SILU,
 )
 

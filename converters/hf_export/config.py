@@ -186,22 +186,23 @@ def configuration(
             continue
         if param.nonzero and not value and places in true_places:
             continue  # of some biases that one key says there are (`zero_biases`)
-        place = known.place(places)
+        found = known.places(places)
         declared = param.name in graph.hparams and value != implied(param, values)
         included = extent is Extent.ALL or (declared and extent is Extent.DECLARED)
-        if place is None and included and value != param.absent and param.name not in dialect.fixed:
+        if not found and included and value != param.absent and param.name not in dialect.fixed:
             place = next((one for one in places.split("|") if not one.startswith("rope_")), places.split("|")[-1])
             unplaced.append(place)
+            found = (place,)
         if (
-            place is not None
+            found
             and param.name in values["taken"]
             and not isinstance(value, bool)
             and known.keys
-            and known.config_section + place not in known.solid
+            and known.config_section + found[0] not in known.solid
         ):
             continue  # null by default, as good as the only word that the tables know
-        for each in known.places(places) or (() if place is None else (place,)):
-            _put(config, known.config_section + each, _as_declared(param, known, each, value), values)
+        for place in found:
+            _put(config, known.config_section + place, _as_declared(param, known, place, value), values)
     _state_followers(config, dialect, known, values)
     inner = config if not known.config_section else config[known.config_section[:-1]]
     if inner is not config and _TIE in inner:

@@ -72,10 +72,6 @@ class KnownClass:
     def _parents(self) -> frozenset[str]:
         return frozenset(f"{key.partition('.')[0]}." for key in self.keys if "." in key)
 
-    def place(self, places: str) -> str | None:
-        """Return which of the places ('a.b|c') states a value; None where the class knows none of them."""
-        return next(iter(self.places(places)), None)
-
     def places(self, places: str) -> tuple[str, ...]:
         """Return at which of the places ('a.b|c') a value is stated; none where the class knows none of them.
 

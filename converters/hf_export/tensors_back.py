@@ -123,7 +123,7 @@ def _candidates(graph: ModelGraph) -> Iterator[tuple[KnownClass, Dialect]]:
 def _fits(graph: ModelGraph, known: KnownClass) -> bool:
     """Return whether the class has a place for the model's width: a model of several parts has it elsewhere."""
     places = next((param.fields.get("hf", "") for param in graph.architecture.hparams if param.name == "n_embd"), "")
-    return not places or known.place(places) is not None
+    return not places or bool(known.places(places))
 
 
 def _tried(graph: ModelGraph, known: KnownClass, dialect: Dialect) -> tuple[BackPlan, tuple[int, bool, int]]:

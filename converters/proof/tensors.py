@@ -29,10 +29,10 @@ from ggferry.quant.accuracy.differences import Differences, differences
 from ggferry.quant.accuracy.expected_error import CORRECTED, TOLERANCE, band_of, beyond_band
 from ggferry.quant.accuracy.similarity import first_unlike
 from ggferry.quant.codec import codec
-from ggferry.quant.encode_rows import encode_rows
+from ggferry.quant.encode_rows import by_means, encode_rows
 from ggferry.quant.fingerprints import Fingerprints
 from ggferry.quant.levels import LEVELS
-from ggferry.quant.types import FEEDBACK, SEARCH, STOCK, BlockError
+from ggferry.quant.types import FEEDBACK, STOCK, BlockError
 from ggferry.support.heavy import np
 from ggferry.support.progress import Progress
 from ggferry.support.records import dataclass
@@ -456,7 +456,7 @@ class _Comparison:
     def _means(self) -> Floats | None:
         """Return the means of the inputs by which rows were corrected; None where they were not."""
         imatrix = self.encoding.imatrix
-        if imatrix is None or self.encoding.rounding != SEARCH or self.after.name not in LEVELS or self.bitwise:
+        if imatrix is None or self.bitwise or not by_means(self.after, self.encoding.rounding):
             return None
         return imatrix.means(self.node.name, self.node.shape)
 
