@@ -231,8 +231,7 @@ def test_a_killed_run_leaves_no_folder(tmp_path: Path) -> None:
 def test_what_is_known_of_classes() -> None:
     gemma, llama = known_class("Gemma2ForCausalLM"), known_class("LlamaForCausalLM")
     assert gemma and llama
-    assert gemma.place("hidden_activation|hidden_act") == "hidden_activation"
-    assert llama.place("num_local_experts|num_experts") is None
-    assert (
-        llama.place("rope_parameters.full_attention.rope_theta|rope_parameters.rope_theta|rope_theta") == "rope_theta"
-    )
+    assert gemma.places("hidden_activation|hidden_act") == ("hidden_activation",)
+    assert llama.places("num_local_experts|num_experts") == ()
+    bases = "rope_parameters.full_attention.rope_theta|rope_parameters.rope_theta|rope_theta"
+    assert llama.places(bases) == ("rope_theta",)
