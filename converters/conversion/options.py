@@ -372,7 +372,7 @@ OPTIONS: tuple[Option, ...] = (
            "full: with forward passes; fast: without; none.", "level", default="full", choices=LEVELS, in_plan=True,
            receipt="verify", metavar="LEVEL"),
     Option("level", Kind.TEXT, "verify", Heading.PROOF, "full or fast (no forward passes).", "level", default="full",
-           choices=LEVELS[1:]),
+           choices=LEVELS[1:], metavar="LEVEL"),
     Option("witness", Kind.TEXTS, "convert quantize verify plan", Heading.PROOF,
            "Programs whose logits are compared: auto, transformers, llama.cpp, ctransformers; none.", "witness",
            default=(), metavar="NAME", choices=witnesses, in_plan=True, receipt="witness"),

@@ -1,7 +1,7 @@
 """Compare what llama.cpp's loader reads from a GGUF file with the keys and tensors that a file has.
 
 The list (`llama_cpp_keys.txt`, made by `tools/llama_cpp_keys.py` from llama.cpp's sources) shares nothing with the
-architecture tables. So a misspelt key, a missing one or a value of a type that the loader refuses is seen here,
+architecture tables. So a misspelled key, a missing one or a value of a type that the loader refuses is seen here,
 although both sides of our own proof read the same table.
 """
 

@@ -39,13 +39,14 @@ class ApplyRequest:
     threads: Annotated[
         int | None, declare(Kind.NUMBER, "Threads of each worker (default: cores / jobs).", "--threads", least=1)
     ] = None
-    engine: Annotated[str, declare(Kind.TEXT, "local, or ray for a cluster.", "--engine")] = "local"
+    engine: Annotated[str, declare(Kind.TEXT, "local, or ray for a cluster.", "--engine", metavar="NAME")] = "local"
     address: Annotated[
         str | None, declare(Kind.TEXT,
                 "Address of the Ray cluster (default: RAY_ADDRESS, or this machine).",
-                "--ray-address")
+                "--ray-address", metavar="ADDRESS")
     ] = None
-    ledger: Annotated[str | None, declare(Kind.TEXT, "Path, URL, or env:NAME (default: PLAN.ledger).", "--ledger")] = (
+    ledger: Annotated[str | None, declare(Kind.TEXT, "Path, URL, or env:NAME (default: PLAN.ledger).", "--ledger",
+            metavar="LEDGER")] = (
         None
     )
     shard: Annotated[
@@ -72,7 +73,7 @@ class ApplyRequest:
     ] = 3
     scratch: Annotated[str | None, declare(Kind.TEXT,
             "Folder for temporary files: blocks of remote sources, outputs on their way to a store.",
-            "--scratch")] = None
+            "--scratch", metavar="DIR")] = None
     cache: Annotated[int | str, declare(Kind.SIZE, "Disk cache for remote sources.", "--cache", metavar="SIZE")] = (
         "64GiB"
     )
@@ -93,7 +94,7 @@ class ApplyRequest:
         bool, declare(Kind.FLAG, "Follow lines of the plan that write outside its dest.", "--allow-outside-dest")
     ] = False
     report: Annotated[
-        str | None, declare(Kind.TEXT, "Stem of the report (default: PLAN.report).", "--report")
+        str | None, declare(Kind.TEXT, "Stem of the report (default: PLAN.report).", "--report", metavar="STEM")
     ] = None
 
 

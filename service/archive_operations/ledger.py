@@ -33,7 +33,8 @@ class ListCommand:
 
     url: LedgerUrl
     _: KW_ONLY
-    state: Annotated[tuple[str, ...], declare(Kind.TEXTS, "Only these states; repeatable.", "--state")] = ()
+    state: Annotated[tuple[str, ...], declare(Kind.TEXTS, "Only these states; repeatable.", "--state",
+            metavar="STATE")] = ()
     as_json: JsonLines = False
 
 
@@ -53,7 +54,8 @@ class ExportCommand:
 
     url: LedgerUrl
     _: KW_ONLY
-    out: Annotated[str, declare(Kind.TEXT, "Stem: .json and .html are written.", "--outfile", "-o")]
+    out: Annotated[str, declare(Kind.TEXT, ".json and .html are written, with this stem.", "--outfile", "-o",
+            metavar="STEM")]
     force: Force = False
 
 

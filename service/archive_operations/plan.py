@@ -29,9 +29,10 @@ class PlanCommand:
         argument("Folders, files or URLs (s3://, https://, hf://).", Kind.TEXTS, metavar="ROOT…"),
     ]
     _: KW_ONLY
-    out: Annotated[str, declare(Kind.TEXT, "The plan to write.", "--outfile", "-o")]
+    out: Annotated[str, declare(Kind.TEXT, "The plan to write.", "--outfile", "-o", metavar="FILE")]
     dest: Annotated[
-        str | None, declare(Kind.TEXT, "Folder or URL of the outputs (default: beside the sources).", "--dest")
+        str | None, declare(Kind.TEXT, "Folder or URL of the outputs (default: beside the sources).", "--dest",
+                metavar="DIR|URL")
     ] = None
     digest: Annotated[
         bool | None,

@@ -30,7 +30,10 @@ commands = typer.Typer(rich_markup_mode=None)
 @offers("convert")
 def convert(
     source: Annotated[
-        str, typer.Argument(parser=Named, help="A model file, the first part of one, or a folder; a path or a URL.")
+        str,
+        typer.Argument(
+            parser=Named, metavar="SOURCE", help="A model file, the first part of one, or a folder; a path or a URL."
+        ),
     ],
     **given: Any,
 ) -> None:
@@ -52,8 +55,10 @@ def convert(
 @commands.command(cls=HeadedCommand)
 @offers("quantize")
 def quantize(
-    source: Annotated[str, typer.Argument(parser=Named, help="A GGUF file, or a shard of one; a path or a URL.")],
-    out: Annotated[str, typer.Argument(help="The file to write, or a folder.")],
+    source: Annotated[
+        str, typer.Argument(parser=Named, metavar="SOURCE", help="A GGUF file, or a shard of one; a path or a URL.")
+    ],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The file to write, or a folder.")],
     outtype: Annotated[
         str | None,
         typer.Argument(
@@ -61,7 +66,9 @@ def quantize(
             help="q4_k_m, q8_0, … or copy (`ggferry types`); --recipe, --like and --target-size stand in its place.",
         ),
     ] = None,
-    threads: Annotated[int | None, typer.Argument(help="Worker threads (default: one a core).")] = None,
+    threads: Annotated[
+        int | None, typer.Argument(metavar="[THREADS]", help="Worker threads (default: one a core).")
+    ] = None,
     **given: Any,
 ) -> None:
     """Quantize a GGUF model of any architecture."""
@@ -79,10 +86,14 @@ def quantize(
 @commands.command(cls=HeadedCommand)
 @offers("verify")
 def verify(
-    source: Annotated[str, typer.Argument(parser=Named, help="What was converted; a path or a URL.")],
+    source: Annotated[str, typer.Argument(parser=Named, metavar="SOURCE", help="What was converted; a path or a URL.")],
     output: Annotated[
         str | None,
-        typer.Argument(parser=Named, help="The GGUF file made of it; a path or a URL. Without one, SOURCE by itself."),
+        typer.Argument(
+            parser=Named,
+            metavar="[OUTPUT]",
+            help="The GGUF file made of it; a path or a URL. Without one, SOURCE by itself.",
+        ),
     ] = None,
     **given: Any,
 ) -> None:

@@ -64,7 +64,7 @@ class DoctorCommand:
         bool, declare(Kind.FLAG, "Write a big-endian GGUF again with every tensor in its byte order.")
     ] = False
     out: Annotated[
-        StrPath | None, declare(Kind.TEXT, "The file that --repair writes.", "--outfile", "-o")
+        StrPath | None, declare(Kind.TEXT, "The file that --repair writes.", "--outfile", "-o", metavar="FILE")
     ] = None
     force: Force = False
     cache: Cache = None

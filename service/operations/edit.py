@@ -62,7 +62,7 @@ class EditChanges:
         bool, declare(Kind.FLAG, "Take off the blocks that predict further tokens (MTP), as --no-mtp leaves them out.")
     ] = False
     allow_unknown_keys: Annotated[
-        bool, declare(Kind.FLAG, "Set keys that look like a misspelt standard one.")
+        bool, declare(Kind.FLAG, "Set keys that look like a misspelled standard one.")
     ] = False
 
 
@@ -73,7 +73,7 @@ class EditRequest(EditChanges):
     path: Annotated[StrPath, argument("A GGUF file, or a shard of one.")]
     out: Annotated[
         StrPath | None,
-        declare(Kind.TEXT, "The file to write.", "--outfile", "-o",
+        declare(Kind.TEXT, "The file to write.", "--outfile", "-o", metavar="FILE",
                 python="The file to write; None: the file itself is changed, in place where its header has room."),
     ] = None
     _: KW_ONLY

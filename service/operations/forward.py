@@ -69,19 +69,24 @@ class ForwardCommand(ModelOptions):
 
     path: Annotated[StrPath, _PATH]
     _: KW_ONLY
-    tokens: Annotated[str | None, declare(Kind.TEXT, "Token ids, comma-separated.")] = None
-    out: Annotated[str | None, declare(Kind.TEXT, "The .npy file to write.")] = None
-    npy_dtype: Annotated[str, declare(Kind.TEXT, "f32, f16 or f64.", choices=("f32", "f16", "f64"))] = "f32"
+    tokens: Annotated[str | None, declare(Kind.TEXT, "Token ids, comma-separated.", metavar="N,N")] = None
+    out: Annotated[str | None, declare(Kind.TEXT, "The .npy file to write.", metavar="FILE")] = None
+    npy_dtype: Annotated[str, declare(Kind.TEXT, "f32, f16 or f64.",
+            metavar="TYPE", choices=("f32", "f16", "f64"))] = "f32"
     mel: Annotated[
-        str | None, declare(Kind.TEXT, "For Whisper and audio encoders: a .npy of a spectrum, channels × frames.")
+        str | None, declare(Kind.TEXT, "For Whisper and audio encoders: a .npy of a spectrum, channels × frames.",
+                metavar="FILE")
     ] = None
     image: Annotated[
         str | None,
-        declare(Kind.TEXT, "For vision encoders (mmproj): a picture, prepared as the model's processor does."),
+        declare(Kind.TEXT, "For vision encoders (mmproj): a picture, prepared as the model's processor does.",
+                metavar="FILE"),
     ] = None
-    audio: Annotated[str | None, declare(Kind.TEXT, "For audio encoders (mmproj): a WAV file at 16 kHz.")] = None
+    audio: Annotated[str | None, declare(Kind.TEXT, "For audio encoders (mmproj): a WAV file at 16 kHz.",
+            metavar="FILE")] = None
     pixels: Annotated[
-        str | None, declare(Kind.TEXT, "For vision encoders: a .npy of normalized pixels, 3 × height × width.")
+        str | None, declare(Kind.TEXT, "For vision encoders: a .npy of normalized pixels, 3 × height × width.",
+                metavar="FILE")
     ] = None
     encoder: Annotated[bool, _ENCODER] = False
     embed: Annotated[bool, declare(Kind.FLAG, "The vector of each --text, by a model of embeddings.")] = False

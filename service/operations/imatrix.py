@@ -55,7 +55,7 @@ class ImatrixRequest:
     out: Annotated[
         StrPath,
         declare(Kind.TEXT, "The imatrix to write: GGUF, or the older form for a name that ends with .dat.", "--outfile",
-                "-o"),
+                "-o", metavar="FILE"),
     ] = "imatrix.gguf"
     chunk_size: Annotated[int, declare(Kind.NUMBER, "Tokens a chunk.", least=2)] = 512
     chunks: Annotated[int | None, declare(Kind.NUMBER, "At most so many chunks (default: all).", least=1)] = None
@@ -63,12 +63,12 @@ class ImatrixRequest:
     in_files: Annotated[
         Sequence[StrPath],
         declare(Kind.TEXTS, "An earlier matrix of this model, to whose sums the new ones are added; repeatable.",
-                "--in-file"),
+                "--in-file", metavar="FILE"),
     ] = ()
     precision: Annotated[
         str,
         declare(Kind.TEXT, "Of products: f32; bf16, twice as fast where the processor multiplies bfloat16; auto: bf16 "
-                "there, for models of more than 67 million weights.", choices=("auto", "f32", "bf16")),
+                "there, for models of more than 67 million weights.", metavar="TYPE", choices=("auto", "f32", "bf16")),
     ] = "auto"
     resume: Annotated[
         bool, declare(Kind.FLAG, "Continue the same measurement where it was interrupted.")

@@ -53,7 +53,8 @@ class InspectCommand(InspectRequest):
     ] = ()
     cache_type: Annotated[
         Sequence[str], declare(Kind.TEXTS,
-                "Show the memory with a KV cache of this type; repeatable (default: f16, q8_0 and q4_0).")
+                "Show the memory with a KV cache of this type; repeatable (default: f16, q8_0 and q4_0).",
+                metavar="TYPE")
     ] = ()
     data_offset: Annotated[bool, declare(Kind.FLAG, "Only the byte at which the tensors of a GGUF file begin.")] = False
     data_alignment: Annotated[bool, declare(Kind.FLAG, "Only the alignment of a GGUF file.")] = False

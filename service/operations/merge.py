@@ -41,7 +41,7 @@ class MergeRequest:
     ]
     out: Annotated[
         StrPath | None,
-        declare(Kind.TEXT, "The file to write.", "--outfile", "-o",
+        declare(Kind.TEXT, "The file to write.", "--outfile", "-o", metavar="FILE",
                 python="The file to write; None: the name without what makes it a shard or a piece."),
     ] = None
     _: KW_ONLY

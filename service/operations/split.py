@@ -35,7 +35,8 @@ class SplitRequest:
     path: Annotated[StrPath, argument("A GGUF file.")]
     out: Annotated[
         StrPath | None,
-        declare(Kind.TEXT, "NAME of NAME-00001-of-00003.gguf … (default: the file's own).", "--outfile", "-o"),
+        declare(Kind.TEXT, "NAME of NAME-00001-of-00003.gguf … (default: the file's own).", "--outfile", "-o",
+                metavar="NAME"),
     ] = None
     _: KW_ONLY
     split_max_tensors: Annotated[int, option("split_max_tensors")] = 0

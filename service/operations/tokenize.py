@@ -47,7 +47,8 @@ class TokenizeCommand(VocabularyOptions):
     path: Annotated[StrPath, _PATH]
     _: KW_ONLY
     texts: Annotated[Sequence[str], declare(Kind.TEXTS, "Text to encode; repeatable.", "--text")] = ()
-    text_file: Annotated[StrPath | None, declare(Kind.TEXT, "Encode each line of this UTF-8 file.", "--file")] = None
+    text_file: Annotated[StrPath | None, declare(Kind.TEXT, "Encode each line of this UTF-8 file.", "--file",
+            metavar="FILE")] = None
     bos: Annotated[
         bool, declare(Kind.FLAG, "Without the beginning-of-sequence token.", "--no-bos", negated=True)
     ] = True

@@ -52,7 +52,8 @@ def _client(context: typer.Context) -> Client:
 def submit(
     context: typer.Context,
     source: Annotated[
-        str, typer.Argument(help="A file or folder, which is uploaded; server:PATH, a URL, or upload:ID.")
+        str,
+        typer.Argument(metavar="SOURCE", help="A file or folder, which is uploaded; server:PATH, a URL, or upload:ID."),
     ],
     option: Annotated[
         list[str] | None,
@@ -113,7 +114,7 @@ def wait(
 @remote.command(cls=PlainCommand)
 def fetch(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="Id, or the beginning of one.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Id, or the beginning of one.")],
     out: Annotated[str, typer.Option("--outdir", "-o", metavar="DIR", help="Folder for the files.")] = ".",
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: Json = False,
@@ -134,7 +135,9 @@ def list_models(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[WORD…]", help="Only models whose paths have these words.")
     ] = None,
-    state: Annotated[list[str] | None, typer.Option("--state", help="Only this state; repeatable.")] = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="STATE", help="Only this state; repeatable.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the archive: id, state, who asked for it, source."""

@@ -40,7 +40,9 @@ SIZES = "4G is 4·10⁹ bytes, 4GiB is 4·2³⁰."
 Data = Annotated[
     str | None, typer.Option("--data", metavar="DIR", help="Folder of uploads, outputs and the default ledger.")
 ]
-Ledger = Annotated[str | None, typer.Option("--ledger", help="Path, URL, or env:NAME (default: DATA/ledger).")]
+Ledger = Annotated[
+    str | None, typer.Option("--ledger", metavar="LEDGER", help="Path, URL, or env:NAME (default: DATA/ledger).")
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
@@ -60,7 +62,7 @@ def run(
         str | None,
         typer.Option("--dest", metavar="DIR|URL", help="Folder of outputs, or s3://BUCKET/PREFIX (default: in DATA)."),
     ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")] = 8765,
     allow_host: Annotated[
         list[str] | None, typer.Option("--allow-host", metavar="NAME", help="A name this server goes by; repeatable.")
@@ -69,10 +71,14 @@ def run(
         bool, typer.Option("--allow-private-addresses", help="Fetch URLs of private and local addresses, too.")
     ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, max=256, help="Workers that convert; 0: none here.")] = 1,
-    engine: Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.")] = "local",
+    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="local, or ray for a cluster.")] = "local",
     ray_address: Annotated[
         str | None,
-        typer.Option("--ray-address", help="Address of the Ray cluster (default: RAY_ADDRESS, or this machine)."),
+        typer.Option(
+            "--ray-address",
+            metavar="ADDRESS",
+            help="Address of the Ray cluster (default: RAY_ADDRESS, or this machine).",
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Threads of each worker (default: cores / jobs).")
@@ -231,8 +237,8 @@ def _store(context: typer.Context) -> Store:
 @token.command(cls=PlainCommand)
 def add(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="What it is for.")],
-    scope: Annotated[str, typer.Option("--scope", help="read, submit or admin.")] = "read",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is for.")],
+    scope: Annotated[str, typer.Option("--scope", metavar="SCOPE", help="read, submit or admin.")] = "read",
     days: Annotated[float | None, typer.Option("--days", min=0, help="Days until it expires (default: never).")] = None,
     quota: Annotated[
         str | None, typer.Option("--quota", metavar="SIZE", help="Bytes it may store (default: the server's --quota).")
@@ -348,7 +354,9 @@ Hook = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
 
 @webhook.command(cls=PlainCommand, name="add")
 def add_webhook(
-    context: typer.Context, url: Annotated[str, typer.Argument(help="Where notices are sent.")], as_json: Json = False
+    context: typer.Context,
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where notices are sent.")],
+    as_json: Json = False,
 ) -> None:
     """Add a receiver and print its id and the secret that signs its notices; it is not shown again."""
     from ggferry.service.server.store import audit

@@ -117,7 +117,7 @@ EVERY: dict[str, tuple[Callable[[Keys], object], str]] = {
         lambda keys: items(keys, GGML + "token_type", lambda t: t.__setitem__(slice(None), [min(k, 1) for k in t])),
         r"token_type\[\d+\]",
     ),
-    "rope base misspelt": (
+    "rope base misspelled": (
         lambda keys: (keys.update({"llama.rope.freq_bas": f32(10000.0)}), keys.pop("llama.rope.freq_base", None)),
         r"rope\.freq_bas",
     ),

@@ -216,7 +216,7 @@ def test_what_is_refused_changes_nothing(model: Path, arguments: str, code: int)
     assert model.read_bytes() == before and os.listdir(model.parent) == ["model.gguf"]
 
 
-def test_misspelt_keys_are_recognized(model: Path) -> None:
+def test_misspelled_keys_are_recognized(model: Path) -> None:
     done = typed("edit", model, "--set", "llama.contxt_length=5", "--in-place")
     assert "expected llama.context_length" in done.err
     done = typed("edit", model, "--set", "tokenizer.ggml.seperator_token_id=5", "--dry-run")
