@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
 
 from ggferry.converters.tokenizers.building_blocks.merging import Merger
 from ggferry.converters.tokenizers.building_blocks.sentencepiece_proto import SentencePieceModel
@@ -10,6 +12,8 @@ from ggferry.converters.tokenizers.building_blocks.special_tokens import splitte
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenizerKind, TokenType, byte_of
 
 WHOLE = (TokenType.NORMAL, TokenType.UNUSED)  # what merging may produce; the rest are SentencePiece's reserved pieces
+LONG = 4096
+"""Signs of a text from which on its parts are merged one by one: to find out where it parts reads the vocabulary."""
 
 
 def from_model(model: SentencePieceModel) -> Tokenizer:
@@ -87,10 +91,9 @@ class SpmEncoder:
 
     def _plain(self, text: str) -> list[int]:
         text = well_formed(text).replace(" ", SPACE)
-        symbols, halves = self._merger.merge(text)
         out: list[int] = []
         unknown = False  # SentencePiece joins neighboring unknown symbols into one
-        for symbol in self._settled(symbols, halves):
+        for symbol in self._symbols(text):
             if symbol in self._pieces:
                 out.append(self._pieces[symbol])
                 unknown = False
@@ -100,6 +103,38 @@ class SpmEncoder:
                 out.append(self._unknown)
                 unknown = True
         return out
+
+    def _symbols(self, text: str) -> Iterable[str]:
+        """Return what a text merges into; equal parts of a long one are merged once.
+
+        An UNUSED piece falls apart as it was last put together anywhere in the text, which needs all of it.
+        """
+        merged = self._merged_by_parts(text) if len(text) >= LONG else None
+        return self._settled(*self._merger.merge(text)) if merged is None else merged
+
+    def _merged_by_parts(self, text: str) -> list[str] | None:
+        known: dict[str, list[str]] = {}
+        out: list[str] = []
+        for part in self._parts(text):
+            if part not in known:
+                known[part], _ = self._merger.merge(part)
+                if any(self._types[self._pieces[each]] == TokenType.UNUSED for each in known[part] if len(each) > 1):
+                    return None
+            out += known[part]
+        return out
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """Cut a text between any two signs that no piece has side by side: nothing is ever merged across."""
+        start = 0
+        for at, pair in enumerate(pairwise(text), 1):
+            if pair not in self._neighbors:
+                yield text[start:at]
+                start = at
+        yield text[start:]
+
+    @cached_property
+    def _neighbors(self) -> set[tuple[str, str]]:
+        return {pair for piece in self._pieces for pair in pairwise(piece)}
 
     def _settled(self, symbols: Iterable[str], halves: dict[str, tuple[str, str]]) -> Iterable[str]:
         # an UNUSED piece takes part in merging but never comes out: it falls apart again

@@ -25,7 +25,7 @@ from ggferry.converters.tokenizers.building_blocks import (
     sentencepiece_proto as spm_file,
 )
 from ggferry.converters.tokenizers.building_blocks import steps
-from ggferry.converters.tokenizers.encoders import unigram, wordpiece
+from ggferry.converters.tokenizers.encoders import sentencepiece_bpe, unigram, wordpiece
 from ggferry.converters.tokenizers.files.find import load
 from ggferry.formats.errors import UnsupportedError
 
@@ -86,6 +86,9 @@ def test_sentencepiece_bpe_equals_sentencepiece(text: str) -> None:
     ids = sentence_piece("spm_bpe").encode(text)
     assert ours("spm_bpe").encode(text, bos=False) == ids
     assert ours("spm_bpe").decode(ids) == text.replace("▁", " ").encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentencepiece_bpe, "LONG", 0)
+        assert ours("spm_bpe").encode(text, bos=False) == ids
 
 
 @settings(max_examples=80, deadline=None)
@@ -198,9 +201,7 @@ def test_the_check_names_the_first_difference() -> None:
 def test_unused_pieces_fall_apart_again() -> None:
     """SentencePiece merges through UNUSED pieces but never gives one out."""
     model = spm_file.read_model(str(FIXTURES / "spm_bpe" / "tokenizer.model"))
-    from ggferry.converters.tokenizers.encoders import sentencepiece_bpe as spm
-
-    tokenizer = spm.from_model(model)
+    tokenizer = sentencepiece_bpe.from_model(model)
     whole = next(i for i, piece in enumerate(model.pieces) if len(piece.text) == 4 and piece.type == 1)
     types = tuple(5 if i == whole else kind for i, kind in enumerate(tokenizer.types or ()))
     from dataclasses import replace
@@ -209,6 +210,11 @@ def test_unused_pieces_fall_apart_again() -> None:
     text = model.pieces[whole].text.replace("▁", " ").strip()
     assert whole in base.encoder(tokenizer).encode(text)
     assert whole not in unused.encode(text) and unused.decode(unused.encode(text)) == text.encode()
+    many = f"{text} a{text} " * sentencepiece_bpe.LONG
+    ids = unused.encode(many)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentencepiece_bpe, "LONG", len(many) + 2)
+        assert whole not in ids and unused.encode(many) == ids
 
 
 def test_unigram_byte_fallback() -> None:
