@@ -76,7 +76,7 @@ POINTS = (
     # bytes
     Point(f"{_FILES}.sources", "LocalFile.read", "read", _bytes),
     Point(f"{_FILES}.sources", "LocalFile.read_into", "read", _bytes),
-    Point(f"{_FILES}.digesting", "DigestingSource._update", "digest"),
+    Point(f"{_FILES}.digests", "FileDigest.update", "digest"),
     Point(f"{_FILES}.digesting", "DigestingSource._my_turn", "turn to digest"),
     Point(f"{_FILES}.digesting", "DigestingSource.record", "digest the rest"),
     Point(f"{_FILES}.digests", "BlockDigests.update", "digest blocks"),

@@ -8,16 +8,11 @@ right in whatever order the file was read; only the work depends on it.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
-from ggferry.formats.files.digests import BlockDigests, Record, file_record, pieces
+from ggferry.formats.files.digests import FileDigest, Record, file_record, pieces
 from ggferry.formats.files.sources import LocalFile, Source, Window, whole_of
-
-if TYPE_CHECKING:
-    from blake3 import blake3
 
 GAP = 256 << 20
 """Bytes that are read here at most, while others read, because nobody has read them."""
@@ -34,8 +29,8 @@ class DigestingSource:
     def __init__(self, source: Source, *, blocks: bool = False) -> None:
         """Begin with a file that was opened; nothing is digested before `begin`. `blocks`: digest these, too."""
         self.source, self.path, self.size, self.again = source, source.path, source.size, 0
-        self._state: blake3 | None = None
-        self._blocks = BlockDigests(source.size) if blocks else None
+        self._digest: FileDigest | None = None
+        self._blocks = blocks
         self._begun = False
         self._at = 0
         self._filling = 0
@@ -92,20 +87,18 @@ class DigestingSource:
                     return True
                 self._changed.wait()
 
-    def _fill(self, stop: int, threads: int = 1, stopped: Callable[[], bool] = lambda: False) -> None:
+    def _fill(self, stop: int) -> None:
         """Read and digest the bytes up to `stop` that have not passed."""
-        for piece in pieces(self.source, self._at, stop, threads, stopped):
+        for piece in pieces(self.source, self._at, stop, 1):
             self.again += len(piece)
             self._update(piece)
 
-    def _update(self, data: memoryview, threads: int = 1) -> None:
-        if self._state is None:
-            from blake3 import blake3
+    def _begun_digest(self, threads: int = 1) -> FileDigest:
+        self._digest = self._digest or FileDigest(self.size, threads, blocks=self._blocks)
+        return self._digest
 
-            self._state = blake3(max_threads=threads)
-        self._state.update(data)
-        if self._blocks is not None:
-            self._blocks.update(data)
+    def _update(self, data: memoryview) -> None:
+        self._begun_digest().update(data)
         self._at += len(data)
 
     def record(self, threads: int = 1, stopped: Callable[[], bool] = lambda: False) -> Record:
@@ -114,12 +107,11 @@ class DigestingSource:
         With nothing passed it is `digests.file_record`. Once `stopped` returns True, reading stops, and the digest
         covers only what was read until then.
         """
-        if self._state is None:
-            self._update(memoryview(b""), threads)
-        self._fill(self.size, threads, stopped)
-        assert self._state is not None
-        made: Record = {"name": os.path.basename(self.path), "bytes": self.size, "blake3": self._state.hexdigest()}
-        return {**made, "blocks": self._blocks.finish()} if self._blocks is not None else made
+        digest = self._begun_digest(threads)
+        for count in digest.fill(self.source, self._at, threads, stopped):
+            self.again += count
+            self._at += count
+        return digest.record(self.path)
 
     def close(self) -> None:
         """Close the file."""

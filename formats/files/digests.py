@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
@@ -159,19 +159,56 @@ def pieces(
             yield ahead.result()
 
 
+class FileDigest:
+    """Takes the bytes of a file in order, and digests it, and its blocks where that is asked for.
+
+    Args:
+        size: The file's bytes.
+        threads: Threads that digest it; −1: one per core.
+        blocks: Whether its blocks are digested, too.
+    """
+
+    def __init__(self, size: int, threads: int = 1, *, blocks: bool = False) -> None:
+        from blake3 import blake3
+
+        self._state = blake3(max_threads=threads)
+        self._size, self._blocks = size, BlockDigests(size) if blocks else None
+
+    def update(self, data: memoryview, beside: Executor | None = None) -> None:
+        """Add the next bytes; `beside` digests the blocks meanwhile."""
+        if self._blocks is None:
+            self._state.update(data)
+            return
+        ahead = beside.submit(self._blocks.update, data) if beside else None
+        self._state.update(data)
+        if ahead:
+            ahead.result()
+        else:
+            self._blocks.update(data)
+
+    def fill(
+        self, source: Source, start: int, threads: int = -1, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[int]:
+        """Read and add the bytes from `start` to the end, and yield how many each piece has."""
+        with ThreadPoolExecutor(1, "ggferry-blocks") as beside:
+            for piece in pieces(source, start, source.size, threads, stopped):
+                self.update(piece, None if threads == 1 else beside)
+                yield len(piece)
+
+    def record(self, path: str) -> Record:
+        """Return the file as a receipt names it, after the last byte."""
+        made: Record = {"name": os.path.basename(path), "bytes": self._size, "blake3": str(self._state.hexdigest())}
+        return {**made, "blocks": self._blocks.finish()} if self._blocks is not None else made
+
+
 def file_record(
     source: Source, threads: int = -1, stopped: Callable[[], bool] = lambda: False, *, blocks: bool = False
 ) -> Record:
     """Return a file as a receipt names it, with the digests of its `blocks` or without; else as for `digest`."""
-    from blake3 import blake3
-
-    state, found = blake3(max_threads=threads), BlockDigests(source.size) if blocks else None
-    for piece in pieces(source, 0, source.size, threads, stopped):
-        state.update(piece)
-        if found is not None:
-            found.update(piece)
-    made: Record = {"name": os.path.basename(source.path), "bytes": source.size, "blake3": str(state.hexdigest())}
-    return {**made, "blocks": found.finish()} if found is not None else made
+    found = FileDigest(source.size, threads, blocks=blocks)
+    for _ in found.fill(source, 0, threads, stopped):
+        pass
+    return found.record(source.path)
 
 
 class Digests:
