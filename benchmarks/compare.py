@@ -2,8 +2,8 @@
 
     python benchmarks/compare.py [--perplexity llama-perplexity] [--outtypes q8_0,q4_k_m] [--chunks 4] [--layers 22]
 
-The model is that of `hf.py`, TinyLlama's shapes with random weights (1.1 · 10⁹ of them), its base in F16; the text is the
-project's own pages. Both sides run over the same chunks of 512 tokens with as many threads as there are cores.
+The model is that of `hf.py`, TinyLlama's shapes with random weights (1.1 · 10⁹ of them), its base in F16; the text
+is the project's own pages. Both sides run over the same chunks of 512 tokens with as many threads as there are cores.
 llama-perplexity runs twice: it writes the base's predictions to a file, and reads them beside the other model.
 """
 

@@ -327,7 +327,7 @@ class _Comparison:
     def _bytes(self, start: int, stop: int) -> None:
         expected = rows.laid_out(self.source.checkpoint, self.origin, start, stop)
         found = rows.laid_out(self.output.checkpoint, self.mirror, start, stop)
-        if not np.array_equal(expected, found):
+        if not _equal_bytes(expected, found):
             row = start + int(np.flatnonzero((expected != found).any(axis=1))[0])
             raise self._wrong(row, "bytes differ from the source's")
         self._advance(expected.nbytes)
@@ -349,7 +349,7 @@ class _Comparison:
                 hint="convert to GGUF, and that to the folder",
             ) from None
         found = seen.get(self.after.name)
-        if found is None or not np.array_equal(blocks, found.blocks):
+        if found is None or not _equal_bytes(blocks, found.blocks):
             found = self._judged(start, stop, blocks)
             if not self.other_bytes.is_set():
                 seen[self.after.name] = found
@@ -440,7 +440,7 @@ class _Comparison:
             if again is None:
                 continue
             self.encodable.set()
-            if np.array_equal(again, blocks):
+            if _equal_bytes(again, blocks):
                 return True
             if self.encoding.ours:
                 row = start + int(np.flatnonzero((again != blocks).any(axis=1))[0])
@@ -502,5 +502,9 @@ def _rounded_sums(expected: Floats) -> Floats:
 
 
 def _equal_bytes(a: Any, b: Any) -> bool:
+    """Return whether two uint8 arrays are equal, eight bytes at a time."""
+    if a.shape != b.shape:
+        return False
+    a, b = np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
     whole = len(a) // 8 * 8
     return bool((a[:whole].view(np.uint64) == b[:whole].view(np.uint64)).all() and (a[whole:] == b[whole:]).all())

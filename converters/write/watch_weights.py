@@ -108,10 +108,13 @@ class Watch:
         self._zero: set[str] = set()
         self._lock = threading.Lock()
 
-    def look(self, step: Step, first: int, data: Any) -> None:
-        """Look at blocks of the output, from its element `first` on. Raises BadValueError for a NaN or an infinity."""
+    def look(self, step: Step, first: int, data: Any, *, finite: bool = False) -> None:
+        """Look at blocks of the output, from its element `first` on.
+
+        `finite`: whether an encoder made them that refuses what is not. Raises BadValueError for a NaN or an infinity.
+        """
         blocks = np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data.reshape(-1)
-        bad = first_bad(step.type, blocks)
+        bad = None if finite else first_bad(step.type, blocks)
         if bad is not None:
             self._report(step, first + bad)
         if len(step.node.shape) > 1 and len(blocks) and step.name not in self._nonzero:

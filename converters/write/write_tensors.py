@@ -149,9 +149,10 @@ def write_job(
     Raises BadValueError for a value that the type cannot hold.
     """
     plan, step = writing.plan, job.step
+    finite = step.route is Route.TRANSCODE and not step.type.quantized  # of blocks, a scale may still be beyond float16
 
     def put(element: int, offset: int, data: Any) -> None:
-        writing.watch.look(step, element, data)
+        writing.watch.look(step, element, data, finite=finite)
         writing.output.pwrite(step.name, offset, data)
         if progress:
             progress(data.nbytes)

@@ -45,9 +45,10 @@ CODECS = (
 )
 
 RECEIPTS = (
-    *among("formats.files.digesting",
-           ("digest of the first bytes of a piece alone", "llama", "receipt", "self._state.update(data)",
-            "self._state.update(data[:4096])")),
+    *among("formats.files.digests",
+           ("digest of the first bytes of a piece alone", "llama", "receipt",
+            "        self._state.update(data)\n        if ahead",
+            "        self._state.update(data[:4096])\n        if ahead")),
     *among("converters.conversion_plan.steps",
            ("types of the source in the receipt", "llama to q6_k", "receipt", '"type": step.type.name',
             '"type": step.source_type.name')),
