@@ -314,7 +314,7 @@ def _bytes_of_bpw(request: Request, measured: Measured) -> int:
 
 
 def _text(measured: Measured, limit: int) -> str:
-    """Return the recipe of the best choice whose file has at most `wanted` bytes."""
+    """Return the recipe of the best choice whose file has at most `limit` bytes."""
     room = limit - measured.overhead
     for _ in range(ATTEMPTS):
         chosen = allocate(measured.candidates, room)
@@ -327,7 +327,9 @@ def _text(measured: Measured, limit: int) -> str:
     comments = [
         f"# Chosen for at most {limit} bytes, {with_matrix}, among {', '.join(measured.types)}.",
         f"# {size} bytes; the errors of {len(chosen)} tensors, as they count, are {error:.6g} together.",
-        *([f"# What they cost was measured on {measured.counted}."] if measured.counted else []),
+        f"# What they cost was measured on {measured.counted}."
+        if measured.counted
+        else "# What they cost is taken from their errors; --calibration FILE measures it on the model's predictions.",
     ]
     return (
         "\n".join(comments) + "\n" + _recipe(measured.request, measured.source, chosen, measured.types, f"size-{limit}")
