@@ -27,8 +27,8 @@ from ggferry.service.server.settings import Settings
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.secret_box import FILE as KEY
 from ggferry.service.server.store.secret_box import key_file
+from ggferry.service.server.work.inspection import ACCEPTED
 from ggferry.service.server.work.planning import secrets_file
-from ggferry.service.server.work.uploads import ACCEPTED
 from ggferry.support.heavy import sa
 from ggferry.support.platform import here
 

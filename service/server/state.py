@@ -103,7 +103,7 @@ class Service:
             sweep(self.settings.scratch)
         tokens.prune(self.store)
         models.index_unknown(self.store)
-        self.uploads.start()
+        self.uploads.inspection.start()
         self.hub.start()
         self.runner.start()
         self.notifier.start()
@@ -122,7 +122,7 @@ class Service:
         self.probe.close()
         self.notifier.close()
         self.housekeeper.close()
-        self.uploads.close()
+        self.uploads.inspection.close()
         self.blocks.close()
         self.hub.close()
         self.store.close()
@@ -177,7 +177,7 @@ def open_service(settings: Settings, log: Log | None = None, tracer: Tracer | No
         settings.engine,
         settings.ray_address,
     )
-    uploads = Uploads(store, settings, inspectors)
+    uploads = Uploads(store, settings, inspectors, observer.log.write)
     return Service(
         settings,
         store,

@@ -62,13 +62,19 @@ class OnDisk:
         return folder if os.path.isdir(folder) else None
 
     def moved(self, key: str) -> str | None:
-        """Return the folder of an upload that was inspected, whether that is recorded or not."""
+        """Return the folder of an upload that was inspected, whether that is recorded or not; its move is flushed."""
         folder = os.path.join(self._uploads, key)
-        return folder if os.path.isdir(folder) else None
+        if not os.path.isdir(folder):
+            return None
+        self._flush_move()
+        return folder
 
     def accept(self, key: str, listed: Sequence[Mapping[str, Any]]) -> None:
-        """Move an upload out of the quarantine."""
+        """Move an upload out of the quarantine. Raises OSError of the server's disk."""
         os.rename(os.path.join(self._quarantine, key), os.path.join(self._uploads, key))
+        self._flush_move()
+
+    def _flush_move(self) -> None:
         sync_folder(os.path.join(self._uploads, ""))
         sync_folder(os.path.join(self._quarantine, ""))
 

@@ -11,8 +11,9 @@ from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED
 from ggferry.service.server.settings import DAY, Settings
 from ggferry.service.server.store import audit, models, removal, tokens
 from ggferry.service.server.store.database import Store
+from ggferry.service.server.work.inspection import ACCEPTED, RECEIVING, REFUSED
 from ggferry.service.server.work.outputs.output_files import Outputs
-from ggferry.service.server.work.uploads import ACCEPTED, RECEIVING, REFUSED, Uploads
+from ggferry.service.server.work.uploads import Uploads
 from ggferry.support.heavy import sa
 
 EVERY = 600.0  # seconds between rounds

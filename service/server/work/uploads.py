@@ -8,58 +8,43 @@ the folder leave the quarantine.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
-from ggferry.formats.errors import ChecksumError, Fault, GgferryError, NotFoundError, RefusedError, UsageError
-from ggferry.formats.files.local_files import open_file
+from ggferry.formats.errors import NotFoundError, RefusedError, UsageError
 from ggferry.formats.free_space import free_bytes
-from ggferry.formats.json_files.kinds import JSONObject
-from ggferry.service.plan.make_plan import PlanRequest
-from ggferry.service.plan.make_plan import plan as make
 from ggferry.service.records.fields import UploadRecord
 from ggferry.service.records.ledger import HELD, QUEUED
-from ggferry.service.records.plan_file import Entry
-from ggferry.service.records.report import summary
-from ggferry.service.server.incoming.contents import check_models
 from ggferry.service.server.incoming.in_store import InStore
-from ggferry.service.server.incoming.names import below, check_names, listed, name_of, shown
+from ggferry.service.server.incoming.names import check_names, listed, name_of, shown
 from ggferry.service.server.incoming.on_disk import OnDisk
 from ggferry.service.server.incoming.pieces import Digests, OffsetError, Piece
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import asked
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.tokens import ADMIN, Token
+from ggferry.service.server.work.inspection import ACCEPTED, INSPECTING, MODEL, RECEIVING, Inspection, Log, no_log
 from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.storage.stores import is_remote, join
-from ggferry.service.storage.urls import Access
 from ggferry.support.heavy import sa
 
-RECEIVING, INSPECTING, ACCEPTED, REFUSED = UPLOAD_STATES = ("receiving", "inspecting", "accepted", "refused")
 MOST_OPEN = 1000  # uploads of one token that are not finished
-INSPECTIONS = 2  # at a time
-PURPOSES = MODEL, OPTION = ("model", "option")
-WATCH, LEFT = 30.0, 120.0  # seconds: how often, and after what silence, uploads that others inspect are looked after
 SPARE = 256 << 20  # bytes of a disk that are left free
 
 
 class Uploads:
     """The uploads of a server."""
 
-    def __init__(self, store: Store, settings: Settings, inspectors: InspectorPool) -> None:
-        self.store, self.settings, self.inspectors = store, settings, inspectors
-        self._pool = ThreadPoolExecutor(INSPECTIONS, "ggferry-inspect")
-        self._lock, self._digests = threading.Lock(), Digests()
-        self._over, self._on_disk = threading.Event(), OnDisk(settings)
+    def __init__(self, store: Store, settings: Settings, inspectors: InspectorPool, log: Log = no_log) -> None:
+        self.store, self.settings = store, settings
+        self._lock, self._digests, self._on_disk = threading.Lock(), Digests(), OnDisk(settings)
         self.files: OnDisk | InStore = self._on_disk if settings.uploads_in is None else InStore(settings, store)
+        self.inspection = Inspection(store, settings, inspectors, self.files, log)
 
     # --- beginning -------------------------------------------------------------------------------------------------
 
@@ -96,7 +81,7 @@ class Uploads:
 
             self.store.do(enter)
         if total == 0:
-            self._finish(key)
+            self.inspection.begin(key)
         return self.show(key, token.owner)
 
     def check_output_space(self, token: Token, more: int) -> None:
@@ -241,7 +226,7 @@ class Uploads:
 
         is_complete = self.store.do(work)
         if is_complete:
-            self._finish(key)
+            self.inspection.begin(key)
         return is_complete
 
     def remove(self, key: str, token: Token) -> None:
@@ -268,142 +253,3 @@ class Uploads:
             self.files.forget(key)
         self.store.run(sa.delete(self.store.t.received).where(self.store.t.received.c.upload == key))
         self.store.run(sa.delete(self.store.t.uploads).where(self.store.t.uploads.c.id == key))
-
-    # --- inspecting ------------------------------------------------------------------------------------------------
-
-    def resume(self) -> None:
-        """Continue what a server that ended had begun."""
-        table = self.store.t.uploads
-        inspecting = sa.select(table.c.id, table.c.updated).where(table.c.state == INSPECTING)
-        begun = self.store.all(inspecting)  # before `_finish` adds some
-        for row in self.store.all(sa.select(table.c.id, table.c.bytes).where(table.c.state == RECEIVING)):
-            received = self.store.t.received
-            came = sa.select(sa.func.sum(received.c.offset).label("n")).where(received.c.upload == row["id"])
-            if int((self.store.first(came) or {}).get("n") or 0) == row["bytes"]:
-                self._finish(row["id"])
-        for row in begun:
-            if not self.files.shared or self._takes_over(row["id"], row["updated"]):
-                with suppress(RuntimeError):  # the server is ending
-                    self._pool.submit(self._inspect, row["id"])
-
-    def start(self) -> None:
-        """Continue what ended servers had begun; where servers share uploads, also what others leave from now on."""
-        self.resume()
-        if self.files.shared:
-            threading.Thread(target=self._watch, daemon=True, name="ggferry-uploads").start()
-
-    def _watch(self) -> None:
-        while not self._over.wait(WATCH):
-            with suppress(GgferryError):  # the ledger is away: another time
-                self.resume()
-
-    def _takes_over(self, key: str, updated: float) -> bool:
-        """Return whether this server inspects what another one has left, of which there was no sign for a while."""
-        table, now = self.store.t.uploads, time.time()
-        same = (table.c.id == key) & (table.c.state == INSPECTING) & (table.c.updated == updated)
-        return now - updated > LEFT and bool(self.store.run(sa.update(table).where(same).values(updated=now)))
-
-    @contextmanager
-    def _noting(self, key: str) -> Iterator[None]:
-        """Note now and then that an upload is being inspected."""
-        over, table = threading.Event(), self.store.t.uploads
-        change = sa.update(table).where((table.c.id == key) & (table.c.state == INSPECTING))
-
-        def note() -> None:
-            while not over.wait(LEFT / 4):
-                with suppress(GgferryError):
-                    self.store.run(change.values(updated=time.time()))
-
-        thread = threading.Thread(target=note, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
-    def close(self) -> None:
-        """Inspect nothing more; the next start does."""
-        self._over.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _finish(self, key: str) -> None:
-        table = self.store.t.uploads
-        condition = (table.c.id == key) & (table.c.state == RECEIVING)
-        if self.store.run(sa.update(table).where(condition).values(state=INSPECTING, updated=time.time())):
-            with suppress(RuntimeError):  # the server is ending; the next start inspects it
-                self._pool.submit(self._inspect, key)
-
-    def _inspect(self, key: str) -> None:
-        inside = os.path.join(self.settings.quarantine, key)
-        values: JSONObject
-        try:
-            with self._noting(key) if self.files.shared else nullcontext():
-                entries = self._inspected(key)
-            if entries is None:
-                return  # removed, or on another server
-            values = {"state": ACCEPTED, "summary": summary(entries), "error": None}
-        except GgferryError as error:
-            if self.files.shared and error.fault is Fault.TRANSIENT:
-                return  # the store is away: inspected again in a while
-            record = {**error.as_dict(), "class": type(error).__name__}
-            values = {"state": REFUSED, "error": {**record, "path": below(record["path"], inside)}}
-        except Exception as error:
-            words = f"could not be inspected: {type(error).__name__}: {error}"
-            values = {"state": REFUSED, "error": {"code": "internal", "message": words}}
-        if values["state"] == REFUSED and self.inspectors.is_over:
-            return  # it is inspected at the next start
-        table = self.store.t.uploads
-        inspected = (table.c.id == key) & (table.c.state == INSPECTING)
-        if self.store.run(sa.update(table).where(inspected).values(**values, updated=time.time())):
-            with suppress(GgferryError):  # what stays goes with the upload
-                self.files.remove_pieces(key)
-
-    def _inspected(self, key: str) -> list[Entry] | None:
-        """Return what an upload holds once it was moved out of the quarantine; None where this server has none of it.
-
-        Raises GgferryError for what is not accepted.
-        """
-        table = self.store.t.uploads
-        found = self.store.first(sa.select(table.c.files).where(table.c.id == key))
-        if found is None:
-            return None
-        inside = self.files.whole(key, found["files"])
-        if inside is None:  # perhaps killed between the move and its record
-            outside = self.files.moved(key)
-            return None if outside is None else self._planned(outside)
-        self._check_digests(key, inside)
-        entries = self._planned(inside) if self._purpose(key) == MODEL else []
-        if self._purpose(key) == MODEL:
-            check_models(entries)
-        self.files.accept(key, found["files"])
-        return entries
-
-    def _purpose(self, key: str) -> str:
-        table = self.store.t.uploads
-        found = self.store.first(sa.select(table.c.purpose).where(table.c.id == key))
-        return str((found or {}).get("purpose") or MODEL)
-
-    def _check_digests(self, key: str, folder: str) -> None:
-        """Raise ChecksumError for a file that is not what its sender said."""
-        table = self.store.t.uploads
-        found = self.store.first(sa.select(table.c.files).where(table.c.id == key)) or {"files": []}
-        for each in found["files"]:
-            if each.get("sha256"):
-                with open(open_file(os.path.join(folder, each["name"]), folder), "rb") as file:
-                    came = hashlib.file_digest(file, "sha256").hexdigest()
-                if came != each["sha256"]:
-                    words = "not the bytes that were announced"
-                    raise ChecksumError(words, path=each["name"], found=came, expected=each["sha256"])
-
-    def _planned(self, folder: str) -> list[Entry]:
-        request = PlanRequest(
-            (folder,),
-            join(self.settings.outputs, "none"),
-            verify="fast",
-            digest=False,
-            limits=self.settings.limits,
-            access=Access(private=self.settings.private),
-            trees=(folder,),
-        )
-        return make(request, worker=self.inspectors)[1]

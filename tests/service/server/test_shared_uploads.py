@@ -16,9 +16,10 @@ from ggferry.service.server.incoming.pieces import OffsetError
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import tokens
 from ggferry.service.server.store.database import Store
-from ggferry.service.server.work import uploads as work
+from ggferry.service.server.work import inspection as work
+from ggferry.service.server.work.inspection import ACCEPTED, INSPECTING
 from ggferry.service.server.work.inspectors import InspectorPool
-from ggferry.service.server.work.uploads import ACCEPTED, INSPECTING, Uploads
+from ggferry.service.server.work.uploads import Uploads
 from ggferry.service.workers.supervisor import Limits
 from helpers.builders import Llama
 from helpers.merged_adapters import assert_alike, converted, with_peft
@@ -124,7 +125,7 @@ def pair(store: S3Store, tmp_path: Path) -> Iterator[list[Uploads]]:
         found.append(Uploads(ledger, settings, pools[-1]))
     yield found
     for each, pool in zip(found, pools, strict=True):
-        each.close(), pool.close()
+        each.inspection.close(), pool.close()
     ledger.close()
 
 
@@ -156,16 +157,16 @@ def test_what_a_killed_server_was_inspecting_is_taken_over(
     one, other = pair
     content = model(tmp_path)
     monkeypatch.setattr(in_store, "OBJECT", 30_000)
-    monkeypatch.setattr(one._pool, "submit", lambda *given: None)  # killed before it began
+    monkeypatch.setattr(one.inspection._pool, "submit", lambda *given: None)  # killed before it began
     key = one.begin(CALLER, [{"name": "m.bin", "bytes": len(content)}])["id"]
     piece = one.open(key, "t", 0, 0, len(content))
     piece.write(content)
     assert piece.close() and one.show(key, "t")["state"] == INSPECTING
-    other.resume()
+    other.inspection.resume()
     time.sleep(0.2)
     assert other.show(key, "t")["state"] == INSPECTING, "it may still be at it"
     monkeypatch.setattr(work, "LEFT", 0.1)
-    other.resume()
+    other.inspection.resume()
     until = time.monotonic() + 30
     while other.show(key, "t")["state"] == INSPECTING and time.monotonic() < until:
         time.sleep(0.05)
@@ -178,7 +179,7 @@ def test_a_store_that_is_away_refuses_nothing_for_good(
 ) -> None:
     one, _ = pair
     content = model(tmp_path)
-    monkeypatch.setattr(one._pool, "submit", lambda *given: None)
+    monkeypatch.setattr(one.inspection._pool, "submit", lambda *given: None)
     key = one.begin(CALLER, [{"name": "m.bin", "bytes": len(content)}])["id"]
     piece = one.open(key, "t", 0, 0, len(content))
     piece.write(content)
@@ -189,9 +190,9 @@ def test_a_store_that_is_away_refuses_nothing_for_good(
 
     with monkeypatch.context() as patched:
         patched.setattr(one.files, "content", away)
-        one._inspect(key)
+        one.inspection.inspect(key)
     assert one.show(key, "t")["state"] == INSPECTING
-    one._inspect(key)
+    one.inspection.inspect(key)
     assert one.show(key, "t")["state"] == ACCEPTED
     one.remove(key, CALLER)
     assert store.keys("new") == []
