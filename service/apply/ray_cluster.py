@@ -54,7 +54,7 @@ def connected(address: str | None) -> Iterator[Any]:
         try:
             with chdir(home.path):  # Ray's processes import from the folder this one is in: it must not be a model's
                 ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        except Exception as error:  # Ray has no class of its own for a node that does not start in time
             words = f"the Ray cluster cannot be reached: {first_line(error)}"
             raise UnreachableError(words, path=where, hint="--ray-address, RAY_ADDRESS") from None
         try:

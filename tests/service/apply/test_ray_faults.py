@@ -200,3 +200,16 @@ def test_a_cluster_that_is_not_there_is_told_in_words(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError, match="the Ray cluster cannot be reached"):
         migration.run(migration.prepare())
     migration.ledger.close()
+
+
+def test_a_node_that_does_not_start_in_time_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine at a load of 12 Ray gave up its own start after 30 seconds, by a bare Exception: exit code 70."""
+    from ggferry.service.apply import ray_cluster
+
+    def late(**options: Any) -> None:
+        raise Exception("The current node timed out during startup.\nThis could happen because …")
+
+    monkeypatch.setattr(ray, "init", late)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(UnreachableError, match="timed out during startup"), ray_cluster.connected(None):
+        pass
