@@ -54,9 +54,11 @@ class Inspection:
         self._pool, self._over = ThreadPoolExecutor(AT_ONCE, "ggferry-inspect"), threading.Event()
         self._lock, self._log = threading.Lock(), log
         self._under_way: set[str] = set()
+        self._stopped: set[str] = set()
+        """Those that a failure of this server's stopped."""
 
     def start(self) -> None:
-        """Continue what ended servers had begun, and from now on what others leave, or a full disk has stopped."""
+        """Continue what ended servers had begun, and from now on what failures stop."""
         self.resume()
         threading.Thread(target=self._watch, daemon=True, name="ggferry-uploads").start()
 
@@ -77,19 +79,34 @@ class Inspection:
         table = self.store.t.uploads
         inspecting = sa.select(table.c.id, table.c.updated).where(table.c.state == INSPECTING)
         begun = self.store.all(inspecting)  # before `begin` adds some
-        for row in self.store.all(sa.select(table.c.id, table.c.bytes).where(table.c.state == RECEIVING)):
-            received = self.store.t.received
-            came = sa.select(sa.func.sum(received.c.offset).label("n")).where(received.c.upload == row["id"])
-            if int((self.store.first(came) or {}).get("n") or 0) == row["bytes"]:
-                self.begin(row["id"])
+        self._begin_complete()
         for row in begun:
             if not self.files.shared or self._takes_over(row["id"], row["updated"]):
                 self._submit(row["id"])
 
+    def _begin_complete(self) -> None:
+        """Begin the inspection of uploads whose bytes have come, of which that could not be recorded."""
+        table, received = self.store.t.uploads, self.store.t.received
+        joined = sa.select(table.c.id).join(received, received.c.upload == table.c.id).where(table.c.state == RECEIVING)
+        complete = joined.group_by(table.c.id, table.c.bytes).having(sa.func.sum(received.c.offset) == table.c.bytes)
+        for row in self.store.all(complete):
+            self.begin(row["id"])
+
     def _watch(self) -> None:
         while not self._over.wait(WATCH):
             with suppress(GgferryError):  # the ledger is away: another time
-                self.resume()
+                self.look_again()
+
+    def look_again(self) -> None:
+        """Inspect what failures have stopped. Servers that share a folder leave what another one inspects alone."""
+        with self._lock:
+            stopped, self._stopped = self._stopped, set()
+        for key in stopped:
+            self._submit(key)
+        if self.files.shared:
+            self.resume()
+        else:
+            self._begin_complete()
 
     def _takes_over(self, key: str, updated: float) -> bool:
         """Return whether this server inspects what another one has left, of which there was no sign for a while."""
@@ -106,13 +123,16 @@ class Inspection:
             self._pool.submit(self._run, key)
 
     def _run(self, key: str) -> None:
+        settled = False
         try:
-            self.inspect(key)
+            settled = self.inspect(key)
         except GgferryError as error:  # the ledger is away: another time
             self._log("upload", "warning", upload=key, message=str(error))
         finally:
             with self._lock:
                 self._under_way.discard(key)
+                if not settled:
+                    self._stopped.add(key)
 
     @contextmanager
     def _noting(self, key: str) -> Iterator[None]:
@@ -133,10 +153,10 @@ class Inspection:
             over.set()
             thread.join()
 
-    def inspect(self, key: str) -> None:
-        """Inspect an upload, and record what was found; of a failure of the server's own, that it is tried again.
+    def inspect(self, key: str) -> bool:
+        """Inspect an upload, and record what was found; return False where it has to be inspected again.
 
-        Raises GgferryError where that cannot be recorded.
+        Raises GgferryError where the ledger cannot be written.
         """
         inside = os.path.join(self.settings.quarantine, key)
         values: JSONObject
@@ -144,11 +164,11 @@ class Inspection:
             with self._noting(key) if self.files.shared else nullcontext():
                 entries = self._inspected(key)
             if entries is None:
-                return  # removed, or on another server
+                return True  # removed, or on another server
             values = {"state": ACCEPTED, "summary": summary(entries), "error": None}
         except GgferryError as error:
             if error.fault is Fault.TRANSIENT:
-                return  # a store is away: inspected again in a while
+                return False  # a store is away, or too much to inspect at once
             record = {**error.as_dict(), "class": type(error).__name__}
             values = {"state": REFUSED, "error": {**record, "path": below(record["path"], inside)}}
         except OSError as error:
@@ -160,13 +180,14 @@ class Inspection:
             values = {"state": REFUSED, "error": {"code": "internal", "message": words}}
         refused = values.get("state") == REFUSED
         if refused and self.inspectors.is_over:
-            return  # it is inspected at the next start
+            return True  # it is inspected at the next start
         table = self.store.t.uploads
         inspected = (table.c.id == key) & (table.c.state == INSPECTING)
         changed = self.store.run(sa.update(table).where(inspected).values(**values, updated=time.time()))
         if changed and "state" in values:
             with suppress(GgferryError):  # what stays goes with the upload
                 self.files.remove_pieces(key)
+        return "state" in values
 
     def _inspected(self, key: str) -> list[Entry] | None:
         """Return what an upload holds once it was moved out of the quarantine; None where this server has none of it.

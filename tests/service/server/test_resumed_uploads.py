@@ -112,7 +112,7 @@ def test_a_disk_that_fails_refuses_nothing(uploads: Uploads, monkeypatch: pytest
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", failing)
-        uploads.inspection.inspect(key)
+        assert not uploads.inspection.inspect(key)
     found = uploads.show(key, "t")
     message = (found["error"] or {})["message"]
     assert found["state"] == INSPECTING and os.strerror(number) in message and "quarantine" not in message
@@ -135,8 +135,8 @@ def test_a_result_that_the_ledger_did_not_take_is_found_again(
     assert uploads.show(key, "t")["state"] == INSPECTING
     pool = Recorded()
     uploads.inspection._pool = pool  # type: ignore[assignment]
-    uploads.inspection.resume()
-    uploads.inspection.resume()
+    uploads.inspection.look_again()
+    uploads.inspection.look_again()
     assert pool.keys == [key], "one that is under way is left alone"
     uploads.inspection._run(key)
     assert uploads.show(key, "t")["state"] == ACCEPTED
