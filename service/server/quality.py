@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from math import prod
@@ -126,6 +126,7 @@ class Qualities:
         self._store, self._settings, self._owner = store, settings, owner_name()
         self._inspectors = InspectorPool(1, settings.limits, SECONDS)
         self._pool = ThreadPoolExecutor(1, "ggferry-quality")
+        self._under_way: set[str] = set()
 
     def begin(
         self,
@@ -148,8 +149,8 @@ class Qualities:
         known = next((each for each in self.of(job) if each.id == key), None)
         if known is not None and known.state != BROKEN:
             return known
-        held = sa.select(table.c.owner).where(table.c.token == caller.token.owner, table.c.state == RUNNING)
-        if sum(not is_dead(row["owner"]) for row in self._store.all(held)) >= AT_ONCE:
+        held = sa.select(table.c.id, table.c.owner).where(table.c.token == caller.token.owner, table.c.state == RUNNING)
+        if sum(not self._is_lost(row, self._under_way) for row in self._store.all(held)) >= AT_ONCE:
             detail = f"this token has {AT_ONCE} comparisons under way"
             raise HttpError(429, "too_many_comparisons", detail, headers={"Retry-After": "30"})
         values: JSONObject = {
@@ -168,15 +169,26 @@ class Qualities:
             "owner": self._owner,
         }
         insert = self._store._insert(table).values(id=key, **values)
-        self._store.do(lambda c: c.execute(insert.on_conflict_do_update(index_elements=["id"], set_=values)))
-        self._pool.submit(self._compare, key, task)
+        self._under_way.add(key)
+        try:
+            self._store.do(lambda c: c.execute(insert.on_conflict_do_update(index_elements=["id"], set_=values)))
+            self._pool.submit(self._run, key, task)
+        except BaseException:
+            self._under_way.discard(key)
+            raise
         return next(each for each in self.of(job) if each.id == key)
 
     def of(self, job: str) -> list[Quality]:
         """Return what is known of a job, the newest first."""
         table = self._store.t.qualities
         query = sa.select(table).where(table.c.job == job).order_by(table.c.created.desc()).limit(SHOWN)
-        return [_shown(row) for row in self._store.all(query)]
+        before = set(self._under_way)
+        rows = self._store.all(query)
+        return [_shown(row, self._is_lost(row, before | self._under_way)) for row in rows]
+
+    def _is_lost(self, row: Mapping[str, Any], under_way: Set[str]) -> bool:
+        """Return whether nobody is at a comparison: its server ended, or this one could not write down its result."""
+        return is_dead(row["owner"]) if row["owner"] != self._owner else row["id"] not in under_way
 
     def close(self) -> None:
         """End: what is not done is shown as interrupted."""
@@ -200,6 +212,12 @@ class Qualities:
             raise RefusedError("its source is not on this machine", path=source, hint="compare two local models")
         named = [_output_of(str(row["output"]), receipt) for receipt in receipts_of(row["receipt"])]
         return _Task(source, recipe, [*trees, self._settings.outputs], named, text, context, chunks)
+
+    def _run(self, key: str, task: _Task) -> None:
+        try:
+            self._compare(key, task)
+        finally:
+            self._under_way.discard(key)
 
     def _compare(self, key: str, task: _Task) -> None:
         result: JSONObject = {"outputs": []}
@@ -272,11 +290,15 @@ def _figure(found: JSONObject) -> tuple[float, float]:
     return float(found["value"]), float(found["error"])
 
 
-_LOST: JSONObject = {"code": "interrupted", "message": "the server ended while it compared", "hint": "compare again"}
+_LOST: JSONObject = {
+    "code": "interrupted",
+    "message": "the server ended, or its disk was full, while it compared",
+    "hint": "compare again",
+}
 
 
-def _shown(row: JSONObject) -> Quality:
-    lost = row["state"] == RUNNING and is_dead(row["owner"])
+def _shown(row: JSONObject, lost: bool) -> Quality:
+    lost = lost and row["state"] == RUNNING
     result = row["result"] or {}
     same = ("id", "job", "sha256", "characters", "context", "chunks", "total", "created")
     return Quality(

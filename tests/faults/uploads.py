@@ -74,6 +74,7 @@ class Run:
         self.server: Server | None = None
         self.client = httpx.Client()
         self.token = ""
+        self.plan: str | None = None
         self.until = time.monotonic() + SLOW
 
     def through(self) -> str:
@@ -161,7 +162,13 @@ class Run:
 
     def _submitted(self, key: str) -> str | None:
         options = {"outtype": "q8_0", "verify": "fast"}
-        plan = self._answer("POST", "/plans", json={"source": f"upload:{key}", "options": options})
+        if self.plan is None:
+            begun = self._answer("POST", "/plans", json={"source": f"upload:{key}", "options": options})
+            self.plan = begun and str(begun["id"])
+            return None
+        plan = self._answer("GET", f"/plans/{self.plan}")
+        if plan is not None and plan["state"] == "failed":
+            self.plan = None  # what the disk did to it; planned again
         if plan is None or plan["state"] != "ready":
             return None
         found = self._answer("POST", "/jobs", json={"plan": plan["id"]})

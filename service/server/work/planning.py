@@ -138,10 +138,20 @@ class Planner:
         found = self.store.first(sa.select(*columns, table.c.owner).where(table.c.id == plan))
         if found is None:
             raise NotFoundError("no such plan", found=plan)
-        if found["state"] == PLANNING and is_dead(found.pop("owner")):
-            self.store.run(sa.update(table).where(table.c.id == plan, table.c.state == PLANNING).values(**_LOST))
+        if found["state"] == PLANNING and self._is_lost(plan, found["owner"]):
+            change = sa.update(table).where(table.c.id == plan, table.c.state == PLANNING).values(**_LOST)
+            if not self.store.run(change):
+                return self.show(plan)  # it was recorded meanwhile
             found |= _LOST
         return cast("PlanRecord", {name: value for name, value in found.items() if name not in ("owner", "token")})
+
+    def _is_lost(self, plan: str, owner: str) -> bool:
+        """Return whether nobody makes a plan: its server ended, or this one could not write down what it had made."""
+        if owner != self.owner:
+            return is_dead(owner)
+        with self._lock:
+            work = self._work.get(plan)
+        return work is None or work.done()
 
     def body(self, plan: str) -> str:
         """Return a plan's file. Raises NotFoundError, and RefusedError while it is not ready."""
@@ -173,7 +183,11 @@ class Planner:
 
 _LOST: JSONObject = {
     "state": BROKEN,
-    "error": {"code": "interrupted", "message": "the server ended while it planned", "hint": "plan again"},
+    "error": {
+        "code": "interrupted",
+        "message": "the server ended, or its disk was full, while it planned",
+        "hint": "plan again",
+    },
 }
 
 

@@ -148,7 +148,8 @@
       view.say("Received. Looking into it …");
       while (["receiving", "inspecting"].includes(upload.state)) {
         upload = await ask("/uploads/" + upload.id);
-        if (upload.state === "inspecting") await wait(0.4);
+        if (upload.state === "inspecting" && upload.error) view.say(upload.error.message);
+        if (upload.state === "inspecting") await wait(upload.error ? 5 : 0.4);
         else if (upload.state === "receiving") await wait(1);
       }
       if (upload.state !== "accepted") throw new Refused(upload.error || {});
