@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hf import CONFIG, ROOT, make
+from hf import CONFIG, make, pages
 from measured import PREFIX, best, measure
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     try:
         make(folder / "checkpoint", arguments.layers)
         text, base, model = folder / "text.txt", folder / "base.gguf", folder / "model.gguf"
-        text.write_text("\n".join(page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/*.md"))))
+        text.write_text(pages(), encoding="utf-8")
         ggferry = [sys.executable, "-m", "ggferry"]
         for path, outtype in ((base, "f16"), (model, "q8_0")):
             command = [*ggferry, "convert", folder / "checkpoint", "-o", path, "--force", "--outtype", outtype]

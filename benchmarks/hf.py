@@ -101,6 +101,11 @@ def make(folder: Path, layers: int) -> int:
     return (folder / WEIGHTS).stat().st_size
 
 
+def pages() -> str:
+    """The project's own pages, a text for what reads one."""
+    return "\n".join(page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/*.md")))
+
+
 def ours(source: Path, targets: Sequence[Path], outtype: str, level: str) -> Cost:
     """Convert to the types of `outtype`, one file each; of several, their names differ in the type alone."""
     first, *rest = targets

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hf import CONFIG, ROOT, make
+from hf import CONFIG, make, pages
 from measured import PREFIX, best, measure
 
 from ggferry.formats.imatrix import read_imatrix
@@ -51,7 +51,7 @@ def main() -> None:
     try:
         make(folder / "checkpoint", arguments.layers)
         text, model = folder / "text.txt", folder / "model.gguf"
-        text.write_text("\n".join(page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/*.md"))))
+        text.write_text(pages(), encoding="utf-8")
         ggferry = [sys.executable, "-m", "ggferry"]
         load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
         print(f"{arguments.chunks} chunks of 512 tokens, {os.cpu_count()} CPUs, load before {load}")

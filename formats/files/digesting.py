@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from ggferry.formats.files.digests import FileDigest, Record, file_record, pieces
+from ggferry.formats.files.digests import FileDigest, Record, file_record
 from ggferry.formats.files.sources import LocalFile, Source, Window, whole_of
 
 GAP = 256 << 20
@@ -87,11 +87,11 @@ class DigestingSource:
                     return True
                 self._changed.wait()
 
-    def _fill(self, stop: int) -> None:
+    def _fill(self, stop: int, threads: int = 1, stopped: Callable[[], bool] = lambda: False) -> None:
         """Read and digest the bytes up to `stop` that have not passed."""
-        for piece in pieces(self.source, self._at, stop, 1):
-            self.again += len(piece)
-            self._update(piece)
+        for count in self._begun_digest(threads).fill(self.source, self._at, stop, threads, stopped):
+            self.again += count
+            self._at += count
 
     def _begun_digest(self, threads: int = 1) -> FileDigest:
         self._digest = self._digest or FileDigest(self.size, threads, blocks=self._blocks)
@@ -107,11 +107,8 @@ class DigestingSource:
         With nothing passed it is `digests.file_record`. Once `stopped` returns True, reading stops, and the digest
         covers only what was read until then.
         """
-        digest = self._begun_digest(threads)
-        for count in digest.fill(self.source, self._at, threads, stopped):
-            self.again += count
-            self._at += count
-        return digest.record(self.path)
+        self._fill(self.size, threads, stopped)
+        return self._begun_digest().record(self.path)
 
     def close(self) -> None:
         """Close the file."""

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, NotRequired, cast
@@ -187,12 +187,12 @@ class FileDigest:
             self._blocks.update(data)
 
     def fill(
-        self, source: Source, start: int, threads: int = -1, stopped: Callable[[], bool] = lambda: False
+        self, source: Source, start: int, stop: int, threads: int = -1, stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[int]:
-        """Read and add the bytes from `start` to the end, and yield how many each piece has."""
-        with ThreadPoolExecutor(1, "ggferry-blocks") as beside:
-            for piece in pieces(source, start, source.size, threads, stopped):
-                self.update(piece, None if threads == 1 else beside)
+        """Read and add the bytes `start:stop`, and yield how many each piece has."""
+        with nullcontext() if threads == 1 else ThreadPoolExecutor(1, "ggferry-blocks") as beside:
+            for piece in pieces(source, start, stop, threads, stopped):
+                self.update(piece, beside)
                 yield len(piece)
 
     def record(self, path: str) -> Record:
@@ -206,7 +206,7 @@ def file_record(
 ) -> Record:
     """Return a file as a receipt names it, with the digests of its `blocks` or without; else as for `digest`."""
     found = FileDigest(source.size, threads, blocks=blocks)
-    for _ in found.fill(source, 0, threads, stopped):
+    for _ in found.fill(source, 0, source.size, threads, stopped):
         pass
     return found.record(source.path)
 

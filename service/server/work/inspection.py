@@ -9,9 +9,10 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
 
 from ggferry.formats.errors import ChecksumError, Fault, GgferryError
 from ggferry.formats.files.local_files import open_file
@@ -37,8 +38,6 @@ MODEL, OPTION = "model", "option"
 AT_ONCE = 2  # inspections
 WATCH, LEFT = 30.0, 120.0  # seconds: how often, and after what silence, uploads that nobody inspects are looked after
 
-Log = Callable[..., None]
-
 
 def no_log(event: str, level: str = "info", **facts: object) -> None:
     """Log nothing."""
@@ -48,7 +47,12 @@ class Inspection:
     """The inspections of a server."""
 
     def __init__(
-        self, store: Store, settings: Settings, inspectors: InspectorPool, files: OnDisk | InStore, log: Log
+        self,
+        store: Store,
+        settings: Settings,
+        inspectors: InspectorPool,
+        files: OnDisk | InStore,
+        log: Callable[..., None],
     ) -> None:
         self.store, self.settings, self.inspectors, self.files = store, settings, inspectors, files
         self._pool, self._over = ThreadPoolExecutor(AT_ONCE, "ggferry-inspect"), threading.Event()
@@ -203,18 +207,16 @@ class Inspection:
         if inside is None:  # perhaps killed between the move and its record
             outside = self.files.moved(key)
             return None if outside is None else self._planned(outside) if is_model else []
-        self._check_digests(key, inside)
+        self._check_digests(inside, found["files"])
         entries = self._planned(inside) if is_model else []
         if is_model:
             check_models(entries)
         self.files.accept(key, found["files"])
         return entries
 
-    def _check_digests(self, key: str, folder: str) -> None:
+    def _check_digests(self, folder: str, listed: Sequence[Mapping[str, Any]]) -> None:
         """Raise ChecksumError for a file that is not what its sender said."""
-        table = self.store.t.uploads
-        found = self.store.first(sa.select(table.c.files).where(table.c.id == key)) or {"files": []}
-        for each in found["files"]:
+        for each in listed:
             if each.get("sha256"):
                 with open(open_file(os.path.join(folder, each["name"]), folder), "rb") as file:
                     came = hashlib.file_digest(file, "sha256").hexdigest()

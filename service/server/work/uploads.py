@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, cast
@@ -28,7 +28,7 @@ from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import asked
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.tokens import ADMIN, Token
-from ggferry.service.server.work.inspection import ACCEPTED, INSPECTING, MODEL, RECEIVING, Inspection, Log, no_log
+from ggferry.service.server.work.inspection import ACCEPTED, INSPECTING, MODEL, RECEIVING, Inspection, no_log
 from ggferry.service.server.work.inspectors import InspectorPool
 from ggferry.service.storage.stores import is_remote, join
 from ggferry.support.heavy import sa
@@ -40,7 +40,9 @@ SPARE = 256 << 20  # bytes of a disk that are left free
 class Uploads:
     """The uploads of a server."""
 
-    def __init__(self, store: Store, settings: Settings, inspectors: InspectorPool, log: Log = no_log) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, inspectors: InspectorPool, log: Callable[..., None] = no_log
+    ) -> None:
         self.store, self.settings = store, settings
         self._lock, self._digests, self._on_disk = threading.Lock(), Digests(), OnDisk(settings)
         self.files: OnDisk | InStore = self._on_disk if settings.uploads_in is None else InStore(settings, store)

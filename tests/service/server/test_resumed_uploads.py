@@ -70,7 +70,7 @@ def test_each_is_inspected_once(uploads: Uploads) -> None:
 def test_what_is_accepted_is_not_refused_by_who_comes_late(uploads: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
     key, table = begun(uploads), uploads.store.t.uploads
 
-    def late(key: str, folder: str) -> None:
+    def late(folder: str, listed: Any) -> None:
         uploads.store.run(sa.update(table).where(table.c.id == key).values(state=ACCEPTED))  # by another meanwhile
         raise ChecksumError("another's", path=folder)
 
