@@ -20,7 +20,7 @@ import numpy as np
 from hf import CONFIG, make, pages
 from measured import PREFIX, best, measure
 
-from ggferry.formats.imatrix import read_imatrix
+from ggferry.formats.imatrix.read import read_imatrix
 
 
 def sums(path: Path) -> dict[str, np.ndarray]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
-from ggferry.quant.feedback import encode_by_means
 from ggferry.quant.levels import LEVELS
+from ggferry.quant.rounding.feedback import encode_by_directions
 from ggferry.quant.types import SEARCH, STOCK, BlockType
 from ggferry.support.heavy import np
 
@@ -20,8 +20,8 @@ WHOLE_NUMBERS = {"I32": "<i4", "I64": "<i8"}
 """Types of GGUF that hold whole numbers → numpy's names of them."""
 
 
-def by_means(kind: BlockType, rounding: str) -> bool:
-    """Return whether rows of a type are rounded by the means of their inputs, where there are some."""
+def by_directions(kind: BlockType, rounding: str) -> bool:
+    """Return whether rows of a type are rounded by directions of their inputs, where there are some."""
     return rounding == SEARCH and kind.name in LEVELS
 
 
@@ -32,19 +32,19 @@ def encode_rows(
     start: int,
     shape: Sequence[int],
     rounding: str = STOCK,
-    means: Floats | None = None,
+    directions: Any = None,
 ) -> Bytes:
     """Encode float32 rows of a tensor.
 
     Args:
         kind: The block type.
         rows: float32 `(n, columns)`.
-        weights: float32 `(matrices, columns)`, one row for each expert, or None (`formats.imatrix.Imatrix.weights`).
+        weights: float32 `(matrices, columns)`, one row for each expert, or None: `Imatrix.weights`.
         start: Number of the first row in the tensor.
         shape: Shape of the tensor, outermost first.
         rounding: `STOCK` or `SEARCH`, which means something where there are weights.
-        means: Of the inputs, as `weights`, by which later columns correct the errors of earlier ones (`by_means`); None
-            for no corrections.
+        directions: Of the inputs, by which later columns correct the errors of earlier ones (`by_directions`): float64
+            `(matrices, columns, directions)`; None for no corrections.
 
     Returns:
         uint8 `(n, row bytes)`, little-endian.
@@ -67,10 +67,10 @@ def encode_rows(
     pieces = []
     for low, high in pairwise(cuts):
         matrix, own = min(low // height, len(weights) - 1), rows[low - start : high - start]
-        if means is None:
+        if directions is None:
             pieces.append(encode(own, weights[matrix]))
         else:
-            pieces.append(encode_by_means(kind, own, weights[matrix], means[matrix]))
+            pieces.append(encode_by_directions(kind, own, weights[matrix], directions[matrix]))
     return np.concatenate(pieces)
 
 

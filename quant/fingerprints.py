@@ -28,7 +28,7 @@ class Fingerprints:
     def __init__(self) -> None:
         self._marks: dict[str, array[int]] = {}
         self.unrepeatable: set[str] = set()
-        """Names of tensors that encoding their rows alone does not give again (`quant.feedback`)."""
+        """Names of tensors that encoding their rows alone does not give again (`quant.rounding.feedback`)."""
         self._lock = threading.Lock()
 
     def put(self, name: str, rows: int, piece: int, start: int, blocks: Bytes) -> None:

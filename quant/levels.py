@@ -1,8 +1,8 @@
 """Levels of blocks whose scales are fixed already: what a value is in steps of its scale, and back.
 
 An encoder chooses scales and levels together. Rounding that corrects later columns for the errors of earlier ones
-(`quant.feedback`) takes an encoder's scales and chooses the levels itself. Layouts: those of the codecs that decode the
-types (`quant.codecs.simple`, `kquants`, `iquants`), read backwards.
+(`quant.rounding.feedback`) takes an encoder's scales and chooses the levels itself. Layouts: those of the codecs that
+decode the types (`quant.codecs.simple`, `kquants`, `iquants`), read backwards.
 """
 
 from __future__ import annotations

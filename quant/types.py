@@ -28,7 +28,7 @@ EXPANSIONS = ("f16", "f32", "q8_0")
 """Types that `--expand` may name for blocks that GGUF cannot hold."""
 STOCK, SEARCH, FEEDBACK = ROUNDINGS = ("stock", "search", "feedback")
 """How values are rounded: as llama.cpp does; by an importance matrix with `Codec.searched`, where a type has that; by
-the inputs of a matrix with `quant.feedback`."""
+the inputs of a matrix with `quant.rounding.feedback`."""
 
 
 class BlockError(ValueError):

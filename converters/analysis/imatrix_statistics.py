@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from ggferry.formats.errors import CorruptError
-from ggferry.formats.imatrix import Imatrix
+from ggferry.formats.imatrix.matrix import Imatrix
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 

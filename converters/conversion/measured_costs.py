@@ -24,7 +24,7 @@ from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.passes import Passes, compare_logits, run_prompts
 from ggferry.converters.proof.prompts import Prompt
 from ggferry.formats.checkpoint import TensorRef
-from ggferry.formats.imatrix import Imatrix
+from ggferry.formats.imatrix.matrix import Imatrix
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
 from ggferry.quant.recipes.allocate import Candidate

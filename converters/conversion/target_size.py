@@ -27,7 +27,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.files.named_texts import text_of
 from ggferry.formats.files.partial_files import check_target, write_text
-from ggferry.formats.imatrix import Imatrix
+from ggferry.formats.imatrix.matrix import Imatrix
 from ggferry.formats.memory_cap import limited
 from ggferry.quant.codec import codec
 from ggferry.quant.levels import LEVELS

@@ -19,7 +19,7 @@ from ggferry.converters.conversion_plan.steps import Step
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.formats.errors import BadValueError
-from ggferry.formats.imatrix import Imatrix
+from ggferry.formats.imatrix.matrix import Imatrix
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
 from ggferry.quant.recipes.allocate import Candidate

@@ -22,7 +22,7 @@ from ggferry.formats.errors import UnsupportedTypeError
 from ggferry.formats.gguf import shards
 from ggferry.formats.gguf.values import Value, string
 from ggferry.formats.gguf.write import FileLayout, GGUFLayout, lay_out
-from ggferry.formats.imatrix import Imatrix
+from ggferry.formats.imatrix.matrix import Imatrix
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np

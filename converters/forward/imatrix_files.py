@@ -2,7 +2,8 @@
 
 GGUF (general.type `imatrix`) has of every weight `NAME.in_sum2`, the sums of squared inputs, float32 `(matrices,
 columns)`, `NAME.counts`, float32 `(matrices, 1)`, the tokens behind them, and `NAME.in_sum`, the sums of the inputs
-themselves, shaped as the first. Only the matrices of blocks are written, and the output matrix on request.
+themselves, shaped as the first; of a matrix in no stack also `NAME.in_sketch`, float32 `(directions, columns)`, which
+is ours (`quant.rounding.directions`). Only the matrices of blocks are written, and the output matrix on request.
 
 Source: llama.cpp b11549, tools/imatrix/imatrix.cpp: `save_imatrix` and `save_imatrix_legacy`.
 """
@@ -19,7 +20,7 @@ from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.partial_files import write_file
 from ggferry.formats.gguf.values import Value, ValueType, array, string, u32
 from ggferry.formats.gguf.write import write_gguf
-from ggferry.formats.imatrix import COUNTS, PLAIN, SUMS
+from ggferry.formats.imatrix.read import COUNTS, PLAIN, SIGNS, SKETCH, SKETCHED, SUMS
 from ggferry.quant.codec import block_type
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
@@ -99,6 +100,8 @@ def write_imatrix(
         "imatrix.chunk_count": u32(chunks),
         "imatrix.chunk_size": u32(chunk_size),
     }
+    if any(len(recorder.sketches.get(name, ())) for name in names):
+        keys[SKETCHED] = string(SIGNS)
     write_gguf(path, keys, list(_tensors(recorder, names)), overwrite=force, sources=sources)
     return len(names)
 
@@ -122,6 +125,10 @@ def _tensors(recorder: Recorder, names: Sequence[str]) -> Iterator[tuple[str, An
         yield name + COUNTS, kind, (len(counts), 1) if many else (1,), counts.astype("<f4")
         if name not in recorder.squares_only:
             yield name + PLAIN, kind, shape, plain.astype("<f4")
+            sketch = recorder.sketches.get(name, ())
+            if len(sketch):
+                share = counts[0] / recorder.counts[name][0]
+                yield name + SKETCH, kind, sketch.shape, (sketch * share).astype("<f4")
 
 
 def _sums(recorder: Recorder, name: str) -> tuple[Any, Any, Any]:

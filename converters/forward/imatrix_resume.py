@@ -1,7 +1,8 @@
 """Keep what a measurement of importances has summed so far, so that an interrupted one is continued where it was.
 
 The file is GGUF: of every weight `NAME.in_sum2` and `NAME.in_sum`, float64 `(matrices seen, columns)`, and
-`NAME.counts`, float64 `(matrices seen, 3)`: the number of the matrix, its tokens as texts weigh them, and its tokens.
+`NAME.counts`, float64 `(matrices seen, 3)`: the number of the matrix, its tokens as texts weigh them, and its tokens;
+of those that have one `NAME.in_sketch`, float64 `(directions, columns)`.
 Sums are kept as they are in memory, so that a continued measurement gives the bytes of one that was not interrupted.
 """
 
@@ -20,7 +21,7 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import unrecorded
 from ggferry.formats.gguf.values import string, u32
 from ggferry.formats.gguf.write import write_gguf
-from ggferry.formats.imatrix import COUNTS, PLAIN, SUMS
+from ggferry.formats.imatrix.read import COUNTS, PLAIN, SKETCH, SUMS
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.formats.tensor_read import read_rows
 from ggferry.quant.codec import block_type
@@ -71,6 +72,8 @@ class PartialMatrix:
             for part, of in ((SUMS, recorder.sums), (PLAIN, recorder.plain)):
                 sums = np.stack([of[name][item] for item in items]).astype("<f8")
                 tensors.append((name + part, kind, sums.shape, sums))
+            if len(sketch := recorder.sketches.get(name, ())):
+                tensors.append((name + SKETCH, kind, sketch.shape, sketch.astype("<f8")))
         keys = {"general.type": string("imatrix"), _OF: string(self.of), _DONE: u32(done)}
         write_gguf(self.path, keys, tensors, overwrite=True)
 
@@ -88,7 +91,8 @@ class PartialMatrix:
                 raise CorruptError("not a measurement that was interrupted", path=self.path)
             if of.data != self.of:
                 raise RefusedError(
-                    "the interrupted measurement is of another model, text, chunk size, precision or earlier matrix",
+                    "the interrupted measurement is of another model, text, chunk size, precision, sketch or "
+                    "earlier matrix",
                     path=self.path,
                     hint="give the same again, or --force to begin anew",
                 )
@@ -105,6 +109,8 @@ class PartialMatrix:
         for part, of in ((SUMS, recorder.sums), (PLAIN, recorder.plain)):
             rows = self._numbers(checkpoint, name + part)
             of[name] = {item: row.copy() for item, row in zip(items, rows, strict=True)}
+        if name + SKETCH in checkpoint.tensors:
+            recorder.sketches[name] = self._numbers(checkpoint, name + SKETCH).copy()
         recorder.counts[name] = dict(zip(items, counts[:, 1].tolist(), strict=True))
         recorder.seen[name] = dict(zip(items, map(int, counts[:, 2]), strict=True))
 
@@ -118,7 +124,7 @@ class PartialMatrix:
 def measured(
     recorder: Recorder, chunks: Sequence[Sequence[int]], weights: Sequence[float], earlier: Sequence[str]
 ) -> str:
-    """Return a digest of what is measured: the model's files, the precision, chunks, weights, what is added."""
+    """Return a digest of what is measured: the model's files, precision, directions, chunks, weights, what is added."""
     from blake3 import blake3
 
     def stamp(path: str) -> tuple[str, int, int]:
@@ -127,5 +133,5 @@ def measured(
 
     sources = (file.path for file in recorder.graph.checkpoint.files if os.path.isfile(file.path))
     files = [stamp(path) for path in (*sources, *earlier)]
-    what = [files, [list(chunk) for chunk in chunks], list(weights), recorder.bfloat16]
+    what = [files, [list(chunk) for chunk in chunks], list(weights), recorder.bfloat16, recorder.sketch]
     return blake3(json.dumps(what).encode()).hexdigest()

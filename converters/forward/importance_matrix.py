@@ -21,7 +21,8 @@ from ggferry.converters.forward.weights import Factor, Product, Weights, in_a_th
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.errors import ShapeError, UnsupportedError, UsageError
-from ggferry.formats.imatrix import Imatrix
+from ggferry.formats.imatrix.matrix import Imatrix
+from ggferry.quant.rounding.directions import signs
 from ggferry.support.heavy import np, torch
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Recorder(Weights):
         bfloat16: Whether products are computed so.
         sums: Name → number of the matrix in its stack → float64 `(columns,)`, of the squares.
         plain: The same of the inputs themselves.
+        sketch: Directions of the sketches of second moments that are made, of matrices in no stack.
+        sketches: Name → float64 `(directions, columns)`, the sums of (x Ω)ᵀ x (`quant.rounding.directions.signs`).
         counts: Name → number of the matrix in its stack → tokens seen, each as often as its text weighs.
         seen: The same without the weights of texts.
         kept: Names whose entries are written whatever they are, as an earlier matrix has them.
@@ -58,7 +61,7 @@ class Recorder(Weights):
         weight: How often a token counts.
     """
 
-    def __init__(self, graph: ModelGraph, precision: str = "auto") -> None:
+    def __init__(self, graph: ModelGraph, precision: str = "auto", sketch: int = 0) -> None:
         """Open a model. Raises UsageError for bf16 on a GPU, whose products are float32."""
         super().__init__(graph)
         if precision == "bf16" and self.device != CPU:
@@ -67,12 +70,15 @@ class Recorder(Weights):
         self.bfloat16 = precision == "bf16" or fast
         self.sums: dict[str, dict[int, Any]] = {}
         self.plain: dict[str, dict[int, Any]] = {}
+        self.sketch = sketch
+        self.sketches: dict[str, Any] = {}
         self.counts: dict[str, dict[int, float]] = {}
         self.seen: dict[str, dict[int, int]] = {}
         self.kept: set[str] = set()
         self.squares_only: set[str] = set()
         self.weight = 1.0
-        self._summed: tuple[torch.Tensor, Any, Any] | None = None
+        self._summed: tuple[torch.Tensor, Any, Any, Any] | None = None
+        self._signs: dict[int, torch.Tensor] = {}
         self._rounded: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def add(self, earlier: Imatrix, chunk_size: int) -> None:
@@ -104,6 +110,8 @@ class Recorder(Weights):
                 )
             self.kept.add(name)
             sums = earlier.sums(name).astype(np.float64).reshape(matrices, columns) * tokens
+            if self.sketch and matrices == 1:
+                self._add_sketch(name, columns, earlier.sketch(name))
             inputs, plain = earlier.activations(name), np.zeros_like(sums)
             if inputs is None:
                 self.squares_only.add(name)
@@ -133,13 +141,38 @@ class Recorder(Weights):
         left = known[1] if known is not None and known[0] is x else _rounded(x)
         whole[:, at : at + len(rows)] = torch.matmul(left, torch.from_numpy(rows).bfloat16().T)[: len(x)]
 
+    def _add_sketch(self, name: str, columns: int, earlier: Floats | None) -> None:
+        """Add an earlier sketch of a weight: as many directions as both have, none where it has none."""
+        known = self.sketches.get(name, np.zeros((self.sketch, columns)))
+        more = np.zeros((0, columns)) if earlier is None else earlier
+        count = min(len(more), len(known))
+        self.sketches[name] = known[:count] + more[:count]
+
     def _add(self, name: str, item: int, x: torch.Tensor) -> None:
         if self._summed is None or self._summed[0] is not x:  # queries, keys and values are made of the same rows
             with in_a_thread():
                 parts = [(part.square().sum(0), part.sum(0)) for part in map(_double, torch.split(x, CACHED))]
                 squares, plain = (torch.stack(each).sum(0).cpu().numpy() for each in zip(*parts, strict=True))
-                self._summed = x, squares * self.weight, plain * self.weight
-        self._plus(name, item, self._summed[1:], len(x))
+                sketch = self._sketched(x) if self._is_sketched(name) else None
+                self._summed = x, squares * self.weight, plain * self.weight, sketch
+        _, squares, plain, sketch = self._summed
+        self._plus(name, item, (squares, plain), len(x))
+        if sketch is not None and self._is_sketched(name):
+            known = self.sketches.get(name, 0.0 * sketch)
+            self.sketches[name] = known + sketch[: len(known)]
+
+    def _is_sketched(self, name: str) -> bool:
+        return self.sketch > 0 and name not in HEADS and math.prod(self.graph.by_name[name].shape[:-2]) == 1
+
+    def _sketched(self, x: torch.Tensor) -> Any:
+        """Return (x Ω)ᵀ x, float64 `(directions, columns)`, weighed as the text."""
+        columns = x.shape[1]
+        if columns not in self._signs:
+            self._signs[columns] = torch.from_numpy(signs(columns, self.sketch)).float().to(x.device)
+        total = torch.zeros(self.sketch, columns, dtype=torch.float64, device=x.device)
+        for part in torch.split(x, CACHED):
+            total += (part @ self._signs[columns]).T @ part
+        return total.cpu().numpy() * self.weight
 
     def _plus(self, name: str, item: int, summed: tuple[Any, Any], count: int) -> None:
         for of, more in zip((self.sums, self.plain), summed, strict=True):

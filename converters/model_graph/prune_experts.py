@@ -15,7 +15,7 @@ from ggferry.converters.model_graph.gguf_edits import architecture_name
 from ggferry.formats.checkpoint import Checkpoint, Dropped, Span, TensorRef
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
 from ggferry.formats.gguf.values import Value, string
-from ggferry.formats.imatrix import Imatrix
+from ggferry.formats.imatrix.matrix import Imatrix
 from ggferry.support.records import dataclass
 
 OPTION = "--prune-experts"

@@ -23,13 +23,13 @@ from ggferry.converters.conversion_plan.steps import type_in_file
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.formats.errors import UnsupportedError, VerificationError
-from ggferry.formats.imatrix import Imatrix
+from ggferry.formats.imatrix.matrix import Imatrix
 from ggferry.quant.accuracy.bounds import Limits, rescaling_bound
 from ggferry.quant.accuracy.differences import Differences, differences
 from ggferry.quant.accuracy.expected_error import CORRECTED, TOLERANCE, band_of, beyond_band
 from ggferry.quant.accuracy.similarity import first_unlike
 from ggferry.quant.codec import codec
-from ggferry.quant.encode_rows import by_means, encode_rows
+from ggferry.quant.encode_rows import by_directions, encode_rows
 from ggferry.quant.fingerprints import Fingerprints
 from ggferry.quant.levels import LEVELS
 from ggferry.quant.types import FEEDBACK, STOCK, BlockError
@@ -208,7 +208,7 @@ class _Comparison:
         """By first row, rows whose bytes were held against their marks instead of being encoded again."""
         self.unrepeatable = self._is_unrepeatable()
         """Whether its rows were rounded with feedback: encoding them alone does not give them again."""
-        self.corrected = self.unrepeatable or self._means() is not None
+        self.corrected = self.unrepeatable or self._directions() is not None
         """Whether errors of earlier columns were corrected by later ones."""
         if self.unrepeatable:
             self.other_bytes.set()
@@ -453,12 +453,12 @@ class _Comparison:
         imatrix = self.encoding.imatrix
         return imatrix.weights(self.node.name, self.node.shape) if imatrix and self.after.quantized else None
 
-    def _means(self) -> Floats | None:
-        """Return the means of the inputs by which rows were corrected; None where they were not."""
+    def _directions(self) -> Any:
+        """Return the directions of the inputs by which rows were corrected; None where they were not."""
         imatrix = self.encoding.imatrix
-        if imatrix is None or self.bitwise or not by_means(self.after, self.encoding.rounding):
+        if imatrix is None or self.bitwise or not by_directions(self.after, self.encoding.rounding):
             return None
-        return imatrix.means(self.node.name, self.node.shape)
+        return imatrix.directions(self.node.name, self.node.shape)
 
     def _encoded(self, start: int, rows: Floats, weights: Floats | None) -> Bytes | None:
         """Return the source's rows in the output's type; None where we cannot know how they were encoded."""
@@ -466,8 +466,8 @@ class _Comparison:
         if one.encode is None or (one.needs_imatrix and weights is None):
             return None
         try:
-            values, means = np.ascontiguousarray(rows), self._means()
-            return encode_rows(self.after, values, weights, start, self.node.shape, self.encoding.rounding, means)
+            values, directions = np.ascontiguousarray(rows), self._directions()
+            return encode_rows(self.after, values, weights, start, self.node.shape, self.encoding.rounding, directions)
         except BlockError:  # a value that no encoder of ours takes
             return None
 

@@ -2,8 +2,9 @@
 
 All chunks of the text pass through the model at once (`forward.batched_passes`), so that whatever a matrix is
 multiplied with is there when it is multiplied. Then its second moments are taken, its rows are rounded by them and
-written (`quant.feedback`), and the pass goes on with the rounded rows: later matrices are rounded by what the rounded
-model gives them to read. No more is held than the activations of the text, two arrays of columns², and some rows.
+written (`quant.rounding.feedback`), and the pass goes on with the rounded rows: later matrices are rounded by what the
+rounded model gives them to read. No more is held than the activations of the text, two arrays of columns², and some
+rows.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.write.write_tensors import Job, Writing, importances, mark, write_job
 from ggferry.formats.errors import UnsupportedError
 from ggferry.quant.codec import codec
-from ggferry.quant.feedback import correction_factors, encode_with_feedback, second_moments
 from ggferry.quant.levels import LEVELS
+from ggferry.quant.rounding.feedback import encode_with_feedback
+from ggferry.quant.rounding.second_moments import correction_factors, second_moments
 from ggferry.support.heavy import np, torch
 from ggferry.support.progress import Progress
 from ggferry.support.threads import each

@@ -19,7 +19,7 @@ from ggferry.formats.checkpoint import Dropped
 from ggferry.formats.errors import BadValueError, InconsistentError
 from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
-from ggferry.quant.encode_rows import by_means, encode_rows
+from ggferry.quant.encode_rows import by_directions, encode_rows
 from ggferry.quant.fingerprints import Fingerprints
 from ggferry.quant.types import BlockError
 from ggferry.support.heavy import np
@@ -242,10 +242,10 @@ def convert(
 
 def _encode(plan: Plan, job: Job, rows: Any) -> Any:
     step = job.step
-    rounding, weights, means = plan.options.rounding, importances(plan, step), None
-    if plan.imatrix and by_means(step.type, rounding):
-        means = plan.imatrix.means(step.name, step.node.shape)
-    return encode_rows(step.type, rows, weights, job.start, step.node.shape, rounding, means)
+    rounding, weights, directions = plan.options.rounding, importances(plan, step), None
+    if plan.imatrix and by_directions(step.type, rounding):
+        directions = plan.imatrix.directions(step.name, step.node.shape)
+    return encode_rows(step.type, rows, weights, job.start, step.node.shape, rounding, directions)
 
 
 def importances(plan: Plan, step: Step) -> Any:

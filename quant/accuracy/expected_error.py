@@ -16,8 +16,8 @@ TOLERANCE = 1.2
 """How far above the band an error must be to concern the tensor as a whole, not a few blocks of a small tensor."""
 
 CORRECTED = 2.0
-"""How many times as far corrections for the errors of earlier columns may move a tensor (`quant.feedback`): 1.3 to 1.5
-times is usual, 2.1 times was met where a few inputs are a thousand times as large as the others."""
+"""How many times as far corrections for the errors of earlier columns (`quant.rounding.feedback`) may move a tensor:
+1.3 to 1.5 times is usual, 2.1 times was met where a few inputs are a thousand times as large as the others."""
 
 
 def band_of(kind: str) -> tuple[float, float] | None:

@@ -75,7 +75,7 @@ def first_unlike(kind: str, expected: Floats, found: Floats, corrected: bool = F
         kind: Name of the block type.
         expected: float32 `(rows, columns)`.
         found: float32 `(rows, columns)`, decoded from blocks of `kind`.
-        corrected: Whether they were rounded with feedback (`quant.feedback`).
+        corrected: Whether they were rounded with feedback (`quant.rounding.feedback`).
 
     Returns:
         The first block or row that differs by more than rounding explains; None where there is none.

@@ -5,31 +5,49 @@ Rows are independent of each other and lie side by side, so that every inner loo
 
 from __future__ import annotations
 
+import numpy as np
+
 from ggferry.quant.kernels.common import MAGIC, F, inline, kernel
 
 
 @inline
-def nearest_level(aim, scale, shift, values, uniform):
-    """Return the number of the level that is nearest to a value.
+def choose_levels(aims, own, scales, shifts, values, uniform, codes, errors):
+    """Take for one column of some rows the level that is nearest to what each aims at.
+
+    Loops without branches, over rows alone: they are compiled to vectors.
 
     Args:
-        aim: The value.
-        scale: The scale of its block; 0 takes the level nearest to 0.
-        shift: What is added to level × scale.
+        aims: float32 `(rows,)`, overwritten.
+        own: float32 `(rows,)`, the values without corrections.
+        scales: float32 `(rows,)`; 0 takes the level nearest to 0.
+        shifts: float32 `(rows,)`, what is added to level × scale.
         values: float32 `(levels,)`, ascending.
         uniform: Whether these are consecutive integers.
+        codes: uint8 `(rows,)`, filled with the numbers of the levels.
+        errors: float32 `(rows,)`, filled with own less rounded values.
     """
-    v = (aim - shift) / scale if scale != F(0) else F(0)
-    code = F(0)
+    rows, low, high = len(aims), values[0], values[-1]
+    for r in range(rows):
+        aims[r] = (aims[r] - shifts[r]) / scales[r] if scales[r] != F(0) else F(0)
     if uniform:
-        low, high = values[0], values[-1]
-        v = low if v < low else v
-        v = high if v > high else v
-        code = ((v + MAGIC) - MAGIC) - low
-    else:
-        for n in range(1, len(values)):
-            code += F(1) if v > (values[n - 1] + values[n]) * F(0.5) else F(0)
-    return int(code)
+        for r in range(rows):
+            v = aims[r]
+            v = low if v < low else v
+            v = high if v > high else v
+            level = (v + MAGIC) - MAGIC
+            codes[r] = np.uint8(level - low)
+            errors[r] = own[r] - (level * scales[r] + shifts[r])
+        return
+    for r in range(rows):
+        codes[r] = 0
+        errors[r] = low
+    for n in range(1, len(values)):
+        border, value = (values[n - 1] + values[n]) * F(0.5), values[n]
+        for r in range(rows):
+            codes[r] = n if aims[r] > border else codes[r]
+            errors[r] = value if aims[r] > border else errors[r]
+    for r in range(rows):
+        errors[r] = own[r] - (errors[r] * scales[r] + shifts[r])
 
 
 @kernel
@@ -55,7 +73,7 @@ def round_columns(original, adjusted, scales, shifts, group, factors, values, un
 
     Args:
         original: float32 `(columns, rows)`, what is to be rounded.
-        adjusted: The same with the corrections for earlier columns; those of these columns are added here.
+        adjusted: The same with the corrections for earlier columns; overwritten.
         scales: float32 `(groups, rows)`.
         shifts: float32 `(groups, rows)`.
         group: Columns that share a scale.
@@ -68,42 +86,9 @@ def round_columns(original, adjusted, scales, shifts, group, factors, values, un
     columns, rows = original.shape
     for k in range(columns):
         g = k // group
-        for r in range(rows):
-            scale, shift = scales[g, r], shifts[g, r]
-            code = nearest_level(adjusted[k, r], scale, shift, values, uniform)
-            codes[k, r] = code
-            errors[k, r] = original[k, r] - (values[code] * scale + shift)
+        choose_levels(adjusted[k], original[k], scales[g], shifts[g], values, uniform, codes[k], errors[k])
         for j in range(k + 1, columns):
             factor = factors[k, j]
             if factor != F(0):
                 for r in range(rows):
                     adjusted[j, r] += errors[k, r] * factor
-
-
-@kernel
-def round_columns_by_means(original, scales, shifts, group, means, gains, values, uniform, owed, codes, errors):
-    """Choose the levels of consecutive columns of some rows, by the means of their inputs alone.
-
-    Args:
-        original: float32 `(columns, rows)`, what is to be rounded.
-        scales: float32 `(groups, rows)`.
-        shifts: float32 `(groups, rows)`.
-        group: Columns that share a scale.
-        means: float64 `(columns,)`.
-        gains: float64 `(columns,)`: the share of what is owed that a column takes upon itself.
-        values: float32 `(levels,)`, ascending.
-        uniform: Whether these are consecutive integers.
-        owed: float64 `(rows,)`, the sums of error × mean of all columns so far; those of these columns are added.
-        codes: uint8 `(columns, rows)`, filled with the numbers of the levels.
-        errors: float32 `(columns, rows)`, filled with original less rounded values.
-    """
-    columns, rows = original.shape
-    for k in range(columns):
-        g = k // group
-        for r in range(rows):
-            scale, shift = scales[g, r], shifts[g, r]
-            aim = original[k, r] + F(owed[r] * gains[k])
-            code = nearest_level(aim, scale, shift, values, uniform)
-            codes[k, r] = code
-            errors[k, r] = original[k, r] - (values[code] * scale + shift)
-            owed[r] += errors[k, r] * means[k]

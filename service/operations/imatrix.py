@@ -70,6 +70,11 @@ class ImatrixRequest:
         declare(Kind.TEXT, "Of products: f32; bf16, twice as fast where the processor multiplies bfloat16; auto: bf16 "
                 "there, for models of more than 67 million weights.", metavar="TYPE", choices=("auto", "f32", "bf16")),
     ] = "auto"
+    sketch: Annotated[
+        int,
+        declare(Kind.NUMBER, "Directions of the sketch of second moments by which --rounding search corrects errors, "
+                "as many numbers a column more; 0 for none.", least=0, most=64),
+    ] = 16
     resume: Annotated[
         bool, declare(Kind.FLAG, "Continue the same measurement where it was interrupted.")
     ] = False
@@ -143,7 +148,7 @@ def _measured(path: LocalSource, request: ImatrixRequest) -> ImatrixResult:
         texts = _texts(request, tokenizer)
         parts = [part for text in texts for part in text.chunks][: request.chunks]
         weights = [text.weight for text in texts for _ in text.chunks][: request.chunks]
-        recorder = Recorder(graph, request.precision)
+        recorder = Recorder(graph, request.precision, request.sketch)
         names = _add(recorder, request) + [text.name for text in texts]
     check_target(out, overwrite=request.force, sources=opened.identities)
     unfinished = PartialMatrix(out + SUFFIX, measured(recorder, parts, weights, _earlier(request)))
@@ -242,7 +247,7 @@ def _earlier(request: ImatrixRequest) -> tuple[str, ...]:
 
 def _add(recorder: Recorder, request: ImatrixRequest) -> list[str]:
     """Add the sums of the earlier matrices; return the names of their texts."""
-    from ggferry.formats.imatrix import read_imatrix
+    from ggferry.formats.imatrix.read import read_imatrix
 
     names: list[str] = []
     for path in _earlier(request):
@@ -254,7 +259,7 @@ def _add(recorder: Recorder, request: ImatrixRequest) -> list[str]:
 
 def _earlier_chunks(request: ImatrixRequest) -> int:
     """Return the chunks behind the earlier matrices, by the largest of their counts, as llama-imatrix takes them."""
-    from ggferry.formats.imatrix import read_imatrix
+    from ggferry.formats.imatrix.read import read_imatrix
 
     chunks = 0
     for path in _earlier(request):

@@ -27,7 +27,8 @@ from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError
 from ggferry.formats.gguf.values import u32
-from ggferry.formats.imatrix import Entry, Imatrix, read_imatrix
+from ggferry.formats.imatrix.matrix import Entry, Imatrix
+from ggferry.formats.imatrix.read import read_imatrix
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.quant.codec import codec
 from ggferry.support.progress import silent

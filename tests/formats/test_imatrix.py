@@ -35,7 +35,8 @@ from ggferry.formats.errors import (
     TruncatedError,
     UsageError,
 )
-from ggferry.formats.imatrix import Imatrix, read_imatrix
+from ggferry.formats.imatrix.matrix import Imatrix
+from ggferry.formats.imatrix.read import read_imatrix
 from ggferry.formats.readers.gguf import SPEC
 from ggferry.formats.tensor_read import read_rows
 from helpers.peers import Peers
@@ -323,7 +324,8 @@ def test_any_bytes_are_a_matrix_or_an_error(tmp_path_factory: pytest.TempPathFac
 
 def test_reading_the_header_loads_no_numpy(tmp_path: Path) -> None:
     path = gguf_file(tmp_path / "m.gguf")
-    code = "import sys, ggferry.formats.imatrix as i; i.read_imatrix(sys.argv[1]); sys.exit('numpy' in sys.modules)"
+    code = "import sys; from ggferry.formats.imatrix.read import read_imatrix; read_imatrix(sys.argv[1]); "
+    code += "sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 0
 
 

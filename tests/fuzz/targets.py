@@ -169,7 +169,7 @@ def vocabulary(data: bytes, folder: Path) -> None:
 
 def imatrix(name: str) -> Callable[[bytes, Path], None]:
     def run(data: bytes, folder: Path) -> None:
-        from ggferry.formats.imatrix import read_imatrix
+        from ggferry.formats.imatrix.read import read_imatrix
 
         (folder / name).write_bytes(data)
         read_imatrix(str(folder / name))

@@ -9,8 +9,10 @@ import pytest
 
 from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
-from ggferry.quant.feedback import COLUMNS, DAMPING, VARIANCE, correction_factors, encode_by_means, encode_with_feedback
 from ggferry.quant.levels import LEVELS
+from ggferry.quant.rounding.directions import directions, signs
+from ggferry.quant.rounding.feedback import COLUMNS, VARIANCE, encode_by_directions, encode_with_feedback
+from ggferry.quant.rounding.second_moments import DAMPING, correction_factors
 
 WIDTH = 2 * COLUMNS
 
@@ -137,17 +139,58 @@ def squares_and_means(inputs: Any) -> tuple[Any, Any]:
     )
 
 
-def test_levels_by_means_are_those_of_gptq(moved_inputs: Any) -> None:
-    """The textbook chooses the same levels for H = diag(variances) + μᵀμ, but between two levels."""
+def sketch_of(inputs: Any, count: int) -> Any:
+    """Return what an importance matrix holds: the means of (x Ω)ᵀ x."""
+    exact = inputs.astype(float)
+    return ((exact @ signs(inputs.shape[1], count)).T @ exact / len(inputs)).astype(np.float32)
+
+
+def test_signs_are_bits_of_splitmix64() -> None:
+    """The first numbers of the published generator, begun at 0 (its C code is in every language's library)."""
+    numbers = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F)
+    expected = [[1.0 if number >> bit & 1 else -1.0 for bit in range(64)] for number in numbers]
+    assert np.array_equal(signs(3, 64), expected) and np.array_equal(signs(9, 64)[:3, :5], np.array(expected)[:, :5])
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8])
+def test_a_sketch_gives_covariances_of_its_rank_again(rank: int) -> None:
+    """And directions beyond the rank are next to nothing, the rounding of float32."""
+    random = np.random.default_rng(9)
+    inputs = random.normal(size=(500, rank)) @ random.normal(size=(rank, 200)) + random.normal(size=200)
+    means = inputs.mean(0)
+    found = directions(means.astype(np.float32), sketch_of(inputs, 8))
+    assert found.shape == (200, 9) and np.array_equal(found[:, 0], means.astype(np.float32))
+    covariances = np.cov(inputs.T, bias=True)
+    assert np.abs(found[:, 1:] @ found[:, 1:].T - covariances).max() < 1e-4 * np.abs(covariances).max()
+    assert (np.abs(found).max(0) > 0.01 * np.abs(found).max()).sum() == 1 + rank
+
+
+def test_larger_sketches_explain_more(moved_inputs: Any) -> None:
+    """Nyström's approximation lies below the covariances, and comes nearer with every direction."""
+    means, covariances = moved_inputs.mean(0, dtype=float), np.cov(moved_inputs.T.astype(float), bias=True)
+    left = []
+    for count in (1, 4, 16, 64):
+        found = directions(means.astype(np.float32), sketch_of(moved_inputs, count))[:, 1:]
+        rest = covariances - found @ found.T
+        assert np.linalg.eigvalsh(rest)[0] > -1e-4 * np.linalg.norm(covariances, 2)
+        left.append(rest.trace())
+    assert left == sorted(left, reverse=True) and left[-1] < 0.3 * covariances.trace()
+
+
+@pytest.mark.parametrize("count", [0, 8])
+def test_levels_by_directions_are_those_of_gptq(count: int, moved_inputs: Any) -> None:
+    """The textbook chooses the same levels for H = diag(v) + A Aᵀ, but between two levels."""
     width = 32
-    squares, means = squares_and_means(moved_inputs[:, :width])
-    mean = means.astype(float)
-    moments = np.diag(np.maximum(squares - mean**2, 0)) + np.outer(mean, mean)
+    own = moved_inputs[:, :width]
+    squares, means = squares_and_means(own)
+    found_directions = directions(means, sketch_of(own, count) if count else None)
+    low_rank = found_directions @ found_directions.T
+    moments = np.diag(np.maximum(squares - low_rank.diagonal(), 0)) + low_rank
     moments += VARIANCE * squares.mean(dtype=float) * np.eye(width)
     moments -= DAMPING / (1 + DAMPING) * moments.diagonal().mean() * np.eye(width)  # which gptq adds again
     weights = np.random.default_rng(7).normal(size=(50, width)).astype(np.float32)
     one = codec("Q8_0")
-    blocks = encode_by_means(one.type, weights, squares, means)
+    blocks = encode_by_directions(one.type, weights, squares, found_directions)
     scales = blocks[:, :2].copy().view(np.float16).astype(float)[:, 0]
     found = one.values(blocks, width)
     other = sum(
@@ -159,27 +202,32 @@ def test_levels_by_means_are_those_of_gptq(moved_inputs: Any) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LEVELS))
-def test_products_change_less_by_means(name: str, moved_inputs: Any, weights: Any) -> None:
-    """Also where rows are encoded one by one, which gives the same bytes."""
+def test_products_change_less_by_directions(name: str, moved_inputs: Any, weights: Any) -> None:
+    """By means less than by none, by a sketch less still; also where rows are encoded one by one: the same bytes."""
     one, (squares, means) = codec(name), squares_and_means(moved_inputs)
     assert one.encode is not None
-    blocks = encode_by_means(one.type, weights, squares, means)
-    apart = [one.values(each, WIDTH) - weights for each in (one.encode(weights, squares), blocks)]
+    both = [directions(means, sketch) for sketch in (None, sketch_of(moved_inputs, 16))]
+    made = [encode_by_directions(one.type, weights, squares, each) for each in both]
+    apart = [one.values(each, WIDTH) - weights for each in (one.encode(weights, squares), *made)]
     lost = [float(np.square(moved_inputs @ each.T).sum()) for each in apart]
-    assert lost[1] < 0.9 * lost[0]
-    single = [encode_by_means(one.type, weights[n : n + 1], squares, means) for n in range(len(weights))]
-    assert np.array_equal(np.concatenate(single), blocks)
+    assert lost[1] < 0.9 * lost[0] and lost[2] < 0.8 * lost[1]
+    single = [encode_by_directions(one.type, weights[n : n + 1], squares, both[1]) for n in range(len(weights))]
+    assert np.array_equal(np.concatenate(single), made[1])
 
 
 def test_inputs_without_means_leave_the_rows_to_the_encoder(weights: Any) -> None:
     one, squares = codec("Q4_K"), np.ones(WIDTH, np.float32)
     assert one.searched is not None
-    found = encode_by_means(one.type, weights, squares, np.zeros(WIDTH, np.float32))
+    found = encode_by_directions(one.type, weights, squares, directions(np.zeros(WIDTH, np.float32), None))
     assert np.array_equal(found, one.searched(weights, squares))
 
 
-def test_means_that_contradict_their_squares_do_no_harm(weights: Any) -> None:
-    """μ² > the mean of squares: no file of ours says so, and a row is encoded plainly where it is led astray."""
+def test_what_contradicts_the_squares_does_no_harm(weights: Any) -> None:
+    """μ² > the mean of squares, or a sketch of anything: a row is encoded plainly where it is led astray."""
     one, squares = codec("Q4_K"), np.full(WIDTH, 1e-6, np.float32)
-    found = one.values(encode_by_means(one.type, weights, squares, np.full(WIDTH, 1e6, np.float32)), WIDTH)
-    assert np.abs(found - weights).max() < 1 and np.isfinite(found).all()
+    random = np.random.default_rng(3)
+    wild = [random.normal(size=(5, WIDTH)).astype(np.float32) * np.float32(size) for size in (1, 1e30, -1e30)]
+    for sketch in (None, *wild, np.full((3, WIDTH), 3e38, np.float32)):
+        found = encode_by_directions(one.type, weights, squares, directions(np.full(WIDTH, 1e6, np.float32), sketch))
+        values = one.values(found, WIDTH)
+        assert np.abs(values - weights).max() < 1 and np.isfinite(values).all()

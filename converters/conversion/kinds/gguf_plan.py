@@ -32,7 +32,8 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.files.named_texts import text_of
 from ggferry.formats.gguf.header_layout import GGUFLayout, with_values
-from ggferry.formats.imatrix import Imatrix, read_imatrix
+from ggferry.formats.imatrix.matrix import Imatrix
+from ggferry.formats.imatrix.read import read_imatrix
 from ggferry.quant.types import FEEDBACK, SEARCH
 
 

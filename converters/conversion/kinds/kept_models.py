@@ -24,7 +24,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.files.local_files import read_bytes
 from ggferry.formats.files.sources import Window
-from ggferry.formats.imatrix import Imatrix
+from ggferry.formats.imatrix.matrix import Imatrix
 from ggferry.support.content_cache import Recent, keeps
 from ggferry.support.records import dataclass
 

@@ -58,7 +58,7 @@ def _coverage(experts: Sequence[ExpertTokens]) -> str:
 def statistics(request: ImatrixCommand) -> None:
     """Print what an importance matrix says."""
     from ggferry.converters.analysis.imatrix_statistics import describe, lines
-    from ggferry.formats.imatrix import read_imatrix
+    from ggferry.formats.imatrix.read import read_imatrix
     from ggferry.formats.json_files.kinds import strict
 
     file = os.fspath(request.path)

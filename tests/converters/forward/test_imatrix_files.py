@@ -19,7 +19,8 @@ from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import CorruptError, MissingError, UnsupportedError
 from ggferry.formats.files.named_texts import path_and_number
-from ggferry.formats.imatrix import read_imatrix
+from ggferry.formats.imatrix.read import read_imatrix
+from ggferry.quant.rounding.directions import signs
 from ggferry.service.cli.app import _run
 from ggferry.service.operations.imatrix import ImatrixRequest, run
 
@@ -107,6 +108,44 @@ def test_both_forms_are_those_of_llama_imatrix(fixtures: Path, model: Path, tmp_
                     assert np.abs(ours - expected).max() < 1e-5 * np.abs(expected).max(), weight
         if name.endswith(".dat"):
             assert out.stat().st_size == theirs.stat().st_size
+
+
+def test_sketches_are_those_of_the_inputs(fixtures: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Held against numpy's products of what the recorder was given; experts have none, nor has --sketch 0."""
+    seen: dict[str, list[np.ndarray]] = {}
+    add = Recorder._add
+
+    def noting(self: Recorder, name: str, item: int, x: Any) -> None:
+        seen.setdefault(name, []).append(x.double().numpy().copy())
+        add(self, name, item, x)
+
+    monkeypatch.setattr(Recorder, "_add", noting)
+    words, out = tmp_path / "text.txt", tmp_path / "i.gguf"
+    words.write_bytes((fixtures / "tokenizers/corpus.txt").read_bytes()[:3000])
+    run(ImatrixRequest(fixtures / "hf/ckpt/mixtral", texts=[words], out=out, chunk_size=64, chunks=3, sketch=5))
+    with read_imatrix(str(out)) as matrix:
+        for name, entry in matrix.entries.items():
+            sketch, inputs = matrix.sketch(name), np.concatenate(seen[name])
+            assert (sketch is None) == ("_exps" in name)
+            if sketch is not None:
+                expected = (inputs @ signs(inputs.shape[1], 5)).T @ inputs
+                assert np.abs(sketch - expected).max() < 1e-5 * np.abs(expected).max()
+                shape = (8, entry.values)
+                found, means = matrix.directions(name, shape), matrix.means(name, shape)
+                assert found.shape == (1, entry.values, 6) and np.array_equal(found[0, :, 0], means[0])
+    run(
+        ImatrixRequest(
+            fixtures / "hf/ckpt/mixtral", in_files=[out], out=tmp_path / "less.gguf", chunk_size=64, sketch=3
+        )
+    )
+    run(
+        ImatrixRequest(
+            fixtures / "hf/ckpt/mixtral", in_files=[out], out=tmp_path / "none.gguf", chunk_size=64, sketch=0
+        )
+    )
+    with read_imatrix(str(tmp_path / "less.gguf")) as less, read_imatrix(str(tmp_path / "none.gguf")) as none:
+        for name, entry in less.entries.items():
+            assert entry.sketched == (0 if "_exps" in name else 3) and none.sketch(name) is None
 
 
 @pytest.mark.parametrize("name", ["llama_k256", "mixtral"])

@@ -9,79 +9,27 @@ encoder finds for the corrected values, under the same importances as without fe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ggferry.quant.accuracy.expected_error import CORRECTED, TOLERANCE, band_of
 from ggferry.quant.blocks import refuse_nonfinite
 from ggferry.quant.codec import codec
-from ggferry.quant.kernels import ALIGNED, PRODUCTS
+from ggferry.quant.kernels import PRODUCTS
 from ggferry.quant.levels import LEVELS, coefficients, put_codes
 from ggferry.quant.types import BlockType
-from ggferry.support.heavy import np, torch
-from ggferry.support.threads import each
+from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
     from ggferry.quant.types import Bytes, Floats
 
     Encode = Callable[[Floats, Floats | None], Bytes]
 
-DAMPING = 0.01
-"""Share of the mean second moment that is added to each: directions that no input has stay near the weights."""
 VARIANCE = 0.001
-"""The same of variances about means: of 0.1, 0.01 and 0.001 the least gave the least divergence (SmolLM2, Q4_K: 0.867,
-0.840 and 0.833 times that without corrections)."""
-MOST_DAMPING = 8
-"""How often ten times as much is tried where rounding keeps the moments from being positive definite."""
+"""Share of the mean second moment that is added to variances about directions: of 0.1, 0.01 and 0.001 the least gave
+the least divergence (SmolLM2, Q4_K, by means alone: 0.867, 0.840 and 0.833 times that without corrections)."""
 COLUMNS = 256
 """Columns that the compiled loop rounds at once: the errors of all before them are one product."""
-
-TRANSPOSED = 64
-"""Inputs that are transposed at once: what is written of a column follows each other."""
-
-
-def second_moments(inputs: Floats, threads: int = 1) -> Floats:
-    """Return Σ xᵀx, float32 `(columns, columns)`, of inputs x, float32 `(n, columns)`; the same for any `threads`."""
-    products = PRODUCTS.load()
-    columns = np.zeros((inputs.shape[1], len(inputs) + -len(inputs) % ALIGNED), np.float32)
-    found = np.empty((len(columns),) * 2, np.float32)
-
-    def transpose(start: int) -> None:
-        part = inputs[start : start + TRANSPOSED]
-        columns[:, start : start + len(part)] = part.T
-
-    def panel(start: int) -> None:
-        stop = min(len(columns), start + COLUMNS)
-        products(columns[:stop], columns[start:stop], found[:stop], start)
-        found[start:stop, :start] = found[:start, start:stop].T  # sums of the same products in the same order
-
-    each(range(0, len(inputs), TRANSPOSED), transpose, threads)
-    each(reversed(range(0, len(columns), COLUMNS)), panel, threads)  # the largest first
-    return found
-
-
-def correction_factors(moments: Floats) -> Floats | None:
-    """Return U of `moments` = U D Uᵀ, float32 `(columns, columns)`, unit upper triangular.
-
-    Args:
-        moments: What `second_moments` returns.
-
-    Returns:
-        None where all moments are zero, or some are not finite.
-    """
-    mean = float(moments.diagonal().mean(dtype=np.float64))
-    if not 0 < mean < math.inf or not np.isfinite(moments).all():
-        return None
-    flipped = torch.from_numpy(np.ascontiguousarray(moments[::-1, ::-1], np.float64))
-    for power in range(MOST_DAMPING):
-        damped = flipped.clone()
-        damped.diagonal().add_(DAMPING * 10**power * mean)
-        lower, failed = torch.linalg.cholesky_ex(damped)
-        if not failed:
-            lower /= lower.diagonal().clone()
-            return np.ascontiguousarray(lower.numpy()[::-1, ::-1], np.float32)
-    return None
 
 
 def encode_with_feedback(kind: BlockType, rows: Floats, importances: Floats | None, factors: Floats) -> Bytes:
@@ -105,18 +53,18 @@ def encode_with_feedback(kind: BlockType, rows: Floats, importances: Floats | No
     return _encode(kind, rows, importances, encode, _ByMoments(factors, rows.shape))
 
 
-def encode_by_means(kind: BlockType, rows: Floats, importances: Floats, means: Floats) -> Bytes:
+def encode_by_directions(kind: BlockType, rows: Floats, importances: Floats, directions: Any) -> Bytes:
     """Encode rows with corrections for the errors of earlier columns, by what an importance matrix holds.
 
-    The columns of the inputs are taken to vary about their means independently of each other: H = diag(v) + μᵀμ, with
-    the variances v = mean squares − μ². What the rounding changes in the product with the mean input is a constant,
-    which nothing else in the model takes back.
+    The second moments of the inputs are taken as diag(v) + A Aᵀ: beyond a few directions A, of which one is their mean,
+    columns vary independently of each other. Of what earlier columns were rounded by, a row then owes one number a
+    direction.
 
     Args:
         kind: One of the types of `LEVELS`.
         rows: float32 `(R, columns)`.
         importances: float32 `(columns,)`, the mean squares of the inputs.
-        means: float32 `(columns,)`, their means.
+        directions: float64 `(columns, directions)`, A (`quant.rounding.directions`).
 
     Returns:
         uint8 `(R, row bytes)`, which depend on the arguments alone, not on the processor; each row on itself.
@@ -127,9 +75,9 @@ def encode_by_means(kind: BlockType, rows: Floats, importances: Floats, means: F
     one = codec(kind.name)
     encode = one.searched or one.encode
     assert encode is not None
-    if not means.any():
+    if not directions.any():
         return encode(rows, importances)
-    return _encode(kind, rows, importances, encode, _ByMeans(importances, means, len(rows)))
+    return _encode(kind, rows, importances, encode, _ByDirections(importances, directions, len(rows)))
 
 
 class _Corrections(Protocol):
@@ -186,28 +134,38 @@ class _ByMoments:
         self.errors[:, start:stop] = errors.T
 
 
-class _ByMeans:
-    """Corrections by means of the inputs. Sums are added up in the order of columns, in float64, on any processor."""
+class _ByDirections:
+    """Corrections by a few directions of the inputs (`quant.kernels.directions`)."""
 
-    def __init__(self, squares: Floats, means: Floats, rows: int) -> None:
-        self.means = means.astype(np.float64)
+    def __init__(self, squares: Floats, directions: Any, rows: int) -> None:
+        from ggferry.quant.kernels.directions import gains_of_directions
+
+        columns, count = directions.shape
+        explained = np.cumsum(directions * directions, axis=1)[:, -1]
         power = np.cumsum(squares, dtype=np.float64)[-1] / squares.size
-        variances = np.maximum(squares - self.means * self.means, 0) + VARIANCE * power
-        self.shares = self.means / variances
-        self.rest = 1 + np.cumsum((self.means * self.shares)[::-1])[::-1]
-        self.gains = self.shares / self.rest
-        self.owed = np.zeros(rows)
+        self.directions = directions
+        self.variances: Any = np.maximum(squares - explained, 0) + VARIANCE * power
+        self.gains: Any = np.empty((columns, count))
+        self.unmet: Any = np.empty((-(-columns // COLUMNS), count, count))
+        self.owed = np.zeros((count, rows))
+        gains_of_directions(self.variances, directions, COLUMNS, self.gains, self.unmet)
 
     def ahead(self, start: int, stop: int) -> Floats | None:
-        found: Floats = np.outer(self.shares[start:stop] / self.rest[start], self.owed).astype(np.float32)
-        return found if start else None
+        from ggferry.quant.kernels.directions import ahead_by_directions
+
+        if not start:
+            return None
+        found = np.empty((stop - start, self.owed.shape[1]), np.float32)
+        own = self.directions[start:stop], self.variances[start:stop]
+        ahead_by_directions(*own, self.unmet[start // COLUMNS], self.owed, found)
+        return found
 
     def round(self, start: int, original: Floats, scales: tuple[Any, ...], codes: Bytes, errors: Floats) -> None:
-        from ggferry.quant.kernels.feedback import round_columns_by_means
+        from ggferry.quant.kernels.directions import round_columns_by_directions
 
         stop = start + len(original)
-        own = self.means[start:stop], self.gains[start:stop]
-        round_columns_by_means(original, *scales[:3], *own, *scales[3:], self.owed, codes, errors)
+        own = self.directions[start:stop], self.gains[start:stop]
+        round_columns_by_directions(original, *scales[:3], *own, *scales[3:], self.owed, codes, errors)
 
 
 def _encode(

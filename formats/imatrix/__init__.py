@@ -1,0 +1,1 @@
+"""Importance matrices: what a model multiplies its weights with."""

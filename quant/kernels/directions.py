@@ -1,0 +1,160 @@
+"""Rounding by a few directions of the inputs: second moments diag(v) + A Aᵀ, whose factors need no triangle.
+
+Everything is float64 and added up in one order, so that the levels depend neither on the processor nor on threads.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+
+from ggferry.quant.kernels.common import F, kernel
+from ggferry.quant.kernels.feedback import choose_levels
+
+TILE = 64
+"""Rows at a time: what they owe in every direction stays in a core's first cache."""
+LEAST = 1e-6
+"""Share of the largest: what is less of a product of a sketch with itself is rounding of float32."""
+
+
+@kernel
+def directions_of_sketch(sketch, signs):
+    """Turn Y = S Ω into A = Y (ΩᵀY)^(-1/2), by which A Aᵀ is about S (Nyström's approximation), with Cholesky's root.
+
+    Args:
+        sketch: float64 `(columns, directions)`, Y; A afterwards. A direction that the others hold already becomes 0.
+        signs: float64 `(columns, directions)`, Ω.
+    """
+    columns, count = sketch.shape
+    inner, root = np.zeros((count, count)), np.zeros((count, count))
+    for c in range(columns):
+        for i in range(count):
+            for j in range(count):
+                inner[i, j] += signs[c, i] * sketch[c, j]
+    largest = 0.0
+    for i in range(count):
+        largest = max(largest, inner[i, i])
+    for i in range(count):
+        for j in range(i):
+            rest = (inner[i, j] + inner[j, i]) / 2
+            for m in range(j):
+                rest -= root[i, m] * root[j, m]
+            root[i, j] = rest / root[j, j] if root[j, j] > 0.0 else 0.0
+        rest = inner[i, i]
+        for m in range(i):
+            rest -= root[i, m] * root[i, m]
+        root[i, i] = sqrt(rest) if rest > LEAST * largest else 0.0
+    for c in range(columns):
+        for i in range(count):
+            rest = sketch[c, i]
+            for m in range(i):
+                rest -= sketch[c, m] * root[i, m]
+            sketch[c, i] = rest / root[i, i] if root[i, i] > 0.0 else 0.0
+
+
+@kernel
+def gains_of_directions(variances, directions, step, gains, unmet):
+    """Compute what columns take upon themselves of what earlier ones owe.
+
+    With P = (I + Σ aₗᵀaₗ / vₗ over this column and all later ones)⁻¹, column c takes P aₖ / vₖ; P is carried from the
+    last column to the first (Sherman and Morrison).
+
+    Args:
+        variances: float64 `(columns,)`, v, greater than 0.
+        directions: float64 `(columns, directions)`, A.
+        step: Columns that are rounded at once.
+        gains: float64 `(columns, directions)`, filled.
+        unmet: float64 `(steps, directions, directions)`, filled with P at the first column of each step.
+    """
+    columns, count = directions.shape
+    rest, moved = np.eye(count), np.empty(count)
+    for c in range(columns - 1, -1, -1):
+        power = 0.0
+        for i in range(count):
+            moved[i] = 0.0
+            for j in range(count):
+                moved[i] += rest[i, j] * directions[c, j]
+            power += moved[i] * directions[c, i]
+        power = variances[c] + max(power, 0.0)
+        for i in range(count):
+            gains[c, i] = moved[i] / power
+        for i in range(count):
+            for j in range(count):
+                rest[i, j] -= moved[i] * gains[c, j]
+        if c % step == 0:
+            unmet[c // step] = rest
+
+
+@kernel
+def ahead_by_directions(directions, variances, unmet, owed, found):
+    """Compute where columns are going to lie, less where they are, if they are not rounded themselves.
+
+    Args:
+        directions: float64 `(columns, directions)`, of these columns.
+        variances: float64 `(columns,)`.
+        unmet: float64 `(directions, directions)`, P at the first of them.
+        owed: float64 `(directions, rows)`, the sums of error × direction of all columns before.
+        found: float32 `(columns, rows)`, filled.
+    """
+    columns, count = directions.shape
+    shares, total = np.empty((count, TILE)), np.empty(TILE)
+    for low in range(0, owed.shape[1], TILE):
+        rows = min(TILE, owed.shape[1] - low)
+        shares[:] = 0.0
+        for i in range(count):
+            for j in range(count):
+                for r in range(rows):
+                    shares[i, r] += unmet[i, j] * owed[j, low + r]
+        for c in range(columns):
+            total[:] = 0.0
+            for i in range(count):
+                share = directions[c, i] / variances[c]
+                for r in range(rows):
+                    total[r] += share * shares[i, r]
+            for r in range(rows):
+                found[c, low + r] = F(total[r])
+
+
+@kernel
+def round_columns_by_directions(
+    original, scales, shifts, group, directions, gains, values, uniform, owed, codes, errors
+):
+    """Choose the levels of consecutive columns of some rows.
+
+    Args:
+        original: float32 `(columns, rows)`, what is to be rounded.
+        scales: float32 `(groups, rows)`.
+        shifts: float32 `(groups, rows)`.
+        group: Columns that share a scale.
+        directions: float64 `(columns, directions)`.
+        gains: float64 `(columns, directions)`: the share of what is owed that a column takes upon itself.
+        values: float32 `(levels,)`, ascending.
+        uniform: Whether these are consecutive integers.
+        owed: float64 `(directions, rows)`, the sums of error × direction of all columns so far; those of these columns
+            are added.
+        codes: uint8 `(columns, rows)`, filled with the numbers of the levels.
+        errors: float32 `(columns, rows)`, filled with original less rounded values.
+    """
+    columns, count = directions.shape
+    owing, taken, aims = np.empty((count, TILE)), np.empty(TILE), np.empty(TILE, F)
+    for low in range(0, original.shape[1], TILE):
+        high = min(low + TILE, original.shape[1])
+        rows = high - low
+        owing[:, :rows] = owed[:, low:high]
+        for k in range(columns):
+            g, own, lost = k // group, original[k, low:high], errors[k, low:high]
+            taken[:] = 0.0
+            for i in range(count):
+                gain = gains[k, i]
+                for r in range(rows):
+                    taken[r] += owing[i, r] * gain
+            for r in range(rows):
+                aims[r] = own[r] + F(taken[r])
+            these = scales[g, low:high], shifts[g, low:high]
+            choose_levels(aims[:rows], own, these[0], these[1], values, uniform, codes[k, low:high], lost)
+            for i in range(count):
+                direction = directions[k, i]
+                for r in range(rows):
+                    owing[i, r] += lost[r] * direction
+        owed[:, low:high] = owing[:, :rows]

@@ -1,0 +1,1 @@
+"""Which scales and levels of a type are taken, where they are not llama-quantize's."""

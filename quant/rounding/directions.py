@@ -1,0 +1,59 @@
+"""The directions in which the inputs of a matrix vary most, from what an importance matrix holds of them.
+
+The second moments of the inputs are H = S + μᵀμ, with their means μ and their covariances S. An importance matrix has
+the diagonal of H, the means, and a sketch Σ xᵀx Ω of a few random combinations Ω of columns. Y = S Ω gives Nyström's
+approximation Y (ΩᵀY)⁻¹ Yᵀ of S, which holds the directions of the largest variances; what it lacks is taken to lie on
+the diagonal. So H is about diag(v) + A Aᵀ with few columns A, μ among them.
+
+A sketch, unlike principal directions, can be added up over chunks, texts and files.
+Source: Williams and Seeger, Using the Nyström Method to Speed Up Kernel Machines, 2000; Halko, Martinsson, Tropp,
+0909.4061.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ggferry.support.heavy import np
+
+if TYPE_CHECKING:
+    from ggferry.quant.types import Floats
+
+MOST = 64
+"""Directions of a sketch: signs are bits of one number a column."""
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def signs(columns: int, count: int) -> Any:
+    """Return Ω of a sketch: float64 `(columns, count)` of 1 and −1; the first columns of one of more.
+
+    Entry (c, i) is 1 where bit i of the c-th number of SplitMix64 (Steele, Lea, Flood, 2014), begun at 0, is set.
+    """
+    with np.errstate(over="ignore"):
+        mixed = np.arange(1, columns + 1, dtype=np.uint64) * np.uint64(_STEP)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_FIRST)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_SECOND)
+        mixed ^= mixed >> np.uint64(31)
+    bits = (mixed[:, None] >> np.arange(count, dtype=np.uint64)) & np.uint64(1)
+    return bits.astype(np.float64) * 2 - 1
+
+
+def directions(means: Floats, sketch: Floats | None) -> Any:
+    """Return A of second moments diag(v) + A Aᵀ, float64 `(columns, 1 + count)`: the means, then what a sketch gives.
+
+    Args:
+        means: float32 `(columns,)`, of the inputs x.
+        sketch: float32 `(count, columns)`, the means of (x Ω)ᵀ x with Ω of `signs`; None for the means alone.
+
+    Returns:
+        The same on any processor.
+    """
+    own = means.astype(np.float64)[:, None]
+    if sketch is None:
+        return own
+    from ggferry.quant.kernels.directions import directions_of_sketch
+
+    omega = signs(len(own), len(sketch))
+    centered = np.ascontiguousarray(sketch.T, np.float64) - own * np.cumsum(own * omega, axis=0)[-1]
+    directions_of_sketch(centered, omega)
+    return np.concatenate([own, centered], axis=1)
