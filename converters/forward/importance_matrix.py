@@ -79,6 +79,7 @@ class Recorder(Weights):
         self.weight = 1.0
         self._summed: tuple[torch.Tensor, Any, Any, Any] | None = None
         self._signs: dict[int, torch.Tensor] = {}
+        self._added: tuple[Any, dict[int, tuple[Any, Any]]] = (None, {})
         self._rounded: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def add(self, earlier: Imatrix, chunk_size: int) -> None:
@@ -158,8 +159,20 @@ class Recorder(Weights):
         _, squares, plain, sketch = self._summed
         self._plus(name, item, (squares, plain), len(x))
         if sketch is not None and self._is_sketched(name):
-            known = self.sketches.get(name, 0.0 * sketch)
-            self.sketches[name] = known + sketch[: len(known)]
+            self._plus_sketch(name, sketch)
+
+    def _plus_sketch(self, name: str, sketch: Any) -> None:
+        """Add to the sketch of a weight. Weights that have read the same rows so far share one array."""
+        known = self.sketches.get(name)
+        if known is None:
+            self.sketches[name] = sketch
+            return
+        if self._added[0] is not sketch:
+            self._added = sketch, {}
+        sums = self._added[1]
+        if id(known) not in sums:
+            sums[id(known)] = known, known + sketch[: len(known)]
+        self.sketches[name] = sums[id(known)][1]
 
     def _is_sketched(self, name: str) -> bool:
         return self.sketch > 0 and name not in HEADS and math.prod(self.graph.by_name[name].shape[:-2]) == 1

@@ -74,7 +74,7 @@ class ImatrixRequest:
         int,
         declare(Kind.NUMBER, "Directions of the sketch of second moments by which --rounding search corrects errors, "
                 "as many numbers a column more; 0 for none.", least=0, most=64),
-    ] = 16
+    ] = 32
     resume: Annotated[
         bool, declare(Kind.FLAG, "Continue the same measurement where it was interrupted.")
     ] = False

@@ -148,6 +148,23 @@ def test_sketches_are_those_of_the_inputs(fixtures: Path, monkeypatch: pytest.Mo
             assert entry.sketched == (0 if "_exps" in name else 3) and none.sketch(name) is None
 
 
+def test_weights_that_read_the_same_rows_share_a_sketch(fixtures: Path) -> None:
+    """Until an earlier matrix gives one of them fewer directions."""
+    graph = graph_of(str(fixtures / "hf/ckpt/llama_k256"))
+    chunks = [[(7 * n + 31 * at) % graph.sizes["n_vocab"] for at in range(33)] for n in range(3)]
+    once, thrice = Recorder(graph, "f32", 4), Recorder(graph, "f32", 4)
+    measure(graph, chunks, recorder=once)
+    thrice.sketches["blk.1.attn_k.weight"] = np.zeros((3, 256))
+    for chunk in chunks:
+        measure(graph, [chunk], recorder=thrice)
+    queries, keys, values = (f"blk.1.attn_{each}.weight" for each in "qkv")
+    for recorder in (once, thrice):
+        assert recorder.sketches[queries] is recorder.sketches[values]
+    assert once.sketches[keys] is once.sketches[queries] and len(thrice.sketches[keys]) == 3
+    for name, sketch in thrice.sketches.items():
+        assert np.allclose(sketch, once.sketches[name][: len(sketch)], rtol=1e-4, atol=1e-3 * np.abs(sketch).max())
+
+
 @pytest.mark.parametrize("name", ["llama_k256", "mixtral"])
 def test_bfloat16_moves_sums_little_and_threads_do_not(fixtures: Path, name: str) -> None:
     """Products rounded to bfloat16 give sums within 2 % of those of float32; other bytes than these, and always the
