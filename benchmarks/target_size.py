@@ -8,7 +8,7 @@ A small LLaMA is trained on the project's own pages for so many seconds, from a 
 ggferry, whose bytes are llama-quantize's; for each of them a file of at most its size is made, of types chosen by
 measuring. All are compared with the model in F16 on a text that is in neither the training nor the importance matrix.
 For how many steps the seconds suffice depends on the machine, and the figures with it. Or SmolLM2 (`smollm2.py`), or
-Gemma 3 270M (`gemma3.py`), both by docstrings or by prose (`prose.py`). `--calibration yes`: the text of the importance
+Gemma 3 270M (`gemma3.py`), by docstrings; any of them by prose (`prose.py`). `--calibration yes`: the text of the importance
 matrix says what types cost; `--rounding feedback`: and the file chosen for a size is rounded by it.
 """
 
@@ -158,10 +158,9 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ggferry-bench-", dir=arguments.folder))
     try:
-        texts_of, size = (docstrings(MEASURED)[:60_000], docstrings(COMPARED)), (512, arguments.compare or 6)
-        if arguments.prose:
-            measured, compared = prose(arguments.prose)
-            texts_of = measured[:60_000], compared
+        size = 512, arguments.compare or 6
+        measured, compared = prose(arguments.prose) if arguments.prose else (docstrings(MEASURED), docstrings(COMPARED))
+        texts_of = measured[:60_000], compared
         if arguments.gemma3:
             tables(folder, gemma3(folder, arguments.gemma3), texts_of, arguments, size)
         elif arguments.smollm2:
@@ -173,7 +172,7 @@ def main() -> None:
             training, *others = texts()
             print(train(folder / "model", training, arguments.seconds, arguments.layers, arguments.width), flush=True)
             size = CONTEXT, arguments.compare or CHUNKS
-            tables(folder, folder / "model", (others[0], others[1]), arguments, size)
+            tables(folder, folder / "model", texts_of if arguments.prose else (others[0], others[1]), arguments, size)
         print(f"load {', '.join(f'{value:.1f}' for value in os.getloadavg())}")
     finally:
         if not arguments.keep:

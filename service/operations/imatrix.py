@@ -127,7 +127,7 @@ def run(request: ImatrixRequest) -> ImatrixResult:
 
 
 def _measured(path: LocalSource, request: ImatrixRequest) -> ImatrixResult:
-    from ggferry.converters.forward.imatrix_files import expert_tokens, write_imatrix
+    from ggferry.converters.forward.imatrix_files import LEGACY, expert_tokens, write_imatrix
     from ggferry.converters.forward.imatrix_resume import SUFFIX, PartialMatrix, measured
     from ggferry.converters.forward.importance_matrix import Recorder, measure
     from ggferry.converters.forward.weights import prepare
@@ -148,7 +148,7 @@ def _measured(path: LocalSource, request: ImatrixRequest) -> ImatrixResult:
         texts = _texts(request, tokenizer)
         parts = [part for text in texts for part in text.chunks][: request.chunks]
         weights = [text.weight for text in texts for _ in text.chunks][: request.chunks]
-        recorder = Recorder(graph, request.precision, request.sketch)
+        recorder = Recorder(graph, request.precision, 0 if out.lower().endswith(LEGACY) else request.sketch)
         names = _add(recorder, request) + [text.name for text in texts]
     check_target(out, overwrite=request.force, sources=opened.identities)
     unfinished = PartialMatrix(out + SUFFIX, measured(recorder, parts, weights, _earlier(request)))
