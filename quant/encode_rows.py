@@ -14,6 +14,7 @@ from ggferry.quant.types import SEARCH, STOCK, BlockType
 from ggferry.support.heavy import np
 
 if TYPE_CHECKING:
+    from ggferry.quant.rounding.directions import Directions
     from ggferry.quant.types import Bytes, Floats
 
 WHOLE_NUMBERS = {"I32": "<i4", "I64": "<i8"}
@@ -32,7 +33,7 @@ def encode_rows(
     start: int,
     shape: Sequence[int],
     rounding: str = STOCK,
-    directions: Any = None,
+    directions: Sequence[Directions] | None = None,
 ) -> Bytes:
     """Encode float32 rows of a tensor.
 
@@ -43,8 +44,8 @@ def encode_rows(
         start: Number of the first row in the tensor.
         shape: Shape of the tensor, outermost first.
         rounding: `STOCK` or `SEARCH`, which means something where there are weights.
-        directions: Of the inputs, by which later columns correct the errors of earlier ones (`by_directions`): float64
-            `(matrices, columns, directions)`; None for no corrections.
+        directions: Of the inputs of each matrix, by which later columns correct the errors of earlier ones
+            (`by_directions`); None for no corrections.
 
     Returns:
         uint8 `(n, row bytes)`, little-endian.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.errors import BadValueError, ShapeError, UsageError
 from ggferry.formats.files.sources import Source
 from ggferry.formats.gguf.values import Value, string, u32
-from ggferry.quant.rounding.directions import directions
+from ggferry.quant.rounding.directions import Directions, directions
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
@@ -20,6 +20,8 @@ EMBEDDINGS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 """Tensors that are looked up, not multiplied: an entry of another size under these names is ignored, not an error."""
 LEAST, MOST = 2.0**-60, 2.0**60
 """Means of squared activations within which no encoder's sums vanish or overflow for weights of ordinary size."""
+RECENT = 4
+"""Tensors whose directions are kept: their parts are encoded one after the other, and by several threads."""
 KEY_BYTES = 127  # llama_model_kv_override holds 128 with the NUL
 
 
@@ -75,6 +77,7 @@ class Imatrix:
     legacy: bool = False
     big_endian: bool = False
     predicting: int = 0
+    _recent: dict[Entry, tuple[Directions, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def weights(self, name: str, shape: Sequence[int]) -> Floats | None:
         """Return the weight of every column of a tensor.
@@ -118,28 +121,35 @@ class Imatrix:
         divisors = np.array([max(1, count) for count in entry.counts], np.float32)
         return _selected(entry, sums.reshape(len(divisors), -1) / divisors[:, None], shape)
 
-    def directions(self, name: str, shape: Sequence[int]) -> Any:
-        """Return the directions in which the inputs of a tensor vary most (`quant.rounding.directions`).
+    def directions(self, name: str, shape: Sequence[int]) -> tuple[Directions, ...] | None:
+        """Return the directions in which the inputs of a tensor vary most, kept for the next part of the same tensor.
 
         Args:
             name: Name of the tensor.
             shape: Its shape, outermost first.
 
         Returns:
-            float64 `(matrices, columns, directions)`: the means first, then what a sketch gives. None where `means` is
-            None.
+            Of each matrix the means, then what a sketch gives. None where `means` is None.
 
         Raises:
             ShapeError: As `weights`.
-            BadValueError: A sum is infinite or NaN.
+            BadValueError: As `weights`, or a sum is infinite or NaN.
         """
-        means = self.means(name, shape)
-        if means is None:
+        entry = self._entry(name, shape)
+        if entry is None or entry.plain is None:
             return None
-        entry, sketch = self.entries[name], self.sketch(name)
-        if sketch is not None:
-            sketch = sketch / np.float32(max(1, entry.counts[0]))
-        return np.stack([directions(each, sketch) for each in means])
+        found = self._recent.get(entry)
+        if found is None:
+            means, squares, sketch = self.means(name, shape), self.weights(name, shape), self.sketch(name)
+            assert means is not None and squares is not None
+            if sketch is not None:
+                sketch = sketch / np.float32(max(1, entry.counts[0]))
+            both = zip(squares, means, strict=True)
+            found = tuple(Directions(of_one, directions(mean, sketch)) for of_one, mean in both)
+            for old in list(self._recent)[: 1 - RECENT]:
+                self._recent.pop(old, None)
+            self._recent[entry] = found
+        return found
 
     def _entry(self, name: str, shape: Sequence[int]) -> Entry | None:
         """Return the entry of a tensor; None when there is none, or that of token embeddings has another size.

@@ -54,46 +54,46 @@ def directions_of_sketch(sketch, signs):
 
 
 @kernel
-def gains_of_directions(variances, directions, step, gains, unmet):
-    """Compute what columns take upon themselves of what earlier ones owe.
+def gains_of_directions(variances, directions, step, gains, inverses):
+    """Compute what columns take upon themselves of what earlier ones owe: column c takes P a / v of it.
 
-    With P = (I + Σ aₗᵀaₗ / vₗ over this column and all later ones)⁻¹, column c takes P aₖ / vₖ; P is carried from the
-    last column to the first (Sherman and Morrison).
+    P = (I + Σ aᵀa / v over this column and all later ones)⁻¹ is carried from the last column to the first (Sherman and
+    Morrison).
 
     Args:
         variances: float64 `(columns,)`, v, greater than 0.
-        directions: float64 `(columns, directions)`, A.
+        directions: float64 `(columns, directions)`, a row a for each column.
         step: Columns that are rounded at once.
         gains: float64 `(columns, directions)`, filled.
-        unmet: float64 `(steps, directions, directions)`, filled with P at the first column of each step.
+        inverses: float64 `(steps, directions, directions)`, filled with P at the first column of each step.
     """
     columns, count = directions.shape
-    rest, moved = np.eye(count), np.empty(count)
+    inverse, product = np.eye(count), np.empty(count)
     for c in range(columns - 1, -1, -1):
         power = 0.0
         for i in range(count):
-            moved[i] = 0.0
+            product[i] = 0.0
             for j in range(count):
-                moved[i] += rest[i, j] * directions[c, j]
-            power += moved[i] * directions[c, i]
+                product[i] += inverse[i, j] * directions[c, j]
+            power += product[i] * directions[c, i]
         power = variances[c] + max(power, 0.0)
         for i in range(count):
-            gains[c, i] = moved[i] / power
+            gains[c, i] = product[i] / power
         for i in range(count):
             for j in range(count):
-                rest[i, j] -= moved[i] * gains[c, j]
+                inverse[i, j] -= product[i] * gains[c, j]
         if c % step == 0:
-            unmet[c // step] = rest
+            inverses[c // step] = inverse
 
 
 @kernel
-def ahead_by_directions(directions, variances, unmet, owed, found):
+def ahead_by_directions(directions, variances, inverse, owed, found):
     """Compute where columns are going to lie, less where they are, if they are not rounded themselves.
 
     Args:
         directions: float64 `(columns, directions)`, of these columns.
         variances: float64 `(columns,)`.
-        unmet: float64 `(directions, directions)`, P at the first of them.
+        inverse: float64 `(directions, directions)`, P at the first of them.
         owed: float64 `(directions, rows)`, the sums of error × direction of all columns before.
         found: float32 `(columns, rows)`, filled.
     """
@@ -105,7 +105,7 @@ def ahead_by_directions(directions, variances, unmet, owed, found):
         for i in range(count):
             for j in range(count):
                 for r in range(rows):
-                    shares[i, r] += unmet[i, j] * owed[j, low + r]
+                    shares[i, r] += inverse[i, j] * owed[j, low + r]
         for c in range(columns):
             total[:] = 0.0
             for i in range(count):

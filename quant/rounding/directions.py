@@ -19,6 +19,11 @@ from ggferry.support.heavy import np
 if TYPE_CHECKING:
     from ggferry.quant.types import Floats
 
+VARIANCE = 0.001
+"""Share of the mean second moment that is added to variances about directions: of 0.1, 0.01 and 0.001 the least gave
+the least divergence (SmolLM2, Q4_K, by means alone: 0.867, 0.840 and 0.833 times that without corrections)."""
+STEP = 256
+"""Columns that are rounded at once."""
 MOST = 64
 """Directions of a sketch: signs are bits of one number a column."""
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -57,3 +62,27 @@ def directions(means: Floats, sketch: Floats | None) -> Any:
     centered = np.ascontiguousarray(sketch.T, np.float64) - own * np.cumsum(own * omega, axis=0)[-1]
     directions_of_sketch(centered, omega)
     return np.concatenate([own, centered], axis=1)
+
+
+class Directions:
+    """Second moments diag(v) + A Aᵀ of what a matrix is multiplied with, and how later columns correct earlier ones.
+
+    Attributes:
+        values: float64 `(columns, directions)`, A.
+        variances: float64 `(columns,)`, v.
+        gains: float64 `(columns, directions)` (`quant.kernels.directions.gains_of_directions`).
+        inverses: float64 `(steps, directions, directions)`, likewise.
+    """
+
+    def __init__(self, squares: Floats, values: Any) -> None:
+        """Take the mean squares of the inputs, float32 `(columns,)`, and A as `directions` returns it."""
+        from ggferry.quant.kernels.directions import gains_of_directions
+
+        columns, count = values.shape
+        explained = np.cumsum(values * values, axis=1)[:, -1]
+        power = np.cumsum(squares, dtype=np.float64)[-1] / squares.size
+        self.values = values
+        self.variances: Any = np.maximum(squares - explained, 0) + VARIANCE * power
+        self.gains: Any = np.empty((columns, count))
+        self.inverses: Any = np.empty((-(-columns // STEP), count, count))
+        gains_of_directions(self.variances, values, STEP, self.gains, self.inverses)

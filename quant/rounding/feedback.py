@@ -17,6 +17,7 @@ from ggferry.quant.blocks import refuse_nonfinite
 from ggferry.quant.codec import codec
 from ggferry.quant.kernels import PRODUCTS
 from ggferry.quant.levels import LEVELS, coefficients, put_codes
+from ggferry.quant.rounding.directions import STEP, Directions
 from ggferry.quant.types import BlockType
 from ggferry.support.heavy import np
 
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
 
     Encode = Callable[[Floats, Floats | None], Bytes]
 
-VARIANCE = 0.001
-"""Share of the mean second moment that is added to variances about directions: of 0.1, 0.01 and 0.001 the least gave
-the least divergence (SmolLM2, Q4_K, by means alone: 0.867, 0.840 and 0.833 times that without corrections)."""
-COLUMNS = 256
+COLUMNS = STEP
 """Columns that the compiled loop rounds at once: the errors of all before them are one product."""
 
 
@@ -53,7 +51,7 @@ def encode_with_feedback(kind: BlockType, rows: Floats, importances: Floats | No
     return _encode(kind, rows, importances, encode, _ByMoments(factors, rows.shape))
 
 
-def encode_by_directions(kind: BlockType, rows: Floats, importances: Floats, directions: Any) -> Bytes:
+def encode_by_directions(kind: BlockType, rows: Floats, importances: Floats, directions: Directions) -> Bytes:
     """Encode rows with corrections for the errors of earlier columns, by what an importance matrix holds.
 
     The second moments of the inputs are taken as diag(v) + A Aᵀ: beyond a few directions A, of which one is their mean,
@@ -64,7 +62,7 @@ def encode_by_directions(kind: BlockType, rows: Floats, importances: Floats, dir
         kind: One of the types of `LEVELS`.
         rows: float32 `(R, columns)`.
         importances: float32 `(columns,)`, the mean squares of the inputs.
-        directions: float64 `(columns, directions)`, A (`quant.rounding.directions`).
+        directions: Of these inputs.
 
     Returns:
         uint8 `(R, row bytes)`, which depend on the arguments alone, not on the processor; each row on itself.
@@ -75,9 +73,9 @@ def encode_by_directions(kind: BlockType, rows: Floats, importances: Floats, dir
     one = codec(kind.name)
     encode = one.searched or one.encode
     assert encode is not None
-    if not directions.any():
+    if not directions.values.any():
         return encode(rows, importances)
-    return _encode(kind, rows, importances, encode, _ByDirections(importances, directions, len(rows)))
+    return _encode(kind, rows, importances, encode, _ByDirections(directions, len(rows)))
 
 
 class _Corrections(Protocol):
@@ -137,18 +135,9 @@ class _ByMoments:
 class _ByDirections:
     """Corrections by a few directions of the inputs (`quant.kernels.directions`)."""
 
-    def __init__(self, squares: Floats, directions: Any, rows: int) -> None:
-        from ggferry.quant.kernels.directions import gains_of_directions
-
-        columns, count = directions.shape
-        explained = np.cumsum(directions * directions, axis=1)[:, -1]
-        power = np.cumsum(squares, dtype=np.float64)[-1] / squares.size
-        self.directions = directions
-        self.variances: Any = np.maximum(squares - explained, 0) + VARIANCE * power
-        self.gains: Any = np.empty((columns, count))
-        self.unmet: Any = np.empty((-(-columns // COLUMNS), count, count))
-        self.owed = np.zeros((count, rows))
-        gains_of_directions(self.variances, directions, COLUMNS, self.gains, self.unmet)
+    def __init__(self, directions: Directions, rows: int) -> None:
+        self.of = directions
+        self.owed = np.zeros((directions.values.shape[1], rows))
 
     def ahead(self, start: int, stop: int) -> Floats | None:
         from ggferry.quant.kernels.directions import ahead_by_directions
@@ -156,15 +145,15 @@ class _ByDirections:
         if not start:
             return None
         found = np.empty((stop - start, self.owed.shape[1]), np.float32)
-        own = self.directions[start:stop], self.variances[start:stop]
-        ahead_by_directions(*own, self.unmet[start // COLUMNS], self.owed, found)
+        own = self.of.values[start:stop], self.of.variances[start:stop]
+        ahead_by_directions(*own, self.of.inverses[start // COLUMNS], self.owed, found)
         return found
 
     def round(self, start: int, original: Floats, scales: tuple[Any, ...], codes: Bytes, errors: Floats) -> None:
         from ggferry.quant.kernels.directions import round_columns_by_directions
 
         stop = start + len(original)
-        own = self.directions[start:stop], self.gains[start:stop]
+        own = self.of.values[start:stop], self.of.gains[start:stop]
         round_columns_by_directions(original, *scales[:3], *own, *scales[3:], self.owed, codes, errors)
 
 

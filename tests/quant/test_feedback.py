@@ -10,8 +10,8 @@ import pytest
 from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
 from ggferry.quant.levels import LEVELS
-from ggferry.quant.rounding.directions import directions, signs
-from ggferry.quant.rounding.feedback import COLUMNS, VARIANCE, encode_by_directions, encode_with_feedback
+from ggferry.quant.rounding.directions import VARIANCE, Directions, directions, signs
+from ggferry.quant.rounding.feedback import COLUMNS, encode_by_directions, encode_with_feedback
 from ggferry.quant.rounding.second_moments import DAMPING, correction_factors
 
 WIDTH = 2 * COLUMNS
@@ -190,7 +190,7 @@ def test_levels_by_directions_are_those_of_gptq(count: int, moved_inputs: Any) -
     moments -= DAMPING / (1 + DAMPING) * moments.diagonal().mean() * np.eye(width)  # which gptq adds again
     weights = np.random.default_rng(7).normal(size=(50, width)).astype(np.float32)
     one = codec("Q8_0")
-    blocks = encode_by_directions(one.type, weights, squares, found_directions)
+    blocks = encode_by_directions(one.type, weights, squares, Directions(squares, found_directions))
     scales = blocks[:, :2].copy().view(np.float16).astype(float)[:, 0]
     found = one.values(blocks, width)
     other = sum(
@@ -206,7 +206,7 @@ def test_products_change_less_by_directions(name: str, moved_inputs: Any, weight
     """By means less than by none, by a sketch less still; also where rows are encoded one by one: the same bytes."""
     one, (squares, means) = codec(name), squares_and_means(moved_inputs)
     assert one.encode is not None
-    both = [directions(means, sketch) for sketch in (None, sketch_of(moved_inputs, 16))]
+    both = [Directions(squares, directions(means, sketch)) for sketch in (None, sketch_of(moved_inputs, 16))]
     made = [encode_by_directions(one.type, weights, squares, each) for each in both]
     apart = [one.values(each, WIDTH) - weights for each in (one.encode(weights, squares), *made)]
     lost = [float(np.square(moved_inputs @ each.T).sum()) for each in apart]
@@ -218,7 +218,9 @@ def test_products_change_less_by_directions(name: str, moved_inputs: Any, weight
 def test_inputs_without_means_leave_the_rows_to_the_encoder(weights: Any) -> None:
     one, squares = codec("Q4_K"), np.ones(WIDTH, np.float32)
     assert one.searched is not None
-    found = encode_by_directions(one.type, weights, squares, directions(np.zeros(WIDTH, np.float32), None))
+    found = encode_by_directions(
+        one.type, weights, squares, Directions(squares, directions(np.zeros(WIDTH, np.float32), None))
+    )
     assert np.array_equal(found, one.searched(weights, squares))
 
 
@@ -228,6 +230,7 @@ def test_what_contradicts_the_squares_does_no_harm(weights: Any) -> None:
     random = np.random.default_rng(3)
     wild = [random.normal(size=(5, WIDTH)).astype(np.float32) * np.float32(size) for size in (1, 1e30, -1e30)]
     for sketch in (None, *wild, np.full((3, WIDTH), 3e38, np.float32)):
-        found = encode_by_directions(one.type, weights, squares, directions(np.full(WIDTH, 1e6, np.float32), sketch))
+        wrong = Directions(squares, directions(np.full(WIDTH, 1e6, np.float32), sketch))
+        found = encode_by_directions(one.type, weights, squares, wrong)
         values = one.values(found, WIDTH)
         assert np.abs(values - weights).max() < 1 and np.isfinite(values).all()

@@ -132,7 +132,9 @@ def test_sketches_are_those_of_the_inputs(fixtures: Path, monkeypatch: pytest.Mo
                 assert np.abs(sketch - expected).max() < 1e-5 * np.abs(expected).max()
                 shape = (8, entry.values)
                 found, means = matrix.directions(name, shape), matrix.means(name, shape)
-                assert found.shape == (1, entry.values, 6) and np.array_equal(found[0, :, 0], means[0])
+                assert len(found) == 1 and found[0].values.shape == (entry.values, 6)
+                assert np.array_equal(found[0].values[:, 0], means[0])
+                assert matrix.directions(name, shape) is found
     run(
         ImatrixRequest(
             fixtures / "hf/ckpt/mixtral", in_files=[out], out=tmp_path / "less.gguf", chunk_size=64, sketch=3
