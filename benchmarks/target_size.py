@@ -8,8 +8,8 @@ A small LLaMA is trained on the project's own pages for so many seconds, from a 
 ggferry, whose bytes are llama-quantize's; for each of them a file of at most its size is made, of types chosen by
 measuring. All are compared with the model in F16 on a text that is in neither the training nor the importance matrix.
 For how many steps the seconds suffice depends on the machine, and the figures with it. Or SmolLM2 (`smollm2.py`), or
-Gemma 3 270M (`gemma3.py`), by docstrings; any of them by prose (`prose.py`). `--calibration yes`: the text of the importance
-matrix says what types cost; `--rounding feedback`: and the file chosen for a size is rounded by it.
+Gemma 3 270M (`gemma3.py`), by docstrings; any of them by prose (`prose.py`). `--calibration yes`: the text of the
+importance matrix says what types cost; `--rounding feedback`: and the file chosen for a size is rounded by it.
 """
 
 from __future__ import annotations
