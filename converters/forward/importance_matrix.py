@@ -77,7 +77,8 @@ class Recorder(Weights):
         self.kept: set[str] = set()
         self.squares_only: set[str] = set()
         self.weight = 1.0
-        self._summed: tuple[torch.Tensor, Any, Any, Any] | None = None
+        self._summed: tuple[torch.Tensor, Any, Any] | None = None
+        self._sketched: tuple[torch.Tensor, Any] | None = None
         self._signs: dict[int, torch.Tensor] = {}
         self._added: tuple[Any, dict[int, tuple[Any, Any]]] = (None, {})
         self._rounded: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -154,12 +155,13 @@ class Recorder(Weights):
             with in_a_thread():
                 parts = [(part.square().sum(0), part.sum(0)) for part in map(_double, torch.split(x, CACHED))]
                 squares, plain = (torch.stack(each).sum(0).cpu().numpy() for each in zip(*parts, strict=True))
-                sketch = self._sketched(x) if self._is_sketched(name) else None
-                self._summed = x, squares * self.weight, plain * self.weight, sketch
-        _, squares, plain, sketch = self._summed
-        self._plus(name, item, (squares, plain), len(x))
-        if sketch is not None and self._is_sketched(name):
-            self._plus_sketch(name, sketch)
+                self._summed = x, squares * self.weight, plain * self.weight
+        self._plus(name, item, self._summed[1:], len(x))
+        if self._is_sketched(name):
+            if self._sketched is None or self._sketched[0] is not x:
+                with in_a_thread():
+                    self._sketched = x, self._sketch(x)
+            self._plus_sketch(name, self._sketched[1])
 
     def _plus_sketch(self, name: str, sketch: Any) -> None:
         """Add to the sketch of a weight. Weights that have read the same rows so far share one array."""
@@ -177,7 +179,7 @@ class Recorder(Weights):
     def _is_sketched(self, name: str) -> bool:
         return self.sketch > 0 and name not in HEADS and math.prod(self.graph.by_name[name].shape[:-2]) == 1
 
-    def _sketched(self, x: torch.Tensor) -> Any:
+    def _sketch(self, x: torch.Tensor) -> Any:
         """Return (x Ω)ᵀ x, float64 `(directions, columns)`, weighed as the text."""
         columns = x.shape[1]
         if columns not in self._signs:

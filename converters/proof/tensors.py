@@ -208,7 +208,7 @@ class _Comparison:
         """By first row, rows whose bytes were held against their marks instead of being encoded again."""
         self.unrepeatable = self._is_unrepeatable()
         """Whether its rows were rounded with feedback: encoding them alone does not give them again."""
-        self.corrected = self.unrepeatable or self._directions() is not None
+        self.corrected = self.unrepeatable or self._has_directions()
         """Whether errors of earlier columns were corrected by later ones."""
         if self.unrepeatable:
             self.other_bytes.set()
@@ -453,12 +453,17 @@ class _Comparison:
         imatrix = self.encoding.imatrix
         return imatrix.weights(self.node.name, self.node.shape) if imatrix and self.after.quantized else None
 
+    def _has_directions(self) -> bool:
+        """Return whether rows were corrected by directions of the inputs."""
+        imatrix = self.encoding.imatrix
+        if imatrix is None or self.bitwise or not by_directions(self.after, self.encoding.rounding):
+            return False
+        return imatrix.has_means(self.node.name, self.node.shape)
+
     def _directions(self) -> Any:
         """Return the directions of the inputs by which rows were corrected; None where they were not."""
         imatrix = self.encoding.imatrix
-        if imatrix is None or self.bitwise or not by_directions(self.after, self.encoding.rounding):
-            return None
-        return imatrix.directions(self.node.name, self.node.shape)
+        return imatrix.directions(self.node.name, self.node.shape) if imatrix and self._has_directions() else None
 
     def _encoded(self, start: int, rows: Floats, weights: Floats | None) -> Bytes | None:
         """Return the source's rows in the output's type; None where we cannot know how they were encoded."""

@@ -20,7 +20,7 @@ EMBEDDINGS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 """Tensors that are looked up, not multiplied: an entry of another size under these names is ignored, not an error."""
 LEAST, MOST = 2.0**-60, 2.0**60
 """Means of squared activations within which no encoder's sums vanish or overflow for weights of ordinary size."""
-RECENT = 4
+RECENT = 2
 """Tensors whose directions are kept: their parts are encoded one after the other, and by several threads."""
 KEY_BYTES = 127  # llama_model_kv_override holds 128 with the NUL
 
@@ -120,6 +120,11 @@ class Imatrix:
         self._check(entry, entry.plain, sums, np.isfinite(sums), "sum of the activations", "a number")
         divisors = np.array([max(1, count) for count in entry.counts], np.float32)
         return _selected(entry, sums.reshape(len(divisors), -1) / divisors[:, None], shape)
+
+    def has_means(self, name: str, shape: Sequence[int]) -> bool:
+        """Return whether there are `means`, and so `directions`, of a tensor. Raises ShapeError as `weights`."""
+        entry = self._entry(name, shape)
+        return entry is not None and entry.plain is not None
 
     def directions(self, name: str, shape: Sequence[int]) -> tuple[Directions, ...] | None:
         """Return the directions in which the inputs of a tensor vary most, kept for the next part of the same tensor.
