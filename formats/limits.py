@@ -45,4 +45,5 @@ MAX_PIECES = 1 << 18  # of all tensors of a checkpoint that was trained on sever
 MAX_PICKLE_INT = 1 << 60  # of a dictionary key: larger ones share a hash, and a million of those never end
 MAX_STATE_DEPTH = 64  # dictionaries within dictionaries
 MAX_PATCHES = 1 << 14  # of the picture on which a proof compares both sides: 96 × 96 are the most known
+MAX_PIXELS = 1 << 22  # of that picture, where convolutions read it pixel by pixel: 768 × 768 are the most known
 MAX_EXPANSION = 1 << 16  # elements a view may show for each that its storage holds (torch.expand)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.forward import towers
 from ggferry.converters.forward.model import Model, Result
 from ggferry.formats.errors import OutOfRangeError, UsageError
-from ggferry.formats.limits import MAX_PATCHES
+from ggferry.formats.limits import MAX_PATCHES, MAX_PIXELS
 from ggferry.support.heavy import torch
 
 if TYPE_CHECKING:
@@ -74,23 +74,31 @@ def fixed_inputs(model: Model) -> Iterator[tuple[str, Tensor]]:
     Raises OutOfRangeError where a size of the tower, such as that of a window, makes the picture larger than any is.
     """
     if model.recipe.vision:
-        tower, module = model.tower(PREFIXES[PICTURE]), _module(model, PICTURE)
-        rows, columns = module.patches(tower) if hasattr(module, "patches") else _patches(tower)
-        size, merge = int(tower.sizes["patch_size"]), int(tower.sizes.get("merge") or 1)
-        rows, columns = (-(-count // merge) * merge for count in (rows, columns))
-        if rows * columns > MAX_PATCHES:
-            sizes = ((name, value) for name, value in tower.sizes.items() if not name.startswith(PREFIXES[PICTURE]))
-            large = (name for name, value in sizes if isinstance(value, int) and value > MAX_PATCHES)
-            raise OutOfRangeError(
-                f"the picture of a proof ({', '.join(large)})",
-                found=f"{rows} × {columns} patches",
-                expected=f"{MAX_PATCHES} or fewer",
-            )
-        yield PICTURE, fixed_picture(rows * size, columns * size)
+        yield PICTURE, fixed_picture(*_edges_of_proof(model))
     if model.recipe.audio:
         tower, module = model.tower(PREFIXES[SPECTRUM]), _module(model, SPECTRUM)
         frames = module.frames(tower) if hasattr(module, "frames") else FRAMES
         yield SPECTRUM, fixed_values(int(tower.sizes["n_mels"]), frames)
+
+
+def _edges_of_proof(model: Model) -> tuple[int, int]:
+    tower, module = model.tower(PREFIXES[PICTURE]), _module(model, PICTURE)
+    rows, columns = module.patches(tower) if hasattr(module, "patches") else _patches(tower)
+    size, merge = int(tower.sizes["patch_size"]), int(tower.sizes.get("merge") or 1)
+    rows, columns = (-(-count // merge) * merge for count in (rows, columns))
+    convolutions = getattr(module, "CONVOLUTIONS", False)  # what it costs grows with pixels, not with patches squared
+    found, most, unit = (rows, columns), MAX_PATCHES, "patches"
+    if convolutions:
+        found, most, unit = (rows * size, columns * size), MAX_PIXELS, "pixels"
+    if found[0] * found[1] > most:
+        sizes = ((name, value) for name, value in tower.sizes.items() if not name.startswith(PREFIXES[PICTURE]))
+        large = ", ".join(name for name, value in sizes if isinstance(value, int) and value > MAX_PATCHES)
+        raise OutOfRangeError(
+            f"the picture of a proof ({large})" if large else "the picture of a proof",
+            found=f"{found[0]} × {found[1]} {unit}",
+            expected=f"{most} or fewer",
+        )
+    return rows * size, columns * size
 
 
 def fixed_picture(height: int, width: int) -> Tensor:

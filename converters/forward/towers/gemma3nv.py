@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 STAGES, SIDE = 4, 16
 """The stages, the last two of which are fused, and rows and columns of the states of a picture."""
+CONVOLUTIONS = True
+"""It reads pixels: the patches that its GGUF file claims, 256 × 256 of whatever size, are nothing that it computes."""
 
 patches = vision.patches_of_one_size
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.forward.evaluate import fixed_inputs, forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import understand_projector
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import GgferryError
+from ggferry.formats.errors import GgferryError, OutOfRangeError
+from helpers.mobilenetv5 import GEMMA_3N
 from helpers.tiny_audio_encoders import AUDIO_ENCODERS
 from helpers.vision_encoders import VISION_ENCODERS
 
@@ -69,3 +70,16 @@ def test_numbers_larger_than_any_memory(name: str, tmp_path: Path) -> None:
         assert reduce(getitem, place, config) == 2**32 - 2
         assert "\n" not in answer(replace(checkpoint, metadata=config)), place
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)  # KiB
+
+
+@pytest.mark.parametrize("edge", [256, 768, 1 << 20])
+def test_a_picture_that_convolutions_read_is_bounded_by_its_pixels(edge: int, tmp_path: Path) -> None:
+    """Gemma 3n's file has 256 × 256 patches whatever the picture; published models read 768 × 768 pixels."""
+    eye = replace(GEMMA_3N, preprocessor={"size": {"height": edge, "width": edge}})
+    graph = understand_projector(open_checkpoint(str(eye.saved(tmp_path / "hf"))))
+    assert graph is not None
+    if edge > 768:
+        with pytest.raises(OutOfRangeError, match=rf"image_size.*{edge} × {edge} pixels"):
+            fixed_inputs(graph)
+    else:
+        assert [values.shape for _, values in fixed_inputs(graph)] == [(3, edge, edge)]
