@@ -17,7 +17,7 @@ from typing import Any
 
 import uvicorn
 
-from ggferry.formats.errors import UnreachableError
+from ggferry.formats.errors import UnreachableError, of_os
 from ggferry.service.server.application import application
 from ggferry.service.server.guard.bodies import HEADER_BYTES
 from ggferry.service.server.guard.observe import Log
@@ -43,7 +43,15 @@ def serve(settings: Settings, tell: Callable[[str], None]) -> None:
     except UnreachableError as error:  # jobs wait for it as they wait for any place in trouble
         service.observer.log.write("store", "warning", message=str(error))
     service.start()
-    server = _Server(service)
+    try:
+        _run(service, listener, tell)
+    finally:
+        service.drain()
+        service.observer.log.write("end")
+
+
+def _run(service: Service, listener: socket.socket, tell: Callable[[str], None]) -> None:
+    server, settings = _Server(service), service.settings
     port = listener.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     shown = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else host
@@ -53,11 +61,7 @@ def serve(settings: Settings, tell: Callable[[str], None]) -> None:
     if sys.stderr.isatty():
         tell(f"serving  http://{host}:{port}/ · ledger {service.store.shown} · data {settings.data}")
     _tell_link(service, f"http://{shown}:{port}{settings.root_path}/", tell)
-    try:
-        server.run([listener])
-    finally:
-        service.drain()
-        service.observer.log.write("end")
+    server.run([listener])
 
 
 class _JsonLines(logging.Handler):
@@ -94,9 +98,14 @@ def _tell_link(service: Service, page: str, tell: Callable[[str], None]) -> None
         return
     path = os.path.join(service.settings.data, LINK)
     own = f"{path}.{os.urandom(4).hex()}"  # another server may start in the same folder
-    with open(here.open_file(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | here.NOFOLLOW, 0o600), "w") as file:
-        file.write(f"{link}\n")
-    os.replace(own, path)
+    try:
+        with open(here.open_file(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | here.NOFOLLOW, 0o600), "w") as file:
+            file.write(f"{link}\n")
+        os.replace(own, path)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(own)
+        raise of_os(error, path=path) from None
     service.observer.log.write("open", url=page, link_in=path)
 
 

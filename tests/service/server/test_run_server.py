@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,3 +173,16 @@ def test_a_listener_costs_what_is_new_to_it() -> None:
     for end, texts in asyncio.run(missed()):
         assert end == events.KEPT and texts == [b"9998 ", b"9999 ", b"10000 "]
     assert kept.seen <= 100 * (3 + 1)
+
+
+def test_a_start_that_fails_ends_in_order(tmp_path: Path) -> None:
+    """The threads of the service were left running, and met the end of Python; the private name of the link stayed."""
+    data = tmp_path / "data"
+    (data / "sign-in-link" / "in the way").mkdir(parents=True)
+    data.chmod(0o700)
+    command = [sys.executable, "-m", "ggferry", "serve", "--data", str(data), "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    *log, error = ended.stderr.splitlines()
+    assert [json.loads(line)["event"] for line in log] == ["start", "end"]
+    assert error.startswith(f"error: {data / 'sign-in-link'}: ") and ended.returncode == 1
+    assert [path.name for path in data.iterdir() if path.name.startswith("sign-in-link")] == ["sign-in-link"]
