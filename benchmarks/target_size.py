@@ -29,7 +29,7 @@ import torch
 from gemma3 import gemma3
 from prose import prose
 from smollm2 import COMPARED, MEASURED, docstrings, smollm2
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import ggferry
 
@@ -47,17 +47,24 @@ def texts() -> tuple[str, str, str]:
     return "\n".join(of[0]), "\n".join(of[1]), "\n".join(of[2])
 
 
-def train(folder: Path, text: str, seconds: float, layers: int, width: int) -> str:
-    """Train a model on a text for so many processor seconds and save it; return what was done in words."""
+def train(folder: Path, text: str, seconds: float, layers: int, width: int, experts: int = 0) -> str:
+    """Train a model on a text for so many processor seconds and save it; return what was done in words.
+
+    A LLaMA; with `experts`, a Mixtral that sends each token to two of them.
+    """
     torch.manual_seed(7)
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     tokens = torch.tensor(tokenizer(text)["input_ids"])
-    config = LlamaConfig(
-        vocab_size=400, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    shape: dict[str, Any] = {
+        "vocab_size": 400, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False,
+    }  # fmt: skip
+    model: Any
+    if experts:
+        model = MixtralForCausalLM(MixtralConfig(intermediate_size=2 * width, num_local_experts=experts, **shape))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(intermediate_size=3 * width, **shape))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     begun, steps, loss = time.process_time(), 0, torch.tensor(0.0)
     while time.process_time() - begun < seconds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ def encode_rows(
     start: int,
     shape: Sequence[int],
     rounding: str = STOCK,
-    directions: Sequence[Directions] | None = None,
+    directions: Callable[[int], Directions | None] | None = None,
 ) -> Bytes:
     """Encode float32 rows of a tensor.
 
@@ -44,8 +44,8 @@ def encode_rows(
         start: Number of the first row in the tensor.
         shape: Shape of the tensor, outermost first.
         rounding: `STOCK` or `SEARCH`, which means something where there are weights.
-        directions: Of the inputs of each matrix, by which later columns correct the errors of earlier ones
-            (`by_directions`); None for no corrections.
+        directions: From the number of a matrix to the directions of its inputs, by which later columns correct the
+            errors of earlier ones (`by_directions`); None for no corrections.
 
     Returns:
         uint8 `(n, row bytes)`, little-endian.
@@ -68,10 +68,11 @@ def encode_rows(
     pieces = []
     for low, high in pairwise(cuts):
         matrix, own = min(low // height, len(weights) - 1), rows[low - start : high - start]
-        if directions is None:
+        of_inputs = directions(matrix) if directions else None
+        if of_inputs is None:
             pieces.append(encode(own, weights[matrix]))
         else:
-            pieces.append(encode_by_directions(kind, own, weights[matrix], directions[matrix]))
+            pieces.append(encode_by_directions(kind, own, weights[matrix], of_inputs))
     return np.concatenate(pieces)
 
 

@@ -2,8 +2,9 @@
 
 GGUF (general.type `imatrix`) has of every weight `NAME.in_sum2`, the sums of squared inputs, float32 `(matrices,
 columns)`, `NAME.counts`, float32 `(matrices, 1)`, the tokens behind them, and `NAME.in_sum`, the sums of the inputs
-themselves, shaped as the first; of a matrix in no stack also `NAME.in_sketch`, float32 `(directions, columns)`, which
-is ours (`quant.rounding.directions`). Only the matrices of blocks are written, and the output matrix on request.
+themselves, shaped as the first; also `NAME.in_sketch`, float32 `(directions, columns)`, of all matrices together, or
+`(matrices, directions, columns)`, which is ours (`quant.rounding.directions`). Only the matrices of blocks are written,
+and the output matrix on request.
 
 Source: llama.cpp b11549, tools/imatrix/imatrix.cpp: `save_imatrix` and `save_imatrix_legacy`.
 """
@@ -14,7 +15,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from ggferry.converters.forward.importance_matrix import OUTPUT, Recorder
+from ggferry.converters.forward.importance_matrix import OUTPUT, Recorder, is_shared
 from ggferry.formats.errors import UsageError
 from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.partial_files import write_file
@@ -100,7 +101,7 @@ def write_imatrix(
         "imatrix.chunk_count": u32(chunks),
         "imatrix.chunk_size": u32(chunk_size),
     }
-    if any(len(recorder.sketches.get(name, ())) for name in names):
+    if any(_is_sketched(recorder, name) for name in names):
         keys[SKETCHED] = string(SIGNS)
     write_gguf(path, keys, list(_tensors(recorder, names)), overwrite=force, sources=sources)
     return len(names)
@@ -125,10 +126,9 @@ def _tensors(recorder: Recorder, names: Sequence[str]) -> Iterator[tuple[str, An
         yield name + COUNTS, kind, (len(counts), 1) if many else (1,), counts.astype("<f4")
         if name not in recorder.squares_only:
             yield name + PLAIN, kind, shape, plain.astype("<f4")
-            sketch = recorder.sketches.get(name, ())
-            if len(sketch):
-                share = counts[0] / recorder.counts[name][0]
-                yield name + SKETCH, kind, sketch.shape, (sketch * share).astype("<f4")
+            if _is_sketched(recorder, name):
+                sketch = _sketch(recorder, name, counts).astype("<f4")
+                yield name + SKETCH, kind, sketch.shape, sketch
 
 
 def _sums(recorder: Recorder, name: str) -> tuple[Any, Any, Any]:
@@ -146,6 +146,26 @@ def _sums(recorder: Recorder, name: str) -> tuple[Any, Any, Any]:
         share = counts[item] / count
         squares[item], plain[item] = recorder.sums[name][item] * share, recorder.plain[name][item] * share
     return squares, plain, counts
+
+
+def _is_sketched(recorder: Recorder, name: str) -> bool:
+    return any(map(len, recorder.sketches.get(name, {}).values()))
+
+
+def _sketch(recorder: Recorder, name: str, counts: Any) -> Any:
+    """Return the sketches of a weight, float64, scaled as by `_sums`, in the shape of the file.
+
+    A matrix that no token reached, or that an earlier file has without a sketch, has zeros.
+    """
+    sketches, seen = recorder.sketches[name], recorder.counts[name]
+    if is_shared(name):
+        return sketches[0] * (counts.sum() / sum(seen.values()))
+    sketches = {item: sketch for item, sketch in sketches.items() if len(sketch)}
+    least = min(map(len, sketches.values()))
+    found = np.zeros((len(counts), least, recorder.graph.by_name[name].shape[-1]))
+    for item, sketch in sketches.items():
+        found[item] = sketch[:least] * (counts[item] / seen[item])
+    return found if len(counts) > 1 else found[0]
 
 
 def _legacy(recorder: Recorder, names: Sequence[str], chunks: int, chunk_size: int, dataset: str) -> Iterator[bytes]:

@@ -2,7 +2,8 @@
 
 The file is GGUF: of every weight `NAME.in_sum2` and `NAME.in_sum`, float64 `(matrices seen, columns)`, and
 `NAME.counts`, float64 `(matrices seen, 3)`: the number of the matrix, its tokens as texts weigh them, and its tokens;
-of those that have one `NAME.in_sketch`, float64 `(directions, columns)`.
+of those that have sketches `NAME.in_sketch`, float64 `(directions, columns)` of each in turn, and the matrices and
+directions of these.
 Sums are kept as they are in memory, so that a continued measurement gives the bytes of one that was not interrupted.
 """
 
@@ -72,8 +73,12 @@ class PartialMatrix:
             for part, of in ((SUMS, recorder.sums), (PLAIN, recorder.plain)):
                 sums = np.stack([of[name][item] for item in items]).astype("<f8")
                 tensors.append((name + part, kind, sums.shape, sums))
-            if len(sketch := recorder.sketches.get(name, ())):
-                tensors.append((name + SKETCH, kind, sketch.shape, sketch.astype("<f8")))
+            sketches = {item: each for item, each in recorder.sketches.get(name, {}).items() if len(each)}
+            if sketches:
+                rows = np.concatenate([*sketches.values()])
+                lengths = np.array([(item, len(each)) for item, each in sketches.items()], "<f8")
+                tensors.append((name + SKETCH, kind, rows.shape, rows.astype("<f8")))
+                tensors.append((name + SKETCH + COUNTS, kind, lengths.shape, lengths))
         keys = {"general.type": string("imatrix"), _OF: string(self.of), _DONE: u32(done)}
         write_gguf(self.path, keys, tensors, overwrite=True)
 
@@ -110,7 +115,9 @@ class PartialMatrix:
             rows = self._numbers(checkpoint, name + part)
             of[name] = {item: row.copy() for item, row in zip(items, rows, strict=True)}
         if name + SKETCH in checkpoint.tensors:
-            recorder.sketches[name] = self._numbers(checkpoint, name + SKETCH).copy()
+            of = self._numbers(checkpoint, name + SKETCH + COUNTS).astype(int)
+            rows = np.split(self._numbers(checkpoint, name + SKETCH).copy(), np.cumsum(of[:-1, 1]))
+            recorder.sketches[name] = dict(zip(of[:, 0].tolist(), rows, strict=True))
         recorder.counts[name] = dict(zip(items, counts[:, 1].tolist(), strict=True))
         recorder.seen[name] = dict(zip(items, map(int, counts[:, 2]), strict=True))
 

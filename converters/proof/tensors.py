@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +39,7 @@ from ggferry.support.records import dataclass
 from ggferry.support.threads import each, workers
 
 if TYPE_CHECKING:
+    from ggferry.quant.rounding.directions import Directions
     from ggferry.quant.types import Bytes, Floats
 
 OWN_SCALE_ROUNDED = 2.0**-21
@@ -460,10 +461,12 @@ class _Comparison:
             return False
         return imatrix.has_means(self.node.name, self.node.shape)
 
-    def _directions(self) -> Any:
-        """Return the directions of the inputs by which rows were corrected; None where they were not."""
+    def _directions(self) -> Callable[[int], Directions | None] | None:
+        """Return what gives the directions by which a matrix's rows were corrected; None where they were not."""
         imatrix = self.encoding.imatrix
-        return imatrix.directions(self.node.name, self.node.shape) if imatrix and self._has_directions() else None
+        if imatrix is None or not self._has_directions():
+            return None
+        return partial(imatrix.directions, self.node.name, self.node.shape)
 
     def _encoded(self, start: int, rows: Floats, weights: Floats | None) -> Bytes | None:
         """Return the source's rows in the output's type; None where we cannot know how they were encoded."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
+from functools import partial
 from math import prod
 from typing import Any, Protocol
 
@@ -244,7 +245,7 @@ def _encode(plan: Plan, job: Job, rows: Any) -> Any:
     step = job.step
     rounding, weights, directions = plan.options.rounding, importances(plan, step), None
     if plan.imatrix and by_directions(step.type, rounding):
-        directions = plan.imatrix.directions(step.name, step.node.shape)
+        directions = partial(plan.imatrix.directions, step.name, step.node.shape)
     return encode_rows(step.type, rows, weights, job.start, step.node.shape, rounding, directions)
 
 

@@ -139,8 +139,10 @@ class LocalFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the end of Python `os` may be gone
+        if self._fd >= 0:
+            close(self._fd)
+            self._fd = -1
 
 
 class Window:

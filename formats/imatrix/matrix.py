@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.formats.errors import BadValueError, ShapeError, UsageError
 from ggferry.formats.files.sources import Source
 from ggferry.formats.gguf.values import Value, string, u32
-from ggferry.quant.rounding.directions import Directions, directions
+from ggferry.quant.rounding.directions import Directions, directions, directions_of_some, mean_of_matrices
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
@@ -20,8 +20,8 @@ EMBEDDINGS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 """Tensors that are looked up, not multiplied: an entry of another size under these names is ignored, not an error."""
 LEAST, MOST = 2.0**-60, 2.0**60
 """Means of squared activations within which no encoder's sums vanish or overflow for weights of ordinary size."""
-RECENT = 2
-"""Tensors whose directions are kept: their parts are encoded one after the other, and by several threads."""
+RECENT = 4
+"""Matrices whose directions are kept: their parts are encoded one after the other, and by several threads."""
 KEY_BYTES = 127  # llama_model_kv_override holds 128 with the NUL
 
 
@@ -29,16 +29,17 @@ KEY_BYTES = 127  # llama_model_kv_override holds 128 with the NUL
 class Entry:
     """The sums of one weight, not yet read.
 
-    Attributes:
-        name: Name of the weight.
-        values: Number of float32 sums, those of all matrices together.
-        counts: For each matrix, the number of tokens (in a .dat: calls) behind its sums.
-        offset: Byte at which the sums begin.
-        file: Number of the file, an index into `Imatrix.files`.
-        plain: Byte at which as many sums of the activations themselves begin, in the same file; None without them.
-        sketch: Byte at which a sketch of their second moments begins, in the same file; None without one.
-        sketched: Directions of it, each of `values` float32.
-        selected: Numbers of the matrices that a model still has of those whose sums are there; None for all.
+        Attributes:
+            name: Name of the weight.
+            values: Number of float32 sums, those of all matrices together.
+            counts: For each matrix, the number of tokens (in a .dat: calls) behind its sums.
+            offset: Byte at which the sums begin.
+            file: Number of the file, an index into `Imatrix.files`.
+            plain: Byte at which as many sums of the activations themselves begin, in the same file; None without them.
+            sketch: Byte at which sketches of their second moments begin, in the same file; None without any.
+    sketched: Directions of each, of as many float32 as a matrix has columns.
+            shared: Whether one is of what all matrices together are multiplied with.
+            selected: Numbers of the matrices that a model still has of those whose sums are there; None for all.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Entry:
     plain: int | None = None
     sketch: int | None = None
     sketched: int = 0
+    shared: bool = False
     selected: tuple[int, ...] | None = None
 
 
@@ -77,7 +79,7 @@ class Imatrix:
     legacy: bool = False
     big_endian: bool = False
     predicting: int = 0
-    _recent: dict[Entry, tuple[Directions, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _recent: dict[tuple[Entry, int], Directions] = field(default_factory=dict, repr=False, compare=False)
 
     def weights(self, name: str, shape: Sequence[int]) -> Floats | None:
         """Return the weight of every column of a tensor.
@@ -126,15 +128,16 @@ class Imatrix:
         entry = self._entry(name, shape)
         return entry is not None and entry.plain is not None
 
-    def directions(self, name: str, shape: Sequence[int]) -> tuple[Directions, ...] | None:
-        """Return the directions in which the inputs of a tensor vary most, kept for the next part of the same tensor.
+    def directions(self, name: str, shape: Sequence[int], matrix: int = 0) -> Directions | None:
+        """Return the directions in which the inputs of a matrix vary most, kept for the next part of the same one.
 
         Args:
             name: Name of the tensor.
             shape: Its shape, outermost first.
+            matrix: Number of the matrix in the tensor.
 
         Returns:
-            Of each matrix the means, then what a sketch gives. None where `means` is None.
+            The means, then what a sketch gives. None where `means` is None.
 
         Raises:
             ShapeError: As `weights`.
@@ -143,18 +146,29 @@ class Imatrix:
         entry = self._entry(name, shape)
         if entry is None or entry.plain is None:
             return None
-        found = self._recent.get(entry)
+        found = self._recent.get((entry, matrix))
         if found is None:
-            means, squares, sketch = self.means(name, shape), self.weights(name, shape), self.sketch(name)
+            means, squares = self.means(name, shape), self.weights(name, shape)
             assert means is not None and squares is not None
-            if sketch is not None:
-                sketch = sketch / np.float32(max(1, entry.counts[0]))
-            both = zip(squares, means, strict=True)
-            found = tuple(Directions(of_one, directions(mean, sketch)) for of_one, mean in both)
+            own = matrix if entry.selected is None else entry.selected[matrix]
+            values = self._directions(entry, own, means[matrix], squares[matrix])
+            found = Directions(squares[matrix], values)
             for old in list(self._recent)[: 1 - RECENT]:
                 self._recent.pop(old, None)
-            self._recent[entry] = found
+            self._recent[entry, matrix] = found
         return found
+
+    def _directions(self, entry: Entry, matrix: int, means: Floats, squares: Floats) -> Any:
+        """Return `Directions.values` of a matrix, whose number is that in the file."""
+        sketch, count = self.sketch(entry.name, matrix), entry.counts[matrix]
+        if sketch is None or not count:
+            return directions(means, None)
+        if not entry.shared:
+            return directions(means, sketch / np.float32(count))
+        inputs, total = self.activations(entry.name), sum(entry.counts)
+        assert inputs is not None
+        mean, square = (mean_of_matrices(sums, total) for sums in (inputs, self.sums(entry.name)))
+        return directions_of_some(means, squares, mean, square, sketch=sketch / np.float32(total))
 
     def _entry(self, name: str, shape: Sequence[int]) -> Entry | None:
         """Return the entry of a tensor; None when there is none, or that of token embeddings has another size.
@@ -251,17 +265,21 @@ class Imatrix:
         entry = self.entries[name]
         return None if entry.plain is None else self._numbers(entry, entry.plain).reshape(len(entry.counts), -1)
 
-    def sketch(self, name: str) -> Floats | None:
-        """Return the sums of an entry's sketch, float32 `(directions, columns)`; None without one.
+    def sketch(self, name: str, matrix: int = 0) -> Floats | None:
+        """Return the sums of the sketch of an entry's matrix, or of all, float32 `(directions, columns)`.
+
+        None without one; that of a matrix that no token reached is all zeros, and None, too.
 
         Raises BadValueError for one that is infinite or NaN.
         """
         entry = self.entries[name]
         if entry.sketch is None:
             return None
-        sums = self._numbers(entry, entry.sketch, entry.sketched * entry.values)
-        self._check(entry, entry.sketch, sums, np.isfinite(sums), "sum of the sketch", "a number")
-        return sums.reshape(entry.sketched, -1)
+        count = entry.sketched * (entry.values // len(entry.counts))
+        at = entry.sketch + (0 if entry.shared else 4 * count * matrix)
+        sums = self._numbers(entry, at, count)
+        self._check(entry, at, sums, np.isfinite(sums), "sum of the sketch", "a number")
+        return sums.reshape(entry.sketched, -1) if sums.any() else None
 
     def _numbers(self, entry: Entry, offset: int, count: int = 0) -> Floats:
         raw = self.files[entry.file].read(offset, 4 * (count or entry.values))

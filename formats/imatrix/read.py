@@ -110,7 +110,6 @@ def _gguf_entry(checkpoint: Checkpoint, name: str) -> Entry:
     plain = checkpoint.tensors.get(name + PLAIN)
     if plain is not None and (plain.type.name != "F32" or plain.elements != sums.elements):
         raise _wrong(checkpoint, plain, "size or type", f"{plain.type} × {plain.elements}", f"F32 × {sums.elements}")
-    sketch = _sketch(checkpoint, name, sums, counts)
     return Entry(
         name,
         prod(sums.shape),
@@ -118,21 +117,25 @@ def _gguf_entry(checkpoint: Checkpoint, name: str) -> Entry:
         span.offset,
         span.file,
         None if plain is None else plain.spans[0].offset,
-        None if sketch is None else sketch.spans[0].offset,
-        0 if sketch is None else sketch.elements // sums.elements,
+        *_sketch(checkpoint, name, sums, counts.elements),
     )
 
 
-def _sketch(checkpoint: Checkpoint, name: str, sums: TensorRef, counts: TensorRef) -> TensorRef | None:
-    """Return the sketch of an entry; None without one, or where it was made by other signs than ours."""
+def _sketch(checkpoint: Checkpoint, name: str, sums: TensorRef, matrices: int) -> tuple[int | None, int, bool]:
+    """Return where the sketch of an entry begins, its directions, and whether it is one of all matrices together.
+
+    (None, 0, False) without one, or where it was made by other signs than ours.
+    """
     sketch, by = checkpoint.tensors.get(name + SKETCH), checkpoint.metadata.get(SKETCHED)
     if sketch is None or not isinstance(by, Value) or by.data != SIGNS:
-        return None
-    count, rest = divmod(sketch.elements, sums.elements)
-    if sketch.type.name != "F32" or rest or not 0 < count <= MOST or counts.elements != 1:
-        expected = f"F32 × a multiple of {sums.elements}, at most {MOST}, of one matrix"
+        return None, 0, False
+    shared = matrices > 1 and len(sketch.shape) < 3
+    size = sums.elements // matrices * (1 if shared else matrices)
+    count, rest = divmod(sketch.elements, size)
+    if sketch.type.name != "F32" or rest or not 0 < count <= MOST:
+        expected = f"F32 × a multiple of {size}, at most {MOST}"
         raise _wrong(checkpoint, sketch, "size or type", f"{sketch.type} × {sketch.elements}", expected)
-    return sketch
+    return sketch.spans[0].offset, count, shared
 
 
 def _predicting(checkpoint: Checkpoint) -> int:

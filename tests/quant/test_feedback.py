@@ -10,7 +10,14 @@ import pytest
 from ggferry.quant.blocks import ValueRefused
 from ggferry.quant.codec import codec
 from ggferry.quant.levels import LEVELS
-from ggferry.quant.rounding.directions import VARIANCE, Directions, directions, signs
+from ggferry.quant.rounding.directions import (
+    VARIANCE,
+    Directions,
+    directions,
+    directions_of_some,
+    mean_of_matrices,
+    signs,
+)
 from ggferry.quant.rounding.feedback import COLUMNS, encode_by_directions, encode_with_feedback
 from ggferry.quant.rounding.second_moments import DAMPING, correction_factors
 
@@ -163,6 +170,24 @@ def test_a_sketch_gives_covariances_of_its_rank_again(rank: int) -> None:
     covariances = np.cov(inputs.T, bias=True)
     assert np.abs(found[:, 1:] @ found[:, 1:].T - covariances).max() < 1e-4 * np.abs(covariances).max()
     assert (np.abs(found).max(0) > 0.01 * np.abs(found).max()).sum() == 1 + rank
+
+
+def test_a_part_of_the_inputs_varies_as_all_do_by_its_own_variances() -> None:
+    """Exactly where a part is all inputs, each column times a number; a column that never varied has none."""
+    random = np.random.default_rng(4)
+    inputs = random.normal(size=(400, 6)) @ random.normal(size=(6, 64)) + random.normal(size=64)
+    inputs[:, 5] = 2
+    scales = random.uniform(0.5, 2, size=64)
+    part = (inputs - inputs.mean(0)) * scales + random.normal(size=64)
+    part[:, 5] = 2
+    squares, means = squares_and_means(part)
+    of_all = inputs.mean(0), np.square(inputs).mean(0)
+    found = directions_of_some(means, squares, *of_all, sketch=sketch_of(inputs, 8))
+    assert found.shape == (64, 9) and np.array_equal(found[:, 0], means)
+    covariances = np.cov(part.T, bias=True)
+    assert np.abs(found[:, 1:] @ found[:, 1:].T - covariances).max() < 1e-4 * np.abs(covariances).max()
+    sums = np.array([[1, 2, 2**25], [3, 4, 1]], np.float32)
+    assert np.array_equal(mean_of_matrices(sums, 4), [1, 1.5, (2**25 + 1) / 4])
 
 
 def test_larger_sketches_explain_more(moved_inputs: Any) -> None:

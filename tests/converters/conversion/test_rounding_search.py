@@ -25,12 +25,12 @@ def matrix(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return measured(source, tmp_path_factory.mktemp("matrix") / "imatrix.gguf")
 
 
-def measured(source: Path, path: Path) -> Path:
+def measured(source: Path, path: Path, sketch: int = 32) -> Path:
     from ggferry.service.operations.imatrix import ImatrixCommand, run
 
     text = path.with_suffix(".txt")
     text.write_text((Path(__file__).parents[3] / "CONTRIBUTING.md").read_text())
-    run(ImatrixCommand(str(source), texts=(str(text),), out=str(path), chunk_size=128, chunks=8))
+    run(ImatrixCommand(str(source), texts=(str(text),), out=str(path), chunk_size=128, chunks=8, sketch=sketch))
     return path
 
 
@@ -54,6 +54,23 @@ def test_the_receipt_says_how_it_was_rounded_and_the_proof_holds(source: Path, m
     assert again.read_bytes() == searched.read_bytes()
     ggferry.verify(source, searched, imatrix=matrix, level="fast")
     ggferry.verify(source, searched, level="fast")
+
+
+@pytest.mark.slow
+def test_experts_are_rounded_by_sketches_and_encoded_again(fixtures: Path, tmp_path: Path) -> None:
+    """By one of all that their router shares out, or by one of their own; other bytes than by means alone."""
+    source, sketched, plain = tmp_path / "f16.gguf", tmp_path / "a.gguf", tmp_path / "b.gguf"
+    ggferry.convert(fixtures / "hf/ckpt/mixtral", source, outtype="f16", verify="none")
+    matrix = measured(source, tmp_path / "imatrix.gguf")
+    means = measured(source, tmp_path / "means.gguf", sketch=0)
+    done = ggferry.quantize(source, sketched, "q4_0", imatrix=matrix, rounding="search", verify="fast", jobs=2)
+    ggferry.quantize(source, plain, "q4_0", imatrix=means, rounding="search", verify="none", jobs=1)
+    experts = [each for each in done.receipt["tensors"] if "_exps." in each["name"]]
+    assert experts and all(each["encoded_again"] and each["rounding"] == "search" for each in experts)
+    found = [{name: each.type for name, each in ggferry.inspect(path).tensors.items()} for path in (sketched, plain)]
+    assert found[0] == found[1]
+    assert {each["name"] for each in experts} <= {each.name for each in ggferry.diff(sketched, plain).tensors}
+    ggferry.verify(source, sketched, imatrix=matrix, level="fast")
 
 
 def test_stock_is_the_default_byte_for_byte(source: Path, matrix: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from ggferry.converters.forward.imatrix_files import ExpertTokens, expert_tokens
+from ggferry.converters.forward.imatrix_files import ExpertTokens, expert_tokens, write_imatrix
 from ggferry.converters.forward.importance_matrix import Recorder, measure
 from ggferry.converters.proof.references.render_conversations import rendered_texts
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
@@ -111,43 +111,73 @@ def test_both_forms_are_those_of_llama_imatrix(fixtures: Path, model: Path, tmp_
 
 
 def test_sketches_are_those_of_the_inputs(fixtures: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Held against numpy's products of what the recorder was given; experts have none, nor has --sketch 0."""
-    seen: dict[str, list[np.ndarray]] = {}
+    """Held against numpy's products of what the recorder was given; of every expert, none with --sketch 0."""
+    seen: dict[tuple[str, int], list[np.ndarray]] = {}
     add = Recorder._add
 
     def noting(self: Recorder, name: str, item: int, x: Any) -> None:
-        seen.setdefault(name, []).append(x.double().numpy().copy())
+        seen.setdefault((name, item), []).append(x.double().numpy().copy())
         add(self, name, item, x)
 
     monkeypatch.setattr(Recorder, "_add", noting)
     words, out = tmp_path / "text.txt", tmp_path / "i.gguf"
     words.write_bytes((fixtures / "tokenizers/corpus.txt").read_bytes()[:3000])
-    run(ImatrixRequest(fixtures / "hf/ckpt/mixtral", texts=[words], out=out, chunk_size=64, chunks=3, sketch=5))
+    model = fixtures / "hf/ckpt/mixtral"
+    run(ImatrixRequest(model, texts=[words], out=out, chunk_size=64, chunks=3, sketch=5))
+    kinds = set()
     with read_imatrix(str(out)) as matrix:
         for name, entry in matrix.entries.items():
-            sketch, inputs = matrix.sketch(name), np.concatenate(seen[name])
-            assert (sketch is None) == ("_exps" in name)
-            if sketch is not None:
-                expected = (inputs @ signs(inputs.shape[1], 5)).T @ inputs
+            many = len(entry.counts)
+            kinds.add((many > 1, entry.shared))
+            shape = (many, 8, entry.values // many) if many > 1 else (8, entry.values)
+            means, of_all = (
+                matrix.means(name, shape),
+                [rows for (of, _), each in seen.items() if of == name for rows in each],
+            )
+            for item in range(many):
+                inputs = np.concatenate(of_all if entry.shared else seen[name, item])
+                sketch, expected = matrix.sketch(name, item), (inputs @ signs(shape[-1], 5)).T @ inputs
                 assert np.abs(sketch - expected).max() < 1e-5 * np.abs(expected).max()
-                shape = (8, entry.values)
-                found, means = matrix.directions(name, shape), matrix.means(name, shape)
-                assert len(found) == 1 and found[0].values.shape == (entry.values, 6)
-                assert np.array_equal(found[0].values[:, 0], means[0])
-                assert matrix.directions(name, shape) is found
-    run(
-        ImatrixRequest(
-            fixtures / "hf/ckpt/mixtral", in_files=[out], out=tmp_path / "less.gguf", chunk_size=64, sketch=3
-        )
-    )
-    run(
-        ImatrixRequest(
-            fixtures / "hf/ckpt/mixtral", in_files=[out], out=tmp_path / "none.gguf", chunk_size=64, sketch=0
-        )
-    )
+                found = matrix.directions(name, shape, item)
+                assert found.values.shape == (shape[-1], 6)
+                assert np.array_equal(found.values[:, 0], means[item])
+                assert matrix.directions(name, shape, item) is found
+    assert kinds == {(False, False), (True, False), (True, True)}
+    run(ImatrixRequest(model, in_files=[out], out=tmp_path / "less.gguf", chunk_size=64, sketch=3))
+    run(ImatrixRequest(model, in_files=[out], out=tmp_path / "none.gguf", chunk_size=64, sketch=0))
     with read_imatrix(str(tmp_path / "less.gguf")) as less, read_imatrix(str(tmp_path / "none.gguf")) as none:
         for name, entry in less.entries.items():
-            assert entry.sketched == (0 if "_exps" in name else 3) and none.sketch(name) is None
+            assert entry.sketched == 3 and none.sketch(name) is None
+            with read_imatrix(str(out)) as matrix:
+                for item in range(len(entry.counts)):
+                    assert np.allclose(less.sketch(name, item), matrix.sketch(name, item)[:3])
+
+
+def test_experts_have_fewer_directions_of_their_own(fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one router shares out has one sketch, of as many directions as a matrix in no stack."""
+    graph = graph_of(str(fixtures / "hf/ckpt/mixtral"))
+    monkeypatch.setattr("ggferry.converters.forward.importance_matrix.STACKED", 2)
+    recorder = measure(graph, [[5, 9, 7] * 40], recorder=Recorder(graph, "f32", 6))
+    found = {name: [len(each) for each in sketches.values()] for name, sketches in recorder.sketches.items()}
+    assert found
+    for name, counts in found.items():
+        assert counts == ([2] * len(recorder.sums[name]) if "_down_exps" in name else [6]), name
+
+
+def test_an_expert_that_no_token_reached_has_no_sketch(fixtures: Path, tmp_path: Path) -> None:
+    """Its zeros say nothing: they are no sketch, and its rows are rounded without corrections."""
+    graph = graph_of(str(fixtures / "hf/ckpt/mixtral"))
+    recorder = measure(graph, [[5] * 4], recorder=Recorder(graph, "f32", 4))
+    out = tmp_path / "i.gguf"
+    write_imatrix(str(out), recorder, 1, 4, [], output=False, force=False)
+    with read_imatrix(str(out)) as matrix:
+        unread = {name: entry for name, entry in matrix.entries.items() if 0 in entry.counts}
+        assert {entry.shared for entry in unread.values()} == {False, True}
+        for name, entry in unread.items():
+            shape = (len(entry.counts), 8, entry.values // len(entry.counts))
+            for item, count in enumerate(entry.counts):
+                assert (matrix.sketch(name, item) is None) == (count == 0 and not entry.shared)
+                assert matrix.directions(name, shape, item).values.any() == (count != 0)
 
 
 def test_weights_that_read_the_same_rows_share_a_sketch(fixtures: Path) -> None:
@@ -156,15 +186,16 @@ def test_weights_that_read_the_same_rows_share_a_sketch(fixtures: Path) -> None:
     chunks = [[(7 * n + 31 * at) % graph.sizes["n_vocab"] for at in range(33)] for n in range(3)]
     once, thrice = Recorder(graph, "f32", 4), Recorder(graph, "f32", 4)
     measure(graph, chunks, recorder=once)
-    thrice.sketches["blk.1.attn_k.weight"] = np.zeros((3, 256))
+    thrice.sketches["blk.1.attn_k.weight"] = {0: np.zeros((3, 256))}
     for chunk in chunks:
         measure(graph, [chunk], recorder=thrice)
     queries, keys, values = (f"blk.1.attn_{each}.weight" for each in "qkv")
     for recorder in (once, thrice):
-        assert recorder.sketches[queries] is recorder.sketches[values]
-    assert once.sketches[keys] is once.sketches[queries] and len(thrice.sketches[keys]) == 3
-    for name, sketch in thrice.sketches.items():
-        assert np.allclose(sketch, once.sketches[name][: len(sketch)], rtol=1e-4, atol=1e-3 * np.abs(sketch).max())
+        assert recorder.sketches[queries][0] is recorder.sketches[values][0]
+    assert once.sketches[keys][0] is once.sketches[queries][0] and len(thrice.sketches[keys][0]) == 3
+    for name, sketches in thrice.sketches.items():
+        sketch, expected = sketches[0], once.sketches[name][0]
+        assert np.allclose(sketch, expected[: len(sketch)], rtol=1e-4, atol=1e-3 * np.abs(sketch).max())
 
 
 @pytest.mark.parametrize("name", ["llama_k256", "mixtral"])

@@ -240,9 +240,12 @@ def test_an_interrupted_measurement_is_continued_to_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_earlier_matrices_are_added(fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("own", "another"), [("llama_k256", "mixtral"), ("mixtral", "llama_k256")])
+def test_earlier_matrices_are_added(
+    own: str, another: str, fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In any order, with a text or without, and the sums are those of one measurement."""
-    model, text = fixtures / "hf/ckpt/llama_k256", fixtures / "tokenizers/corpus.txt"
+    model, text = fixtures / "hf/ckpt" / own, fixtures / "tokenizers/corpus.txt"
     halves = [tmp_path / "a.txt", tmp_path / "b.txt"]
     words = text.read_text()[:6000]
     halves[0].write_text(words[:3000])
@@ -264,5 +267,5 @@ def test_earlier_matrices_are_added(fixtures: Path, tmp_path: Path, capsys: pyte
     assert keys[2]["imatrix.datasets"].data == ("a.txt", "b.txt", "a.txt")
     assert _run(["imatrix", str(model), "--in-file", str(first), "--chunk-size", "64", "-o", str(tmp_path / "x")]) == 2
     assert "--chunk-size 32" in capsys.readouterr().err
-    assert run_imatrix(fixtures / "hf/ckpt/mixtral", tmp_path / "x", "--in-file", first) == 5
+    assert run_imatrix(fixtures / "hf/ckpt" / another, tmp_path / "x", "--in-file", first) == 5
     assert "another model" in capsys.readouterr().err
