@@ -21,14 +21,13 @@ from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.partial_files import write_file
 from ggferry.formats.gguf.values import Value, ValueType, array, string, u32
 from ggferry.formats.gguf.write import write_gguf
+from ggferry.formats.imatrix.matrix import LITTLE
 from ggferry.formats.imatrix.read import COUNTS, PLAIN, SIGNS, SKETCH, SKETCHED, SUMS
 from ggferry.quant.codec import block_type
 from ggferry.support.heavy import np
 from ggferry.support.records import dataclass
 
 LEGACY = ".dat"
-LITTLE = 32
-"""Tokens. The mean square of a column over fewer is off by a quarter and more: √(2/n) where inputs are normal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ LEAST, MOST = 2.0**-60, 2.0**60
 """Means of squared activations within which no encoder's sums vanish or overflow for weights of ordinary size."""
 RECENT = 4
 """Matrices whose directions are kept: their parts are encoded one after the other, and by several threads."""
+LITTLE = 32
+"""Tokens. By what an expert read of fewer nothing is corrected: by what all experts read together, where that is known.
+The mean square of a column over fewer is off by a quarter and more: √(2/n) where inputs are normal."""
 KEY_BYTES = 127  # llama_model_kv_override holds 128 with the NUL
 
 
@@ -151,24 +154,27 @@ class Imatrix:
             means, squares = self.means(name, shape), self.weights(name, shape)
             assert means is not None and squares is not None
             own = matrix if entry.selected is None else entry.selected[matrix]
-            values = self._directions(entry, own, means[matrix], squares[matrix])
-            found = Directions(squares[matrix], values)
+            found = self._directions(entry, own, means[matrix], squares[matrix])
             for old in list(self._recent)[: 1 - RECENT]:
                 self._recent.pop(old, None)
             self._recent[entry, matrix] = found
         return found
 
-    def _directions(self, entry: Entry, matrix: int, means: Floats, squares: Floats) -> Any:
-        """Return `Directions.values` of a matrix, whose number is that in the file."""
-        sketch, count = self.sketch(entry.name, matrix), entry.counts[matrix]
-        if sketch is None or not count:
-            return directions(means, None)
-        if not entry.shared:
-            return directions(means, sketch / np.float32(count))
-        inputs, total = self.activations(entry.name), sum(entry.counts)
+    def _directions(self, entry: Entry, matrix: int, means: Floats, squares: Floats) -> Directions:
+        """Return the directions of a matrix, whose number is that in the file."""
+        sketch, count, total = self.sketch(entry.name, matrix), entry.counts[matrix], sum(entry.counts)
+        if sketch is None or not entry.shared:
+            known = sketch / np.float32(max(1, count)) if sketch is not None else None
+            if count < LITTLE and len(entry.counts) > 1:
+                means, known = np.zeros_like(means), None
+            return Directions(squares, directions(means, known))
+        inputs = self.activations(entry.name)
         assert inputs is not None
         mean, square = (mean_of_matrices(sums, total) for sums in (inputs, self.sums(entry.name)))
-        return directions_of_some(means, squares, mean, square, sketch=sketch / np.float32(total))
+        known = sketch / np.float32(total)
+        if count < LITTLE:
+            return Directions(square.astype(np.float32), directions(mean.astype(np.float32), known))
+        return Directions(squares, directions_of_some(means, squares, mean, square, sketch=known))
 
     def _entry(self, name: str, shape: Sequence[int]) -> Entry | None:
         """Return the entry of a tensor; None when there is none, or that of token embeddings has another size.

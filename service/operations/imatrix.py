@@ -221,7 +221,7 @@ def _texts(request: ImatrixRequest, tokenizer: Tokenizer) -> list[_Text]:
 
 def _little(experts: Sequence[ExpertTokens]) -> list[str]:
     """Return what to say of experts that saw few tokens; nothing where all saw enough."""
-    from ggferry.converters.forward.imatrix_files import LITTLE
+    from ggferry.formats.imatrix.matrix import LITTLE
 
     poor = [each for each in experts if each.little]
     if not poor:

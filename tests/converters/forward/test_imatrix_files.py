@@ -19,6 +19,7 @@ from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import CorruptError, MissingError, UnsupportedError
 from ggferry.formats.files.named_texts import path_and_number
+from ggferry.formats.imatrix.matrix import LITTLE
 from ggferry.formats.imatrix.read import read_imatrix
 from ggferry.quant.rounding.directions import signs
 from ggferry.service.cli.app import _run
@@ -139,9 +140,10 @@ def test_sketches_are_those_of_the_inputs(fixtures: Path, monkeypatch: pytest.Mo
                 sketch, expected = matrix.sketch(name, item), (inputs @ signs(shape[-1], 5)).T @ inputs
                 assert np.abs(sketch - expected).max() < 1e-5 * np.abs(expected).max()
                 found = matrix.directions(name, shape, item)
-                assert found.values.shape == (shape[-1], 6)
-                assert np.array_equal(found.values[:, 0], means[item])
                 assert matrix.directions(name, shape, item) is found
+                if entry.counts[item] >= LITTLE:
+                    assert found.values.shape == (shape[-1], 6)
+                    assert np.array_equal(found.values[:, 0], means[item])
     assert kinds == {(False, False), (True, False), (True, True)}
     run(ImatrixRequest(model, in_files=[out], out=tmp_path / "less.gguf", chunk_size=64, sketch=3))
     run(ImatrixRequest(model, in_files=[out], out=tmp_path / "none.gguf", chunk_size=64, sketch=0))
@@ -164,20 +166,28 @@ def test_experts_have_fewer_directions_of_their_own(fixtures: Path, monkeypatch:
         assert counts == ([2] * len(recorder.sums[name]) if "_down_exps" in name else [6]), name
 
 
-def test_an_expert_that_no_token_reached_has_no_sketch(fixtures: Path, tmp_path: Path) -> None:
-    """Its zeros say nothing: they are no sketch, and its rows are rounded without corrections."""
+def test_experts_that_saw_few_tokens_are_not_corrected_by_these(fixtures: Path, tmp_path: Path) -> None:
+    """But by what all experts read together, where that is known: as one that read all of it."""
     graph = graph_of(str(fixtures / "hf/ckpt/mixtral"))
-    recorder = measure(graph, [[5] * 4], recorder=Recorder(graph, "f32", 4))
+    recorder = measure(graph, [[5] * LITTLE, [9, 7] * 4], recorder=Recorder(graph, "f32", 4))
     out = tmp_path / "i.gguf"
     write_imatrix(str(out), recorder, 1, 4, [], output=False, force=False)
+    seen = set()
     with read_imatrix(str(out)) as matrix:
-        unread = {name: entry for name, entry in matrix.entries.items() if 0 in entry.counts}
-        assert {entry.shared for entry in unread.values()} == {False, True}
-        for name, entry in unread.items():
-            shape = (len(entry.counts), 8, entry.values // len(entry.counts))
-            for item, count in enumerate(entry.counts):
+        for name, entry in matrix.entries.items():
+            many = len(entry.counts)
+            for item, count in enumerate(entry.counts if many > 1 else ()):
+                seen.add((entry.shared, count > 0, count >= LITTLE))
+                found = matrix.directions(name, (many, 8, entry.values // many), item)
                 assert (matrix.sketch(name, item) is None) == (count == 0 and not entry.shared)
-                assert matrix.directions(name, shape, item).values.any() == (count != 0)
+                if not entry.shared:
+                    assert found.values.any() == (count >= LITTLE)
+                elif count < LITTLE:
+                    mean = matrix.activations(name).sum(0, dtype=float) / sum(entry.counts)
+                    assert np.allclose(found.values[:, 0], mean, rtol=1e-5, atol=1e-7)
+    assert seen == {
+        (shared, *kind) for shared in (False, True) for kind in ((False, False), (True, False), (True, True))
+    }
 
 
 def test_weights_that_read_the_same_rows_share_a_sketch(fixtures: Path) -> None:
