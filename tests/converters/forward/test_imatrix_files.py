@@ -155,6 +155,25 @@ def test_sketches_are_those_of_the_inputs(fixtures: Path, monkeypatch: pytest.Mo
                     assert np.allclose(less.sketch(name, item), matrix.sketch(name, item)[:3])
 
 
+def test_experts_that_are_left_keep_their_directions(fixtures: Path, tmp_path: Path) -> None:
+    graph = graph_of(str(fixtures / "hf/ckpt/mixtral"))
+    recorder = measure(
+        graph, [[(7 * n + 31 * at) % 200 for at in range(99)] for n in range(3)], recorder=Recorder(graph, "f32", 4)
+    )
+    out, kept = tmp_path / "i.gguf", (3, 1)
+    write_imatrix(str(out), recorder, 3, 99, [], output=False, force=False)
+    with read_imatrix(str(out)) as matrix:
+        stacks = {name: entry for name, entry in matrix.entries.items() if "_exps" in name}
+        some = matrix.of_experts(dict.fromkeys(stacks, kept))
+        for name, entry in stacks.items():
+            columns = entry.values // len(entry.counts)
+            for place, expert in enumerate(kept):
+                found = some.directions(name, (len(kept), 8, columns), place)
+                expected = matrix.directions(name, (len(entry.counts), 8, columns), expert)
+                assert found.values.shape[1] == 5 and np.array_equal(found.values, expected.values)
+                assert np.array_equal(found.variances, expected.variances)
+
+
 def test_experts_have_fewer_directions_of_their_own(fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one router shares out has one sketch, of as many directions as a matrix in no stack."""
     graph = graph_of(str(fixtures / "hf/ckpt/mixtral"))
