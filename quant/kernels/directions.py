@@ -8,12 +8,15 @@ from __future__ import annotations
 from math import sqrt
 
 import numpy as np
+from numba.core import types
 
-from ggferry.quant.kernels.common import F, kernel
+from ggferry.quant.kernels.common import LANES, F, inline, kernel, load, spread
 from ggferry.quant.kernels.feedback import choose_levels
+from ggferry.quant.kernels.lanes import Lanes, loader, store, to_doubles, to_singles
 
 TILE = 64
 """Rows at a time: what they owe in every direction stays in a core's first cache."""
+_load = loader(types.float64, Lanes(types.float64, LANES))
 LEAST = 1e-6
 """Share of the largest: what is less of a product of a sketch with itself is rounding of float32."""
 
@@ -98,22 +101,31 @@ def ahead_by_directions(directions, variances, inverse, owed, found):
         found: float32 `(columns, rows)`, filled.
     """
     columns, count = directions.shape
-    shares, total = np.empty((count, TILE)), np.empty(TILE)
+    shares, owing, total = np.empty((count, TILE)), np.zeros((count, TILE)), np.empty(TILE, F)
+    parts = np.empty((columns, count))
+    for c in range(columns):
+        for i in range(count):
+            parts[c, i] = directions[c, i] / variances[c]
     for low in range(0, owed.shape[1], TILE):
         rows = min(TILE, owed.shape[1] - low)
-        shares[:] = 0.0
+        owing[:, :rows] = owed[:, low : low + rows]
         for i in range(count):
-            for j in range(count):
-                for r in range(rows):
-                    shares[i, r] += inverse[i, j] * owed[j, low + r]
+            for lane in range(0, TILE, LANES):
+                store(shares, i * TILE + lane, _weighed(owing, lane, inverse, i, count))
         for c in range(columns):
-            total[:] = 0.0
-            for i in range(count):
-                share = directions[c, i] / variances[c]
-                for r in range(rows):
-                    total[r] += share * shares[i, r]
+            for lane in range(0, TILE, LANES):
+                store(total, lane, to_singles(_weighed(shares, lane, parts, c, count)))
             for r in range(rows):
-                found[c, low + r] = F(total[r])
+                found[c, low + r] = total[r]
+
+
+@inline
+def _weighed(owing, lane, factors, row, count):
+    """The sums of `owing`, float64 `(count, TILE)`, times row `row` of `factors`, as lanes from `lane` on."""
+    total = spread(0.0)
+    for i in range(count):
+        total = total + _load(owing, i * TILE + lane) * factors[row, i]
+    return total
 
 
 @kernel
@@ -137,24 +149,27 @@ def round_columns_by_directions(
         errors: float32 `(columns, rows)`, filled with original less rounded values.
     """
     columns, count = directions.shape
-    owing, taken, aims = np.empty((count, TILE)), np.empty(TILE), np.empty(TILE, F)
+    owing, taken, aims, lost = np.zeros((count, TILE)), np.empty(TILE, F), np.empty(TILE, F), np.zeros(TILE, F)
     for low in range(0, original.shape[1], TILE):
         high = min(low + TILE, original.shape[1])
         rows = high - low
         owing[:, :rows] = owed[:, low:high]
+        for lane in range(0, TILE, LANES):
+            store(taken, lane, to_singles(_weighed(owing, lane, gains, 0, count)))
         for k in range(columns):
-            g, own, lost = k // group, original[k, low:high], errors[k, low:high]
-            taken[:] = 0.0
-            for i in range(count):
-                gain = gains[k, i]
-                for r in range(rows):
-                    taken[r] += owing[i, r] * gain
+            g, own = k // group, original[k, low:high]
             for r in range(rows):
-                aims[r] = own[r] + F(taken[r])
+                aims[r] = own[r] + taken[r]
             these = scales[g, low:high], shifts[g, low:high]
-            choose_levels(aims[:rows], own, these[0], these[1], values, uniform, codes[k, low:high], lost)
-            for i in range(count):
-                direction = directions[k, i]
-                for r in range(rows):
-                    owing[i, r] += lost[r] * direction
+            choose_levels(aims[:rows], own, these[0], these[1], values, uniform, codes[k, low:high], lost[:rows])
+            for r in range(rows):
+                errors[k, low + r] = lost[r]
+            following = min(k + 1, columns - 1)
+            for lane in range(0, TILE, LANES):
+                error, total = to_doubles(load(lost, lane)), spread(0.0)
+                for i in range(count):
+                    now = _load(owing, i * TILE + lane) + error * directions[k, i]
+                    store(owing, i * TILE + lane, now)
+                    total = total + now * gains[following, i]
+                store(taken, lane, to_singles(total))
         owed[:, low:high] = owing[:, :rows]

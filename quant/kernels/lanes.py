@@ -1,4 +1,4 @@
-"""Explicit SIMD for numba: eight, sixteen … float32 or int32 in one value.
+"""Explicit SIMD for numba: eight, sixteen … float32, float64 or int32 in one value.
 
 LLVM's loop vectorizer gives up on short inner loops, several accumulators and reductions, which is all a quantizer
 consists of. Here `load(a, i)` yields eight lanes, operators work on them (scalars are spread; `+ - * /` are IEEE and
@@ -28,7 +28,7 @@ _I1, _I8, _I32, _I64, _F32 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.In
 
 
 class Lanes(types.Type):  # type: ignore[misc]
-    """The numba type of `width` lanes of `scalar`: float32, int32 or boolean."""
+    """The numba type of `width` lanes of `scalar`: float32, float64, int32 or boolean. No float64 are compared."""
 
     def __init__(self, scalar: Any, width: int = WIDTH) -> None:
         self.scalar, self.width = scalar, width
@@ -98,7 +98,10 @@ def _same(lanes: Lanes) -> Lanes:
 
 
 def _by_kind(on_floats: str, on_ints: str) -> Callable[[Any, Lanes, Any, Any], Any]:
-    return lambda builder, lanes, a, b: getattr(builder, on_floats if lanes.scalar == types.float32 else on_ints)(a, b)
+    def build(builder: Any, lanes: Lanes, a: Any, b: Any) -> Any:
+        return getattr(builder, on_floats if isinstance(lanes.scalar, types.Float) else on_ints)(a, b)
+
+    return build
 
 
 def _compare(sign: str) -> Callable[[Any, Lanes, Any, Any], Any]:
@@ -308,11 +311,14 @@ def _scalar(lanes: Lanes) -> Any:
 
 
 _float_lanes, _int_lanes = (lambda lanes: lanes.of(types.float32)), (lambda lanes: lanes.of(types.int32))
+_double_lanes = lambda lanes: lanes.of(types.float64)  # noqa: E731
 
 as_ints = _unary(types.float32, _int_lanes, lambda b, t, v: b.bitcast(v, _vector(_int_lanes(t))))
 as_floats = _unary(types.int32, _float_lanes, lambda b, t, v: b.bitcast(v, _vector(_float_lanes(t))))
 to_floats = _unary(types.int32, _float_lanes, lambda b, t, v: b.sitofp(v, _vector(_float_lanes(t))))
 to_ints = _unary(types.float32, _int_lanes, lambda b, t, v: b.fptosi(v, _vector(_int_lanes(t))))
+to_doubles = _unary(types.float32, _double_lanes, lambda b, t, v: b.fpext(v, _vector(_double_lanes(t))))
+to_singles = _unary(types.float64, _float_lanes, lambda b, t, v: b.fptrunc(v, _vector(_float_lanes(t))))
 sqrt = _unary(types.float32, _same, lambda b, t, v: _call(b, "sqrt", v.type, v))
 absolute = _unary(types.float32, _same, lambda b, t, v: _call(b, "fabs", v.type, v))
 lowest = _unary(types.int32, _scalar, lambda b, t, v: _call(b, "vector.reduce.smin", _I32, v))
@@ -339,11 +345,11 @@ scalar_float = _scalar_cast(types.int32, types.float32)
 
 
 def spreader(width: int) -> Any:
-    """`spread(value)`: a float32 or int32 in each of `width` lanes."""
+    """`spread(value)`: a float32, float64 or int32 in each of `width` lanes."""
 
     @intrinsic  # type: ignore[misc]
     def spread(typing_context: Any, value: Any) -> Any:
-        if value not in (types.float32, types.int32):
+        if value not in (types.float32, types.float64, types.int32):
             return None
         return Lanes(value, width)(value), lambda context, builder, sig, args: _spread(builder, args[0], width)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -259,3 +263,32 @@ def test_what_contradicts_the_squares_does_no_harm(weights: Any) -> None:
         found = encode_by_directions(one.type, weights, squares, wrong)
         values = one.values(found, WIDTH)
         assert np.abs(values - weights).max() < 1 and np.isfinite(values).all()
+
+
+ENCODED = """
+import hashlib, sys
+import numpy as np
+from ggferry.quant.codec import codec
+from ggferry.quant.kernels.common import LANES
+from ggferry.quant.rounding.directions import Directions
+from ggferry.quant.rounding.feedback import encode_by_directions
+
+random = np.random.default_rng(3)
+values = random.normal(size=(300, 6)) @ np.diag([3, 1, 1, 0.5, 0.2, 0.1])
+squares = (values**2).sum(1).astype(np.float32) + 1
+rows = random.normal(size=(131, 300 // 32 * 32)).astype(np.float32)
+directions = Directions(squares[:288], np.ascontiguousarray(values[:288]))
+blocks = encode_by_directions(codec("Q4_0").type, rows, squares[:288], directions)
+print(LANES, hashlib.sha256(blocks.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_directions_give_the_same_bytes_with_the_registers_of_any_processor(tmp_path: Path) -> None:
+    told = []
+    for features in (None, ""):
+        own = {} if features is None else {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features}
+        environment = {**os.environ, **own, "NUMBA_CACHE_DIR": str(tmp_path / str(features))}
+        ended = subprocess.run([sys.executable, "-c", ENCODED], env=environment, capture_output=True, check=True)
+        told.append(ended.stdout.split())
+    assert told[1][0] == b"16" and told[0][1] == told[1][1]
