@@ -162,7 +162,9 @@ class Imatrix:
 
     def _directions(self, entry: Entry, matrix: int, means: Floats, squares: Floats) -> Directions:
         """Return the directions of a matrix, whose number is that in the file."""
-        sketch, count, total = self.sketch(entry.name, matrix), entry.counts[matrix], sum(entry.counts)
+        alike = entry.values == len(entry.counts) * len(means)  # else one count stands for all matrices of a stack
+        sketch, total = self.sketch(entry.name, matrix) if alike else None, max(1, sum(entry.counts))
+        count = entry.counts[matrix if alike else 0]
         if sketch is None or not entry.shared:
             known = sketch / np.float32(max(1, count)) if sketch is not None else None
             if count < LITTLE and len(entry.counts) > 1:

@@ -52,7 +52,8 @@ def gguf_file(
 ) -> Path:
     """An importance matrix as llama-imatrix writes it, by the gguf package.
 
-    `keys`: None leaves a key out; `plain`: sums of the inputs themselves, by name, as `ggferry imatrix` adds them.
+    `keys`: None leaves a key out; `plain`: sums of the inputs themselves, by name, as `ggferry imatrix` adds them, and
+    `sketches` of their second moments.
     """
     writer = gguf.GGUFWriter(path, "", endianess=gguf.GGUFEndian.BIG if big else gguf.GGUFEndian.LITTLE)
     writer.kv_data[0].clear()
@@ -64,6 +65,10 @@ def gguf_file(
             writer.add_uint32(f"imatrix.{key}", value)
     for name, sums in keys.get("plain", {}).items():
         writer.add_tensor(f"{name}.in_sum", sums)
+    if sketches := keys.get("sketches", {}):
+        writer.add_string("ggferry.imatrix.sketch", "splitmix64")
+    for name, sums in sketches.items():
+        writer.add_tensor(f"{name}.in_sketch", sums)
     for name, (sums, counts) in entries.items():
         writer.add_tensor(f"{name}.in_sum2", sums)
         if counts is not None:
@@ -93,6 +98,27 @@ def saved(path: Path, data: bytes) -> str:
 
 def opened(path: Path, data: bytes) -> Imatrix:
     return read_imatrix(saved(path, data))
+
+
+@pytest.mark.parametrize("counts", [[90.0], [90.0, 90.0, 90.0], [0.0, 0.0, 0.0], [90.0, 0.0, 5.0]])
+@pytest.mark.parametrize("shape", [(3, 2, 4), (2, 4), (6, 4), None])
+def test_directions_of_a_stack_whatever_its_counts_and_sketches(
+    counts: list[float], shape: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    """One count for all matrices, as no program writes them, leaves out sketches; nothing is divided by 0."""
+    name, random = "blk.0.ffn_up_exps.weight", np.random.default_rng(3)
+    sums = np.abs(random.normal(size=(3, 4))).astype(np.float32) * 100
+    given = {} if shape is None else {name: random.normal(size=shape).astype(np.float32)}
+    path = gguf_file(tmp_path / "i.gguf", {name: (sums, counts)}, plain={name: sums / 9}, sketches=given)
+    if (len(counts), shape) == (1, (2, 4)):  # of one matrix, by its count, and too small for it
+        with pytest.raises(InconsistentError, match="in_sketch"):
+            read_imatrix(str(path))
+        return
+    with read_imatrix(str(path)) as matrix:
+        for expert in range(3):
+            found = matrix.directions(name, (3, 8, 4), expert)
+            assert found is not None and found.values.shape[0] == 4
+            assert all(np.isfinite(each).all() for each in (found.values, found.variances, found.gains))
 
 
 def test_llama_imatrixs_own_file(fixtures: Path, peer: Peers) -> None:
