@@ -10,6 +10,9 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
 
 from helpers.builders import Llama
 
@@ -189,6 +192,30 @@ def imatrix_dat() -> bytes:
     for name in ("blk.0.attn_q.weight", "output.weight"):
         data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii8f", 3, 8, *range(1, 9))
     return data + struct.pack("<ii", 4, 5) + b"a.txt"
+
+
+def imatrix_gguf() -> Iterator[bytes]:
+    """Yield importance matrices with sketches: of one matrix, of three, of each of three, and with one count alone."""
+    from ggferry.formats.gguf.values import ValueType, array, string, u32
+    from ggferry.formats.gguf.write import write_gguf
+    from ggferry.quant.codec import block_type
+
+    keys = {"general.type": string("imatrix"), "imatrix.datasets": array(ValueType.STRING, ["a"])}
+    keys |= {
+        "imatrix.chunk_count": u32(2),
+        "imatrix.chunk_size": u32(40),
+        "ggferry.imatrix.sketch": string("splitmix64"),
+    }
+    for counts, shape in (((40,), (2, 4)), ((40, 0, 9), (2, 4)), ((40, 0, 9), (3, 2, 4)), ((40,), (3, 2, 4))):
+        many = (4,) if len(shape) == 2 and len(counts) == 1 else (3, 4)
+        shapes = {"in_sum2": many, "in_sum": many, "counts": (len(counts), 1), "in_sketch": shape}
+        tensors = [
+            (f"blk.0.x.{name}", block_type("F32"), of, np.resize(np.array(counts if name == "counts" else (9, 1)), of))
+            for name, of in shapes.items()
+        ]
+        with TemporaryDirectory() as folder:
+            write_gguf(f"{folder}/i", keys, [(*each[:3], each[3].astype("<f4")) for each in tensors])
+            yield Path(folder, "i").read_bytes()
 
 
 def base_logits() -> bytes:

@@ -20,14 +20,15 @@ from pathlib import Path
 
 import atheris
 
+KERNELS = [f"ggferry.quant.kernels.{path.stem}" for path in Path(__file__).parents[2].glob("quant/kernels/*.py")]
+"""Modules whose byte code must be as it is: numba compiles it."""
 FAST = "/dev/shm"
 MORE = 1024  # MiB that the cases may take
 
 
 def main() -> None:
     """Serve until the standard input ends."""
-    # Kernels are compiled by numba from their byte code, which must be as it is.
-    with atheris.instrument_imports(include=["ggferry"], exclude=["ggferry.quant.kernels"]):
+    with atheris.instrument_imports(include=["ggferry"], exclude=KERNELS):
         import fuzz.targets  # noqa: F401 — before the first fork
 
         for line in sys.stdin:

@@ -172,7 +172,10 @@ def imatrix(name: str) -> Callable[[bytes, Path], None]:
         from ggferry.formats.imatrix.read import read_imatrix
 
         (folder / name).write_bytes(data)
-        read_imatrix(str(folder / name))
+        with read_imatrix(str(folder / name)) as matrix:
+            for weight, entry in list(matrix.entries.items())[:4]:
+                matrices = len(entry.counts)
+                matrix.directions(weight, (matrices, 1, entry.values // matrices), matrices - 1)
 
     return run
 
@@ -433,7 +436,11 @@ TARGETS: Mapping[str, Target] = {
         Target("imatrix-dat", READER, lambda: [files.imatrix_dat()], imatrix("i.dat")),
         Target("base-logits", READER, lambda: [files.base_logits()], base_logits),
         Target(
-            "imatrix-gguf", READER, lambda: files.small("quantize/**/*.gguf", most=20_000), imatrix("i.gguf"), _GGUF
+            "imatrix-gguf",
+            READER,
+            lambda: [*files.small("quantize/**/*.gguf", most=20_000), *files.imatrix_gguf()],
+            imatrix("i.gguf"),
+            _GGUF,
         ),
         Target(
             "recipe",
