@@ -140,8 +140,9 @@ def understand(
         for draft in architectures().values():
             if own := bundled_dialect(checkpoint, draft):
                 return bind(checkpoint, draft, own, hparams)
-    by_name = {**whole.tensors, **checkpoint.tensors}  # some dialects are known by the names of packed tensors
-    architecture, dialect = _architecture_of(replace(whole, tensors=by_name))
+    if checkpoint.tensors:  # some dialects are known by the names of packed tensors
+        whole = replace(whole, tensors={**whole.tensors, **checkpoint.tensors})
+    architecture, dialect = _architecture_of(whole)
     if architecture.name == CLIP and training:
         checkpoint = replace(checkpoint, metadata=with_preprocessor(checkpoint.metadata, checkpoint.sidecars))
     if training and named_otherwise:
