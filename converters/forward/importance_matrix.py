@@ -129,7 +129,7 @@ class Recorder(Weights):
                 if count:
                     self._plus(name, item, (sums[item], plain[item]), count)
             if self._directions(name):
-                alike = entry.shared == is_shared(name)
+                alike = entry.shared == is_shared(name) and len(entry.counts) == matrices
                 for item in (0,) if is_shared(name) else self.sums.get(name, ()):
                     self._add_sketch(name, item, columns, earlier.sketch(name, item) if alike else None)
 

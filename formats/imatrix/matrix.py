@@ -32,17 +32,17 @@ KEY_BYTES = 127  # llama_model_kv_override holds 128 with the NUL
 class Entry:
     """The sums of one weight, not yet read.
 
-        Attributes:
-            name: Name of the weight.
-            values: Number of float32 sums, those of all matrices together.
-            counts: For each matrix, the number of tokens (in a .dat: calls) behind its sums.
-            offset: Byte at which the sums begin.
-            file: Number of the file, an index into `Imatrix.files`.
-            plain: Byte at which as many sums of the activations themselves begin, in the same file; None without them.
-            sketch: Byte at which sketches of their second moments begin, in the same file; None without any.
-    sketched: Directions of each, of as many float32 as a matrix has columns.
-            shared: Whether one is of what all matrices together are multiplied with.
-            selected: Numbers of the matrices that a model still has of those whose sums are there; None for all.
+    Attributes:
+        name: Name of the weight.
+        values: Number of float32 sums, those of all matrices together.
+        counts: For each matrix, the number of tokens (in a .dat: calls) behind its sums.
+        offset: Byte at which the sums begin.
+        file: Number of the file, an index into `Imatrix.files`.
+        plain: Byte at which as many sums of the activations themselves begin, in the same file; None without them.
+        sketch: Byte at which sketches of their second moments begin, in the same file; None without any.
+        sketched: Directions of each, of as many float32 as a matrix has columns.
+        shared: Whether one is of what all matrices together are multiplied with.
+        selected: Numbers of the matrices that a model still has of those whose sums are there; None for all.
     """
 
     name: str
