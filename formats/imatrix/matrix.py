@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ggferry.formats.errors import BadValueError, ShapeError, UsageError
 from ggferry.formats.files.sources import Source
@@ -21,7 +21,8 @@ EMBEDDINGS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 LEAST, MOST = 2.0**-60, 2.0**60
 """Means of squared activations within which no encoder's sums vanish or overflow for weights of ordinary size."""
 RECENT = 4
-"""Matrices whose directions are kept: their parts are encoded one after the other, and by several threads."""
+"""Matrices whose directions are kept, and tensors of which is kept what these are made of: parts of them are encoded
+one after the other, and by several threads."""
 LITTLE = 32
 """Tokens. By what an expert read of fewer nothing is corrected: by what all experts read together, where that is known.
 The mean square of a column over fewer is off by a quarter and more: √(2/n) where inputs are normal."""
@@ -57,6 +58,24 @@ class Entry:
     selected: tuple[int, ...] | None = None
 
 
+class _Stack(NamedTuple):
+    """What the directions of all matrices of a tensor are made of, read once: a stack has hundreds.
+
+    Attributes:
+        means: float32 `(matrices, columns)`, of their inputs.
+        squares: Likewise, of squares.
+        mean: float64 `(columns,)`, of the inputs of all matrices, where they have one sketch.
+        square: Likewise, of squares.
+        together: `quant.rounding.directions.directions` of these inputs.
+    """
+
+    means: Floats
+    squares: Floats
+    mean: Any = None
+    square: Any = None
+    together: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class Imatrix:
     """An importance matrix whose sums are read when they are asked for; thread-safe. Close it, or use it as a context.
@@ -83,6 +102,7 @@ class Imatrix:
     big_endian: bool = False
     predicting: int = 0
     _recent: dict[tuple[Entry, int], Directions] = field(default_factory=dict, repr=False, compare=False)
+    _stacks: dict[Entry, _Stack] = field(default_factory=dict, repr=False, compare=False)
 
     def weights(self, name: str, shape: Sequence[int]) -> Floats | None:
         """Return the weight of every column of a tensor.
@@ -149,34 +169,51 @@ class Imatrix:
         entry = self._entry(name, shape)
         if entry is None or entry.plain is None:
             return None
-        found = self._recent.get((entry, matrix))
-        if found is None:
-            means, squares = self.means(name, shape), self.weights(name, shape)
-            assert means is not None and squares is not None
-            own = matrix if entry.selected is None else entry.selected[matrix]
-            found = self._directions(entry, own, means[matrix], squares[matrix])
-            for old in list(self._recent)[: 1 - RECENT]:
-                self._recent.pop(old, None)
-            self._recent[entry, matrix] = found
+        stack = self._kept(self._stacks, entry, lambda: self._stack(entry, shape))
+        found: Directions = self._kept(self._recent, (entry, matrix), lambda: self._directions(entry, matrix, stack))
         return found
 
-    def _directions(self, entry: Entry, matrix: int, means: Floats, squares: Floats) -> Directions:
-        """Return the directions of a matrix, whose number is that in the file."""
-        alike = entry.values == len(entry.counts) * len(means)  # else one count stands for all matrices of a stack
-        sketch, total = self.sketch(entry.name, matrix) if alike else None, max(1, sum(entry.counts))
-        count = entry.counts[matrix if alike else 0]
-        if sketch is None or not entry.shared:
-            known = sketch / np.float32(max(1, count)) if sketch is not None else None
-            if count < LITTLE and len(entry.counts) > 1:
-                means, known = np.zeros_like(means), None
-            return Directions(squares, directions(means, known))
-        inputs = self.activations(entry.name)
+    def _stack(self, entry: Entry, shape: Sequence[int]) -> _Stack:
+        means, squares = self.means(entry.name, shape), self.weights(entry.name, shape)
+        assert means is not None and squares is not None
+        sketch = self._shared(entry)
+        if sketch is None:
+            return _Stack(means, squares)
+        inputs, total = self.activations(entry.name), max(1, sum(entry.counts))
         assert inputs is not None
         mean, square = (mean_of_matrices(sums, total) for sums in (inputs, self.sums(entry.name)))
-        known = sketch / np.float32(total)
-        if count < LITTLE:
-            return Directions(square.astype(np.float32), directions(mean.astype(np.float32), known))
-        return Directions(squares, directions_of_some(means, squares, mean, square, sketch=known))
+        return _Stack(means, squares, mean, square, directions(mean, sketch))
+
+    def _shared(self, entry: Entry) -> Floats | None:
+        """Return the means of the sketch that all matrices of a tensor have, if they have one."""
+        sketch = self.sketch(entry.name) if entry.shared else None
+        return None if sketch is None else sketch / np.float32(max(1, sum(entry.counts)))
+
+    def _directions(self, entry: Entry, matrix: int, stack: _Stack) -> Directions:
+        means, squares = stack.means[matrix], stack.squares[matrix]
+        own = matrix if entry.selected is None else entry.selected[matrix]  # its number in the file
+        alike = entry.values == len(entry.counts) * len(means)  # else one count stands for all matrices of a stack
+        count = entry.counts[own if alike else 0]
+        little = count < LITTLE and len(entry.counts) > 1
+        if stack.together is not None and alike:
+            if little:  # means as of a matrix, in float32
+                mean = stack.mean.astype(np.float32)
+                return Directions(stack.square.astype(np.float32), directions(mean, self._shared(entry)))
+            return Directions(squares, directions_of_some(means, squares, stack.mean, stack.square, stack.together))
+        if little:
+            return Directions(squares, directions(np.zeros_like(means), None))
+        sketch = self.sketch(entry.name, own) if alike and not entry.shared else None
+        return Directions(squares, directions(means, None if sketch is None else sketch / np.float32(max(1, count))))
+
+    def _kept(self, recent: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+        """Return what is kept by a key, which `make` gives where nothing is; the oldest of more than RECENT goes."""
+        found = recent.get(key)
+        if found is None:
+            found = make()
+            for old in list(recent)[: 1 - RECENT]:
+                recent.pop(old, None)
+            recent[key] = found
+        return found
 
     def _entry(self, name: str, shape: Sequence[int]) -> Entry | None:
         """Return the entry of a tensor; None when there is none, or that of token embeddings has another size.

@@ -69,7 +69,7 @@ def mean_of_matrices(sums: Floats, count: int) -> Any:
     return np.cumsum(sums, axis=0, dtype=np.float64)[-1] / count
 
 
-def directions_of_some(means: Floats, squares: Floats, all_means: Any, all_squares: Any, *, sketch: Floats) -> Any:
+def directions_of_some(means: Floats, squares: Floats, all_means: Any, all_squares: Any, together: Any) -> Any:
     """Return A for a part of the inputs of which a sketch was made, as experts read, float64 `(columns, 1 + count)`.
 
     They are taken to vary together as all inputs do, each column by its own variance.
@@ -79,14 +79,12 @@ def directions_of_some(means: Floats, squares: Floats, all_means: Any, all_squar
         squares: Likewise, of squares.
         all_means: float64 `(columns,)`, of all inputs.
         all_squares: Likewise, of squares.
-        sketch: As for `directions`, of all inputs.
+        together: What `directions` gives of all inputs.
     """
     own = means.astype(np.float64)
-    found = directions(all_means, sketch)
     spread, whole = np.maximum(squares - own * own, 0), all_squares - all_means * all_means
-    found[:, 1:] *= np.sqrt(np.divide(spread, whole, where=whole > 0, out=np.zeros_like(whole)))[:, None]
-    found[:, 0] = own
-    return found
+    scale = np.sqrt(np.divide(spread, whole, where=whole > 0, out=np.zeros_like(whole)))
+    return np.concatenate([own[:, None], together[:, 1:] * scale[:, None]], axis=1)
 
 
 class Directions:

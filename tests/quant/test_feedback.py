@@ -186,7 +186,7 @@ def test_a_part_of_the_inputs_varies_as_all_do_by_its_own_variances() -> None:
     part[:, 5] = 2
     squares, means = squares_and_means(part)
     of_all = inputs.mean(0), np.square(inputs).mean(0)
-    found = directions_of_some(means, squares, *of_all, sketch=sketch_of(inputs, 8))
+    found = directions_of_some(means, squares, *of_all, directions(of_all[0], sketch_of(inputs, 8)))
     assert found.shape == (64, 9) and np.array_equal(found[:, 0], means)
     covariances = np.cov(part.T, bias=True)
     assert np.abs(found[:, 1:] @ found[:, 1:].T - covariances).max() < 1e-4 * np.abs(covariances).max()
