@@ -20,7 +20,8 @@ from pathlib import Path
 
 import atheris
 
-KERNELS = [f"ggferry.quant.kernels.{path.stem}" for path in Path(__file__).parents[2].glob("quant/kernels/*.py")]
+_KERNELS = "ggferry.quant.kernels"
+KERNELS = [_KERNELS, *(f"{_KERNELS}.{path.stem}" for path in Path(__file__).parents[2].glob("quant/kernels/*.py"))]
 """Modules whose byte code must be as it is: numba compiles it."""
 FAST = "/dev/shm"
 MORE = 1024  # MiB that the cases may take
