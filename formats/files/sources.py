@@ -79,6 +79,7 @@ class LocalFile:
     """A file on disk, opened once (`local_files.open_file`) and read by `pread`; safe to use from any thread."""
 
     _fd = -1
+    _close = staticmethod(os.close)  # at the end of Python, when files that were left open go, `os` may be gone
 
     def __init__(self, path: str | os.PathLike[str], root: str | None = None) -> None:
         self.path = os.fspath(path)
@@ -130,7 +131,7 @@ class LocalFile:
     def close(self) -> None:
         """Close the file; doing so twice is allowed."""
         if self._fd >= 0:
-            os.close(self._fd)
+            self._close(self._fd)
             self._fd = -1
 
     def __enter__(self) -> LocalFile:
@@ -139,10 +140,8 @@ class LocalFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the end of Python `os` may be gone
-        if self._fd >= 0:
-            close(self._fd)
-            self._fd = -1
+    def __del__(self) -> None:
+        self.close()
 
 
 class Window:
