@@ -86,9 +86,8 @@ def _edges_of_proof(model: Model) -> tuple[int, int]:
     rows, columns = module.patches(tower) if hasattr(module, "patches") else _patches(tower)
     size, merge = int(tower.sizes["patch_size"]), int(tower.sizes.get("merge") or 1)
     rows, columns = (-(-count // merge) * merge for count in (rows, columns))
-    convolutions = getattr(module, "CONVOLUTIONS", False)  # what it costs grows with pixels, not with patches squared
     found, most, unit = (rows, columns), MAX_PATCHES, "patches"
-    if convolutions:
+    if getattr(module, "CONVOLUTIONS", False):  # what it costs grows with pixels, not with patches squared
         found, most, unit = (rows * size, columns * size), MAX_PIXELS, "pixels"
     if found[0] * found[1] > most:
         sizes = ((name, value) for name, value in tower.sizes.items() if not name.startswith(PREFIXES[PICTURE]))
